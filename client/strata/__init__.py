@@ -1,0 +1,1 @@
+"""strata: signed packets and connections to Strata relays."""

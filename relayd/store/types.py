@@ -1,0 +1,135 @@
+"""What crosses the border of the store, as plain values: no SQL, no connection, no I/O.
+
+A **sequence** is a position in the relay's log: one integer below 2**53, given in commit order (A-040). Its
+upper part is the UTC day of `received_at`, its lower 32 bits count up from 1 within that day, without a
+gap. So a day is a range of sequences, retention drops days, and a missing number is a missing row.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = [
+    "DAY_SECONDS",
+    "Appended",
+    "Disposition",
+    "LogEntry",
+    "LogQuery",
+    "NewPacket",
+    "Outcome",
+    "StoreError",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "StoredPacket",
+    "UnsafeDatabase",
+    "day_of",
+    "first_sequence_of_day",
+]
+
+DAY_SECONDS = 86_400
+_ORDINAL_BITS = 32
+
+
+def first_sequence_of_day(day: int) -> int:
+    """The border below a day's sequences (`day` counts from 1970-01-01 UTC); the first one used is border + 1."""
+    return day << _ORDINAL_BITS
+
+
+def day_of(sequence: int) -> int:
+    """The UTC day, counted from 1970-01-01, in which the packet at this sequence was received."""
+    return sequence >> _ORDINAL_BITS
+
+
+class StoreError(Exception):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached now; the outcome of an append in flight is unknown."""
+
+
+class StoreTimeout(StoreError):
+    """A read took longer than its limit and was cancelled in the database."""
+
+
+class UnsafeDatabase(StoreError):
+    """The database could lose what was acknowledged, or is not one this program can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPacket:
+    """An admitted packet on its way into the log."""
+
+    packet_id: bytes
+    """BLAKE3-256, 32 bytes."""
+    author_id: str
+    content_type: str
+    timestamp: int
+    expires_at: int | None
+    body: bytes
+    """The canonical bytes of the whole packet; the record everything else is derived from (A-006)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A packet at its place in the log."""
+
+    sequence: int
+    received_at: int
+    packet: NewPacket
+
+
+class Outcome(enum.Enum):
+    """What became of one appended packet."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    INVALID = "invalid"
+    """The database refused this row alone; the others of its batch are stored."""
+
+
+class Disposition(NamedTuple):
+    """The place of one appended packet; `sequence` and `received_at` are the first copy's for a duplicate."""
+
+    outcome: Outcome
+    sequence: int
+    received_at: int
+
+
+class Appended(NamedTuple):
+    """The result of one committed batch, in the order given.
+
+    `previous` is the sequence that was last before the batch: a reader that stands there has missed nothing.
+    """
+
+    previous: int
+    dispositions: list[Disposition]
+
+
+class StoredPacket(NamedTuple):
+    """One row of a page."""
+
+    sequence: int
+    received_at: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which packets of the log a page wants. Empty sets restrict nothing; bounds on time are inclusive.
+
+    `after` and `up_to` bound the sequence: `after < sequence <= up_to`, whichever way the page runs.
+    """
+
+    after: int = 0
+    up_to: int | None = None
+    ascending: bool = True
+    authors: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    packet_ids: frozenset[bytes] = frozenset()
+    since: int | None = None
+    until: int | None = None
+    received_since: int | None = None
+    received_until: int | None = None

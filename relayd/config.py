@@ -1,0 +1,408 @@
+"""The settings: one frozen object, built once at start and passed down.
+
+A setting is one field of `Settings`: its type holds its range, its metadata holds the unit, the one
+sentence that documents it, and whether a change needs a restart. The reference page, the sample file and
+`relayd check-config` are made from the same fields (relayd/manual.py), so none of them can drift.
+
+A value comes from the first of: the command line, the environment (`RELAYD_<KEY>`, or `RELAYD_<KEY>_FILE`
+for a secret), the TOML file, the default. An empty variable counts as absent, because compose files pass
+empty ones. `--data-dir` on the command line asks for the embedded server, and so puts aside a
+`database_url` from a lower place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+from strata.ids import MAX_DID_CHARACTERS
+
+__all__ = [
+    "ENV_PREFIX",
+    "HARD_MAX_PACKET_BYTES",
+    "ConfigurationError",
+    "Setting",
+    "Settings",
+    "load",
+    "setting_table",
+]
+
+ENV_PREFIX = "RELAYD_"
+
+HARD_MAX_PACKET_BYTES = 1_048_576
+"""No relay accepts a larger packet, whatever its settings say (R-119, A-012)."""
+
+# Variables of ours that are not settings: where the file is, and what the tests use.
+_OTHER_VARIABLES = ("RELAYD_CONFIG",)
+_OTHER_PREFIXES = ("RELAYD_TEST_",)
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Bytes = Annotated[int, Meta(ge=1024, le=2**40)]
+_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+_Days = Annotated[int, Meta(ge=0, le=36_500)]
+_LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
+_Dids = tuple[Annotated[str, Meta(pattern=r"^did:[a-z0-9]+:.+$", max_length=MAX_DID_CHARACTERS)], ...]
+_Hashes = tuple[Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}$")], ...]
+
+
+class ConfigurationError(Exception):
+    """The settings cannot be used. `problems` holds every fault found, one sentence each, without secrets."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+def _setting(default: _T, doc: str, *, unit: str = "", reload: bool = False, secret: bool = False) -> _T:
+    """A field of `Settings`. `reload`: SIGHUP takes a new value over without a restart."""
+    field: Any = dataclasses.field(
+        default=default, metadata={"doc": doc, "unit": unit, "reload": reload, "secret": secret}
+    )
+    return field  # type: ignore[no-any-return]  # dataclasses types a field as its value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Settings:
+    """Everything an operator can decide. Built by `load`, which checks it; building one directly does not."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on; `0.0.0.0` or `::` for every interface.")
+    port: Annotated[int, Meta(ge=0, le=65_535)] = _setting(7447, "Port to listen on; 0 takes a free one.")
+    path: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._~/-]*$")] = _setting(
+        "/strata", "Path of the WebSocket endpoint."
+    )
+    public_url: str | None = _setting(
+        None, "The `ws://` or `wss://` URL by which clients reach the relay, for its manifest."
+    )
+    tls_cert: Path | None = _setting(
+        None, "Certificate chain in PEM form; with `tls_key` the relay speaks `wss`.", reload=True
+    )
+    tls_key: Path | None = _setting(None, "Private key of `tls_cert` in PEM form.", reload=True)
+    metrics_listen: str | None = _setting(
+        None, "`host:port` that serves `/metrics` in place of the main port, which then does not."
+    )
+    workers: Annotated[int, Meta(ge=1, le=256)] = _setting(
+        1, "Relay processes that share the port and the database.", unit="processes"
+    )
+
+    database_url: str | None = _setting(
+        None, "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`.", secret=True
+    )
+    read_database_url: str | None = _setting(
+        None, "Replica that history is read from; without it `database_url` is.", secret=True
+    )
+    data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
+    allow_unsafe_database: bool = _setting(
+        False, "Start even on a database that could lose what was acknowledged, such as one with `fsync` off."
+    )
+    read_connections: Annotated[int, Meta(ge=1, le=1000)] = _setting(
+        4, "Connections for reading history, for each process.", unit="connections"
+    )
+    read_timeout: _Seconds = _setting(10.0, "Longest time one read of history may take.", unit="seconds")
+    identity_seed: Annotated[str, Meta(pattern=r"^(0x)?[0-9A-Fa-f]{64}$")] | None = _setting(
+        None,
+        "Ed25519 seed of the relay's DID, 32 bytes in hex; without it one is made and kept in the database.",
+        secret=True,
+    )
+
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "auto", "Form of the log on stderr; `auto` is `console` on a terminal and `json` elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level logged.")
+
+    max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
+        262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
+    )
+    max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
+        64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
+    )
+    max_packet_age_seconds: _LongSeconds = _setting(
+        86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
+    )
+    dedup_window_seconds: _LongSeconds = _setting(
+        604_800,
+        "How long a packet id is remembered at least; never below `max_packet_age_seconds`.",
+        unit="seconds",
+    )
+    retention_days: _Days = _setting(
+        30, "Whole days that packets are kept; 0 keeps them forever.", unit="days"
+    )
+
+    default_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
+        100, "Stored packets a subscription gets if it names no `limit`.", unit="packets"
+    )
+    max_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
+        500, "Stored packets a subscription gets at most.", unit="packets"
+    )
+    max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
+    max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+
+    max_connections: _Count = _setting(
+        10_000, "Connections open at once, for each process.", unit="connections"
+    )
+    max_pending_publishes: _Count = _setting(
+        256, "Publishes of a connection that may wait for their answer; more pause reading.", unit="publishes"
+    )
+    publish_queue_bytes: _Bytes = _setting(
+        64 * 2**20, "Packets waiting for the database, for each process; more pause reading.", unit="bytes"
+    )
+    publish_timeout: _Seconds = _setting(
+        10.0, "How long a publish may wait for the database before it is refused.", unit="seconds"
+    )
+    verify_threads: Annotated[int, Meta(ge=1, le=64)] = _setting(
+        2, "Threads that check signatures, for each process.", unit="threads"
+    )
+    outbound_queue_bytes: _Bytes = _setting(
+        2**20, "Unsent bytes of a connection at which it leaves the live feed for the store.", unit="bytes"
+    )
+    slow_consumer_timeout: _Seconds = _setting(
+        60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
+    )
+    handshake_timeout: _Seconds = _setting(10.0, "How long an opening handshake may take.", unit="seconds")
+    ping_interval: _Seconds = _setting(30.0, "Time between pings to an idle connection.", unit="seconds")
+    ping_misses: Annotated[int, Meta(ge=1, le=100)] = _setting(
+        2, "Unanswered pings after which a connection is closed.", unit="pings"
+    )
+    malformed_limit: _Count = _setting(
+        20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
+    )
+    malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
+    drain_timeout: _Seconds = _setting(
+        10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
+    )
+
+    blocked_authors: _Dids = _setting((), "DIDs whose packets are neither taken nor served.", reload=True)
+    blocked_packet_ids: _Hashes = _setting(
+        (), "Ids of packets that are neither taken nor served.", reload=True
+    )
+    blocked_media_hashes: _Hashes = _setting(
+        (), "Media hashes; packets that refer to one are neither taken nor served.", reload=True
+    )
+
+    warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """What `load` changed or advises against; for the log, not a setting."""
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest frame read: room for escapes and the envelope around a largest packet (R-123, A-013)."""
+        return 2 * self.max_packet_bytes + 65_536
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.shown().items())
+        return f"Settings({shown})"
+
+    def shown(self) -> dict[str, object]:
+        """Every setting by name, fit to print: a secret that is set reads `********`."""
+        return {
+            name: "********" if row.secret and getattr(self, name) is not None else getattr(self, name)
+            for name, row in setting_table().items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known about one setting, beside its value."""
+
+    name: str
+    type: Any
+    default: Any
+    unit: str
+    doc: str
+    reload: bool
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.default, tuple)
+
+
+@functools.cache
+def setting_table() -> Mapping[str, Setting]:
+    """Every setting by name, in the order of the reference page."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return {
+        field.name: Setting(field.name, hints[field.name], field.default, **_metadata(field))
+        for field in dataclasses.fields(Settings)
+        if "doc" in field.metadata
+    }
+
+
+def _metadata(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    return {name: field.metadata[name] for name in ("unit", "doc", "reload", "secret")}
+
+
+def load(
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    cli_overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Build the settings; a command line value of None counts as not given.
+
+    Reads `config_file` and the files that `_FILE` variables name, nothing else. Raises
+    `ConfigurationError` with all problems at once.
+    """
+    problems: list[str] = []
+    given = {name: value for name, value in (cli_overrides or {}).items() if value is not None}
+    values = _from_file(config_file, problems)
+    values |= _from_environment(environ or {}, problems)
+    if "data_dir" in given and "database_url" not in given:
+        values.pop("database_url", None)
+    elif "data_dir" in given:
+        problems.append("--database-url and --data-dir exclude each other")
+    values |= _convert(given, problems, lambda row: "--" + row.name.replace("_", "-"), lax=False)
+    settings = dataclasses.replace(Settings(), **values)
+    problems += _contradictions(settings)
+    if problems:
+        raise ConfigurationError(problems)
+    return _with_warnings(settings)
+
+
+def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
+        return {}
+    return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    by_variable = {row.variable: row for row in setting_table().values()}
+    valid = {variable + "_FILE" for variable, row in by_variable.items() if row.secret} | set(by_variable)
+    texts: dict[str, object] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX) or not environ[variable]:
+            continue
+        if variable in _OTHER_VARIABLES or variable.startswith(_OTHER_PREFIXES):
+            continue
+        if variable not in valid:
+            problems.append(_unknown("environment variable", variable, valid))
+        elif variable in by_variable:
+            texts[by_variable[variable].name] = environ[variable]
+        else:
+            text = _read_secret(variable, environ, problems)
+            if text is not None:
+                texts[by_variable[variable.removesuffix("_FILE")].name] = text
+    return _convert(texts, problems, lambda row: row.variable, lax=True)
+
+
+def _read_secret(variable: str, environ: Mapping[str, str], problems: list[str]) -> str | None:
+    if environ.get(variable.removesuffix("_FILE")):
+        problems.append(f"{variable} and {variable.removesuffix('_FILE')} exclude each other")
+        return None
+    try:
+        return Path(environ[variable]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        problems.append(f"{variable}: cannot read {environ[variable]}: {why}")
+        return None
+
+
+def _convert(
+    raw: Mapping[str, object],
+    problems: list[str],
+    label: Callable[[Setting], str],
+    *,
+    lax: bool,
+    source: str = "",
+) -> dict[str, Any]:
+    """Bring raw values to their types. `lax` reads numbers, booleans and comma-separated lists from text."""
+    table = setting_table()
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        row = table.get(name)
+        if row is None:
+            problems.append(source + _unknown("setting", name, table))
+            continue
+        if lax and row.is_list:
+            value = [item.strip() for item in str(value).split(",") if item.strip()]
+        try:
+            values[name] = msgspec.convert(value, row.type, strict=not lax, dec_hook=_decode_path)
+        except msgspec.ValidationError as error:
+            # msgspec names types and ranges, never the value, so a secret cannot show here.
+            problems.append(f"{label(row)}: {_first_lower(str(error))}")
+    return values
+
+
+def _decode_path(type_: type, value: object) -> object:
+    if type_ is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise msgspec.ValidationError(f"Expected `str`, got `{type(value).__name__}`")
+
+
+def _contradictions(settings: Settings) -> list[str]:
+    """Faults that only show in values seen together, or that no type can express."""
+    problems = []
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        problems.append("tls_cert and tls_key are only of use together; set both or neither")
+    if settings.default_limit > settings.max_limit:
+        problems.append(f"default_limit ({settings.default_limit}) is above max_limit ({settings.max_limit})")
+    if settings.dedup_window_seconds < settings.max_packet_age_seconds:
+        # Else a packet could be forgotten while it is still young enough to be taken again (R-108).
+        problems.append(
+            f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
+            f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
+        )
+    if settings.public_url is not None and not _is_url(settings.public_url, {"ws", "wss"}):
+        problems.append("public_url: expected a ws:// or wss:// URL")
+    for name in ("database_url", "read_database_url"):
+        url = getattr(settings, name)
+        if url is not None and not url.startswith(("postgresql://", "postgres://")):
+            problems.append(f"{name}: expected a postgresql:// URL")
+    if settings.read_database_url is not None and settings.database_url is None:
+        problems.append("read_database_url needs database_url: the embedded server has no replica")
+    if settings.metrics_listen is not None and not _is_address(settings.metrics_listen):
+        problems.append("metrics_listen: expected host:port")
+    return problems
+
+
+def _with_warnings(settings: Settings) -> Settings:
+    if settings.max_packet_bytes <= HARD_MAX_PACKET_BYTES:
+        return settings
+    # R-119: clamped with a warning, not refused.
+    warning = (
+        f"max_packet_bytes {settings.max_packet_bytes} is above the hard limit; using {HARD_MAX_PACKET_BYTES}"
+    )
+    return dataclasses.replace(settings, max_packet_bytes=HARD_MAX_PACKET_BYTES, warnings=(warning,))
+
+
+def _unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+    return f"unknown {what} {name}; the nearest is {nearest[0]}"
+
+
+def _is_url(text: str, schemes: set[str]) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\s]+):(\d{1,5})", text)
+    return found is not None and int(found[2]) <= 65_535
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

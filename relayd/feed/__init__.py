@@ -1,0 +1,1 @@
+"""From the log to subscribers: filters compiled, the interest index, fan-out and catching up."""

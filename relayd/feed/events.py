@@ -1,0 +1,50 @@
+"""EVENT frames, encoded once for each packet (RFC-0004 §3.3).
+
+An EVENT is `head` + `tail`: the head holds the subscription id and is made once for each subscription; the
+tail holds the packet, `received_at` and the cursor, which are the same for every subscriber. What differs
+for each delivery is only the frame header, and not even that where two subscriptions share an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from relayd.cursor import CursorCodec
+from relayd.frames import text_frame_header
+
+__all__ = ["event_frames", "event_head", "event_tail", "row_tails"]
+
+
+def event_head(subscription_id: str) -> bytes:
+    """The first half of every EVENT of one subscription."""
+    return b'{"type":"EVENT","subscription_id":' + msgspec.json.encode(subscription_id) + b',"packet":'
+
+
+def event_tail(body: bytes, received_at: int, cursor: str | None) -> bytes:
+    """The second half of an EVENT: the stored bytes of the packet, unchanged (R-171), and what goes with them."""
+    if cursor is None:
+        return b'%b,"received_at":%d}' % (body, received_at)
+    return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor.encode("ascii"))
+
+
+def event_frames(head: bytes, tails: Iterable[bytes]) -> bytes:
+    """Whole text frames, one for each tail, joined for one write."""
+    parts: list[bytes] = []
+    head_length = len(head)
+    for tail in tails:
+        parts += (text_frame_header(head_length + len(tail)), head, tail)
+    return b"".join(parts)
+
+
+def row_tails(
+    rows: Iterable[tuple[int, int, bytes]], cursors: CursorCodec | None, *, ascending: bool
+) -> Iterable[bytes]:
+    """Tails for rows of the log, each with its cursor (R-153) unless `cursors` is None (R-160)."""
+    if cursors is None:
+        return [event_tail(body, received_at, None) for _, received_at, body in rows]
+    return [
+        event_tail(body, received_at, cursors.encode(sequence, ascending=ascending))
+        for sequence, received_at, body in rows
+    ]

@@ -1,0 +1,163 @@
+"""Fan-out: a batch of committed packets, once through the interest index, to every live subscription.
+
+A batch is matched against groups of equal filters; each packet is encoded once; the frames of a batch are
+joined once for each distinct subscription id and handed to every subscriber as one piece of bytes. What a
+subscriber costs is one call and, later, one write.
+
+No I/O: a `Sink` is whatever carries a subscriber's bytes away, and says when it has had enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from relayd.cursor import CursorCodec
+from relayd.feed.events import event_frames, event_tail
+from relayd.feed.filters import CompiledFilter
+from relayd.feed.interest import InterestIndex
+from relayd.feed.subscription import Phase, Subscription
+from relayd.store.types import LogEntry
+
+__all__ = ["Fanout", "Sink"]
+
+_RECENT_BYTES: Final = 1_048_576
+_RECENT_ENTRIES: Final = 2048
+
+
+class Sink(Protocol):
+    """One connection, as the fan-out sees it."""
+
+    def deliver(self, frames: bytes, events: int) -> bool:
+        """Take frames for one subscription, to be written when the batch is through.
+
+        False means the outbound queue is full and nothing was taken.
+        """
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        """This subscription has left the live feed and must read on from the store."""
+
+
+class _Tail:
+    """The shared half of one packet's EVENT, with and without its cursor, each made when first wanted."""
+
+    __slots__ = ("_cursors", "_entry", "_plain", "_with_cursor")
+
+    def __init__(self, entry: LogEntry, cursors: CursorCodec) -> None:
+        self._entry = entry
+        self._cursors = cursors
+        self._plain: bytes | None = None
+        self._with_cursor: bytes | None = None
+
+    def bytes(self, *, with_cursor: bool) -> bytes:
+        entry = self._entry
+        if with_cursor:
+            if self._with_cursor is None:
+                cursor = self._cursors.encode(entry.sequence)
+                self._with_cursor = event_tail(entry.packet.body, entry.received_at, cursor)
+            return self._with_cursor
+        if self._plain is None:
+            self._plain = event_tail(entry.packet.body, entry.received_at, None)
+        return self._plain
+
+
+class Fanout:
+    """The live feed of one process. `position` is the last sequence that went through it."""
+
+    def __init__(self, cursors: CursorCodec, position: int) -> None:
+        self.position = position
+        self._cursors = cursors
+        self._index: InterestIndex[Subscription] = InterestIndex()
+        self._sinks: dict[Subscription, Sink] = {}
+        # The newest entries, oldest first, and the position before the first of them.
+        self._recent: deque[LogEntry] = deque()
+        self._recent_bytes = 0
+        self._recent_after = position
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def join(self, subscription: Subscription, sink: Sink) -> None:
+        """Make a subscription live; it must have delivered everything up to `position`."""
+        if subscription.phase is not Phase.LIVE or subscription.position != self.position:
+            raise RuntimeError("a subscription may go live only where the feed stands")
+        self._sinks[subscription] = sink
+        self._index.add(subscription, subscription.filter)
+
+    def leave(self, subscription: Subscription) -> None:
+        """Take a subscription out; one that is not live changes nothing."""
+        if self._sinks.pop(subscription, None) is not None:
+            self._index.discard(subscription, subscription.filter)
+
+    def skip_to(self, sequence: int) -> None:
+        """Move on to `sequence` where the log is known to hold nothing in between."""
+        self.position = max(self.position, sequence)
+
+    def recent_after(self, position: int) -> list[LogEntry] | None:
+        """The entries after `position`, where the feed still holds them all; else None."""
+        if position < self._recent_after:
+            return None
+        return [entry for entry in self._recent if entry.sequence > position]
+
+    def _keep(self, entries: Sequence[LogEntry]) -> None:
+        recent = self._recent
+        recent.extend(entries)
+        self._recent_bytes += sum(len(entry.packet.body) for entry in entries)
+        while len(recent) > _RECENT_ENTRIES or self._recent_bytes > _RECENT_BYTES:
+            oldest = recent.popleft()
+            self._recent_bytes -= len(oldest.packet.body)
+            self._recent_after = oldest.sequence
+
+    def dispatch(self, entries: Sequence[LogEntry], now: int) -> int:
+        """Send the log's next entries to whoever wants them; return the number of EVENTs delivered.
+
+        The entries must follow `position` without a gap in the log. What has expired is passed over
+        (R-100), and counts as delivered.
+        """
+        before = self.position
+        delivered = 0
+        behind: list[Subscription] = []
+        for filter_members, tails in self._matches(entries, now):
+            delivered += self._deliver(filter_members, tails, behind)
+        self.position = entries[-1].sequence
+        self._keep(entries)
+        for subscription in behind:
+            sink = self._sinks[subscription]
+            self.leave(subscription)
+            subscription.leave_live(before)
+            sink.fell_behind(subscription)
+        return delivered
+
+    def _matches(
+        self, entries: Sequence[LogEntry], now: int
+    ) -> Iterable[tuple[Iterable[Subscription], list[_Tail]]]:
+        wanted: dict[CompiledFilter, tuple[Iterable[Subscription], list[_Tail]]] = {}
+        for entry in entries:
+            expires_at = entry.packet.expires_at
+            if expires_at is not None and now > expires_at:
+                continue
+            tail: _Tail | None = None
+            for group in self._index.candidates(entry):
+                tail = tail or _Tail(entry, self._cursors)
+                wanted.setdefault(group.filter, (group.members, []))[1].append(tail)
+        return wanted.values()
+
+    def _deliver(
+        self, members: Iterable[Subscription], tails: list[_Tail], behind: list[Subscription]
+    ) -> int:
+        # Subscriptions with the same id and the same kind of tail receive the very same bytes.
+        joined: dict[tuple[bytes, bool], bytes] = {}
+        sinks = self._sinks
+        count, delivered = len(tails), 0
+        for subscription in members:
+            shape = (subscription.head, subscription.live_cursors)
+            frames = joined.get(shape)
+            if frames is None:
+                chosen = [tail.bytes(with_cursor=subscription.live_cursors) for tail in tails]
+                frames = joined[shape] = event_frames(subscription.head, chosen)
+            if sinks[subscription].deliver(frames, count):
+                delivered += count
+            else:
+                behind.append(subscription)
+        return delivered

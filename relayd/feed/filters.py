@@ -1,0 +1,84 @@
+"""Filters, compiled once when a subscription opens (RFC-0004 §3.1, decisions A-042 and A-051).
+
+A compiled filter answers two questions with one meaning: does this packet match, live (`matches`); and
+which rows of the log match, stored (`query`). Equal filters compare and hash equal, so that a thousand
+subscribers who want the same packets cost one match.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from relayd.store.types import LogEntry, LogQuery
+from strata.errors import InvalidMessage
+from strata.wire import Filters
+
+__all__ = ["CompiledFilter", "compile_filter"]
+
+_PACKET_ID = re.compile(r"0x[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFilter:
+    """What a subscription wants; empty sets restrict nothing, bounds are inclusive Unix seconds."""
+
+    authors: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    packet_ids: frozenset[bytes] = frozenset()
+    since: int | None = None
+    received_since: int | None = None
+    received_until: int | None = None
+
+    def matches(self, entry: LogEntry) -> bool:
+        """Whether a live packet is wanted. `until` bounds history alone (R-148), so it has no part here."""
+        packet = entry.packet
+        return (
+            (not self.authors or packet.author_id in self.authors)
+            and (not self.types or packet.content_type in self.types)
+            and (not self.packet_ids or packet.packet_id in self.packet_ids)
+            and (self.since is None or packet.timestamp >= self.since)
+            and (self.received_since is None or entry.received_at >= self.received_since)
+            and (self.received_until is None or entry.received_at <= self.received_until)
+        )
+
+    def query(
+        self, *, after: int = 0, up_to: int | None = None, ascending: bool = True, until: int | None = None
+    ) -> LogQuery:
+        """The same question to the log, for the rows with `after < sequence <= up_to`."""
+        return LogQuery(
+            after=after,
+            up_to=up_to,
+            ascending=ascending,
+            authors=self.authors,
+            types=self.types,
+            packet_ids=self.packet_ids,
+            since=self.since,
+            until=until,
+            received_since=self.received_since,
+            received_until=self.received_until,
+        )
+
+
+def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
+    """Compile the filters of a SUBSCRIBE.
+
+    Raises `InvalidMessage` (without ids: the caller knows them) for a malformed packet id, or for more than
+    `max_values` values in all.
+    """
+    authors, types, packet_ids = filters.authors or (), filters.types or (), filters.packet_ids or ()
+    if len(authors) + len(types) + len(packet_ids) > max_values:
+        raise InvalidMessage(
+            f"more than {max_values} authors, types and packet ids", detail="too_many_filter_values"
+        )
+    for packet_id in packet_ids:
+        if not _PACKET_ID.fullmatch(packet_id):
+            raise InvalidMessage("packet_ids must be 0x and 64 lowercase hex digits", detail="packet_ids")
+    return CompiledFilter(
+        authors=frozenset(authors),
+        types=frozenset(types),
+        packet_ids=frozenset(bytes.fromhex(packet_id[2:]) for packet_id in packet_ids),
+        since=filters.since,
+        received_since=filters.received_since,
+        received_until=filters.received_until,
+    )

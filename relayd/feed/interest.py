@@ -1,0 +1,114 @@
+"""The interest index: from a packet to the subscriptions that want it, without asking the others.
+
+Subscriptions with equal filters form one group. A group is filed under one member of its filter, the most
+selective it has: its packet ids, else its authors, else its types, else under "everything". A packet looks
+into four places, and only the groups found there are matched in full. So a packet costs work only where
+it may be wanted, and a thousand equal subscriptions are matched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from relayd.feed.filters import CompiledFilter
+from relayd.store.types import LogEntry
+
+__all__ = ["Group", "InterestIndex"]
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Group(Generic[S]):
+    """The live subscriptions that share one filter, in the order they joined."""
+
+    __slots__ = ("filter", "members")
+
+    def __init__(self, filter: CompiledFilter) -> None:
+        self.filter = filter
+        self.members: dict[S, None] = {}
+
+
+class InterestIndex(Generic[S]):
+    """Which live subscriptions may want a packet."""
+
+    def __init__(self) -> None:
+        self._groups: dict[CompiledFilter, Group[S]] = {}
+        self._by_packet_id: dict[bytes, dict[Group[S], None]] = {}
+        self._by_author: dict[str, dict[Group[S], None]] = {}
+        self._by_type: dict[str, dict[Group[S], None]] = {}
+        self._everything: dict[Group[S], None] = {}
+
+    def __len__(self) -> int:
+        return sum(len(group.members) for group in self._groups.values())
+
+    def add(self, subscription: S, filter: CompiledFilter) -> None:
+        """File a subscription; adding it twice changes nothing."""
+        group = self._groups.get(filter)
+        if group is None:
+            group = self._groups[filter] = Group(filter)
+            for shelf in self._shelves(filter, create=True):
+                shelf[group] = None
+        group.members[subscription] = None
+
+    def discard(self, subscription: S, filter: CompiledFilter) -> None:
+        """Take a subscription out; one that is not there changes nothing."""
+        group = self._groups.get(filter)
+        if group is None:
+            return
+        group.members.pop(subscription, None)
+        if not group.members:
+            del self._groups[filter]
+            for shelf in self._shelves(filter, create=False):
+                shelf.pop(group, None)
+            self._drop_empty_shelves(filter)
+
+    def candidates(self, entry: LogEntry) -> Iterator[Group[S]]:
+        """The groups whose filter matches this packet, each once."""
+        packet = entry.packet
+        # A group stands on one kind of shelf only, and on a shelf of that kind at most once for each value,
+        # so no group can be met twice for one packet.
+        for shelf in (
+            self._everything,
+            self._by_author.get(packet.author_id),
+            self._by_type.get(packet.content_type),
+            self._by_packet_id.get(packet.packet_id),
+        ):
+            if shelf:
+                for group in shelf:
+                    if group.filter.matches(entry):
+                        yield group
+
+    def _shelves(self, filter: CompiledFilter, *, create: bool) -> Iterable[dict[Group[S], None]]:
+        if filter.packet_ids:
+            return _pick(self._by_packet_id, filter.packet_ids, create)
+        if filter.authors:
+            return _pick(self._by_author, filter.authors, create)
+        if filter.types:
+            return _pick(self._by_type, filter.types, create)
+        return (self._everything,)
+
+    def _drop_empty_shelves(self, filter: CompiledFilter) -> None:
+        if filter.packet_ids:
+            _sweep(self._by_packet_id, filter.packet_ids)
+        elif filter.authors:
+            _sweep(self._by_author, filter.authors)
+        elif filter.types:
+            _sweep(self._by_type, filter.types)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _pick(
+    shelves: dict[K, dict[Group[S], None]], keys: Iterable[K], create: bool
+) -> list[dict[Group[S], None]]:
+    if create:
+        return [shelves.setdefault(key, {}) for key in keys]
+    return [shelves[key] for key in keys if key in shelves]
+
+
+def _sweep(shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
+    for key in keys:
+        if not shelves.get(key, True):
+            del shelves[key]

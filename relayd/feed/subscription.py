@@ -1,0 +1,218 @@
+"""One subscription: from its first stored packet to the live feed, and back when its reader is slow.
+
+    HISTORY ──► CATCHING_UP ◄──► LIVE          any ──► CLOSED
+
+HISTORY reads what the client asked for, up to the **snapshot**: the head of the log when the SUBSCRIBE was
+taken. CATCHING_UP reads on from there, everything that matches, at the reader's pace. LIVE is fed by the
+fan-out. The one number that carries the promise is `position`: every matching packet at or below it has
+been handed over, none above it has. A subscription goes live only while `position` equals the feed's own
+position, and both steps happen without a wait between them; it leaves the feed with the position it had
+before the first batch it did not get. So nothing is lost at a seam and nothing is sent twice (R-159,
+R-167, R-170; decisions A-045 and A-067), and no live packet is ever buffered: the store is the buffer.
+
+No I/O and no clock here: `next_read` says what to read, `rows_read` takes the answer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relayd.cursor import CursorCodec
+from relayd.feed.events import event_frames, event_head, row_tails
+from relayd.feed.filters import CompiledFilter
+from relayd.store.types import LogEntry, LogQuery, StoredPacket
+from strata.wire import EndOfHistory, encode
+
+__all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
+
+
+class Phase(enum.Enum):
+    """Where a subscription gets its packets from."""
+
+    HISTORY = "history"
+    CATCHING_UP = "catching_up"
+    LIVE = "live"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRequest:
+    """What a valid SUBSCRIBE asked for.
+
+    `limit` is None for a gapless stream. `cursor` is the position to continue after, in the direction of
+    `ascending`.
+    """
+
+    subscription_id: str
+    filter: CompiledFilter
+    until: int | None = None
+    limit: int | None = None
+    ascending: bool = True
+    cursor: int | None = None
+    history_marker: bool = False
+    client_msg_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A page to read from the store."""
+
+    query: LogQuery
+    limit: int
+
+
+class Subscription:
+    """The state of one open subscription."""
+
+    __slots__ = (
+        "_cursor",
+        "_cursors",
+        "_live_from",
+        "_remaining",
+        "_request",
+        "_snapshot",
+        "filter",
+        "head",
+        "live_cursors",
+        "phase",
+        "position",
+        "subscription_id",
+    )
+
+    def __init__(self, request: SubscriptionRequest, cursors: CursorCodec) -> None:
+        self._request = request
+        self._cursors = cursors
+        self._cursor = request.cursor
+        self._remaining = request.limit
+        self._snapshot: int | None = None
+        self._live_from: int | None = None
+        self.subscription_id = request.subscription_id
+        self.filter = request.filter
+        self.head = event_head(request.subscription_id)
+        self.phase = Phase.HISTORY
+        self.position = 0
+        # A cursor on a live EVENT would lead past the history that is still outstanding (R-160).
+        self.live_cursors = False
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` has been called."""
+        return self._snapshot is not None
+
+    def start(self, snapshot: int) -> None:
+        """Begin, with the head of the log as it stands now."""
+        self._snapshot = snapshot
+        self.position = snapshot if self._live_from is None else min(snapshot, self._live_from)
+
+    def take_over(self, replaced: Subscription) -> None:
+        """Begin the live part where the replaced subscription left it, if nothing else would bring it.
+
+        A descending walk moves away from the head of the log, so a packet stored between its pages comes
+        live or not at all (R-154, A-099). An ascending walk meets it on a later page.
+        """
+        if not self._request.ascending and self._cursor is not None:
+            self._live_from = replaced.position if replaced.started else replaced._live_from
+
+    def close(self) -> None:
+        """End the subscription; nothing further is read or delivered."""
+        self.phase = Phase.CLOSED
+
+    def leave_live(self, position: int) -> None:
+        """The feed could not deliver beyond `position`: read on from the store."""
+        self.position = position
+        self.phase = Phase.CATCHING_UP
+
+    def next_read(self, head: int, page_rows: int) -> Read | None:
+        """What to read now, or None when everything up to `head` has been delivered.
+
+        `head` is the position of the live feed. None means that the subscription may go live, in the same
+        step, and that its phase is LIVE from here on.
+        """
+        if self.phase is Phase.HISTORY:
+            return self._history_read(page_rows)
+        if self.position < head:
+            query = self.filter.query(after=self.position, up_to=head)
+            return Read(query, page_rows)
+        self.phase = Phase.LIVE
+        return None
+
+    def _history_read(self, page_rows: int) -> Read:
+        request = self._request
+        assert self._snapshot is not None
+        after, up_to = 0, self._snapshot
+        if self._cursor is not None:
+            if request.ascending:
+                after = self._cursor
+            else:
+                up_to = min(up_to, self._cursor - 1)
+        query = request.filter.query(
+            after=after, up_to=up_to, ascending=request.ascending, until=request.until
+        )
+        # One row more than may be sent tells whether the limit cut something off.
+        return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining + 1))
+
+    def rows_read(self, read: Read, rows: Sequence[StoredPacket], exhausted: bool) -> tuple[bytes, int]:
+        """Take a page; return the frames to send, joined, and how many EVENTs they hold.
+
+        `exhausted` says that the store has no further row for this query.
+        """
+        if self.phase is Phase.HISTORY:
+            return self._history_rows(rows, exhausted)
+        if self.phase is not Phase.CATCHING_UP:
+            return b"", 0
+        if rows:
+            self.position = rows[-1].sequence
+        if exhausted and read.query.up_to is not None:
+            self.position = read.query.up_to
+        return self._frames(rows, with_cursor=self.live_cursors), len(rows)
+
+    def entries_read(self, entries: Sequence[LogEntry], now: int, position: int) -> tuple[bytes, int]:
+        """Take the log's entries from `self.position` up to `position` out of memory, as `rows_read` does."""
+        rows = [
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            for entry in entries
+            if self.filter.matches(entry) and not _is_expired(entry, now)
+        ]
+        self.position = position
+        return self._frames(rows, with_cursor=self.live_cursors), len(rows)
+
+    def _history_rows(self, rows: Sequence[StoredPacket], exhausted: bool) -> tuple[bytes, int]:
+        cut = self._remaining is not None and len(rows) > self._remaining
+        if self._remaining is not None:
+            rows = rows[: self._remaining]
+            self._remaining -= len(rows)
+        if rows:
+            self._cursor = rows[-1].sequence
+        frames = self._frames(rows, with_cursor=True)
+        if cut or exhausted:
+            self.live_cursors = not cut
+            self.phase = Phase.CATCHING_UP
+            if self._request.history_marker:
+                frames += self._marker(complete=not cut)
+        return frames, len(rows)
+
+    def _marker(self, *, complete: bool) -> bytes:
+        position, ascending = self._cursor, self._request.ascending
+        if position is None and complete and ascending:
+            position = self._snapshot  # nothing stored matched: this is where the reader stands
+        cursor = None if position is None else self._cursors.encode(position, ascending=ascending)
+        message = EndOfHistory(
+            subscription_id=self.subscription_id,
+            complete=complete,
+            cursor=cursor,
+            client_msg_id=self._request.client_msg_id,
+        )
+        payload = encode(message)
+        return event_frames(payload, (b"",))
+
+    def _frames(self, rows: Sequence[StoredPacket], *, with_cursor: bool) -> bytes:
+        # Live packets move forward, so their cursors do, whichever way the history ran.
+        ascending = self._request.ascending or self.phase is not Phase.HISTORY
+        cursors = self._cursors if with_cursor else None
+        return event_frames(self.head, row_tails(rows, cursors, ascending=ascending))
+
+
+def _is_expired(entry: LogEntry, now: int) -> bool:
+    return entry.packet.expires_at is not None and now > entry.packet.expires_at

@@ -1,0 +1,117 @@
+"""Keeps the live feed in step with the log: own batches as they commit, others' through the doorbell.
+
+The feed passes through the log strictly in sequence. A batch of our own goes straight in when it follows
+the feed's position without a gap (`Appended.previous` says so); otherwise another process has committed in
+between, and everything from the position on is read from the log. Either way an entry at or below the
+position is passed over, so an entry goes through once, whichever path brings it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from relayd.feed.fanout import Fanout
+from relayd.store.types import LogEntry, StoreError
+
+__all__ = ["LogReader", "Tail"]
+
+_log = structlog.get_logger("relayd.feed")
+
+_TAIL_ROWS = 500
+_RETRY_SECONDS = (0.05, 2.0)
+
+
+class LogReader(Protocol):
+    """The part of the store this module needs."""
+
+    async def head(self) -> int: ...
+
+    async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]: ...
+
+
+class Tail:
+    """Drives a `Fanout` along the log. `on_dispatch(delivered)` is called after each batch, for writing."""
+
+    def __init__(
+        self, fanout: Fanout, store: LogReader, *, clock: Callable[[], int], on_dispatch: Callable[[int], None]
+    ) -> None:
+        self._fanout = fanout
+        self._store = store
+        self._clock = clock
+        self._on_dispatch = on_dispatch
+        self._target = fanout.position
+        self._wake = asyncio.Event()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def committed(self, previous: int, entries: Sequence[LogEntry]) -> None:
+        """Take a batch of our own, right after its commit."""
+        if not entries:
+            return
+        if previous == self._fanout.position:
+            self._dispatch(entries)
+        else:
+            self.ring(entries[-1].sequence)
+
+    def ring(self, sequence: int) -> None:
+        """The log reaches up to `sequence` (the doorbell): read what is missing."""
+        if sequence > self._target:
+            self._target = sequence
+        if self._target > self._fanout.position:
+            self._wake.set()
+
+    async def reach(self, sequence: int) -> None:
+        """Wait until the feed has passed `sequence`. Cancelling it forgets the wait."""
+        if self._fanout.position >= sequence:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((sequence, waiter))
+        self.ring(sequence)
+        await waiter
+
+    async def run(self) -> None:
+        """Read what others commit, until cancelled; outlasts any loss of the database."""
+        pause = _RETRY_SECONDS[0]
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._fanout.position < self._target:
+                try:
+                    entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
+                except StoreError as error:
+                    _log.debug("tail_read_failed", error=str(error), retry_in=pause)
+                    await asyncio.sleep(random.uniform(pause / 2, pause))
+                    pause = min(pause * 2, _RETRY_SECONDS[1])
+                    continue
+                pause = _RETRY_SECONDS[0]
+                # Our own commits may have moved the feed while we were reading.
+                position = self._fanout.position
+                fresh = [entry for entry in entries if entry.sequence > position]
+                if fresh:
+                    self._dispatch(fresh)
+                elif not entries:
+                    # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
+                    self._skip_to(self._target)
+
+    def _dispatch(self, entries: Sequence[LogEntry]) -> None:
+        delivered = self._fanout.dispatch(entries, self._clock())
+        self._release()
+        self._on_dispatch(delivered)
+
+    def _skip_to(self, sequence: int) -> None:
+        self._fanout.skip_to(sequence)
+        self._release()
+
+    def _release(self) -> None:
+        position = self._fanout.position
+        if not self._waiters:
+            return
+        waiting = self._waiters
+        self._waiters = [(sequence, waiter) for sequence, waiter in waiting if sequence > position]
+        for sequence, waiter in waiting:
+            if sequence <= position and not waiter.done():
+                waiter.set_result(None)

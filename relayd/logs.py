@@ -1,0 +1,113 @@
+"""Logging: structlog over the standard library, one line for each event, on stderr.
+
+Every logger is a named stdlib logger, so other libraries' lines take the same form. `bind_connection` puts
+the connection's id on all lines of its tasks. What each level says is listed in docs/operations.md.
+
+Two rules hold whatever a caller does: a field that could carry content or a key is struck out (R-328), and
+an address loses its host part (R-330).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+__all__ = ["bind_connection", "configure", "get_logger", "truncated_address"]
+
+_NEVER_LOGGED = frozenset(
+    {
+        "body",
+        "content",
+        "packet",
+        "payload",
+        "frame",
+        "signature",
+        "seed",
+        "key",
+        "secret",
+        "password",
+        "token",
+    }
+    | {"challenge", "database_url", "read_database_url", "identity_seed"}
+)
+_ADDRESS_FIELDS = frozenset({"peer", "remote", "client_address"})
+
+
+def configure(
+    log_format: Literal["auto", "json", "console"] = "auto",
+    log_level: str = "info",
+    stream: TextIO | None = None,
+) -> None:
+    """Send all logging of this process to `stream` (default stderr). A second call replaces the first."""
+    stream = stream or sys.stderr
+    console = log_format == "console" or (log_format == "auto" and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _withhold,
+    ]
+    rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if console:
+        rendering.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+    else:
+        rendering += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=rendering))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(log_level.upper())
+    # These tell of every connection and statement at INFO, which is our own log's to decide.
+    for noisy in ("websockets", "asyncio", "alembic", "sqlalchemy"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a module, `get_logger(__name__)`; usable before `configure`."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+def bind_connection(connection_id: str) -> Mapping[str, Any]:
+    """Put `connection` on every line logged by the current task and the tasks it starts.
+
+    Returns what `structlog.contextvars.reset_contextvars(**tokens)` takes to undo it.
+    """
+    return structlog.contextvars.bind_contextvars(connection=connection_id)
+
+
+def truncated_address(address: str) -> str:
+    """The network of an address, without its host: /24 of IPv4, /48 of IPv6; anything else is `?`."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "?"
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+
+
+def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name in event.keys() & _NEVER_LOGGED:
+        event[name] = "[withheld]"
+    for name in event.keys() & _ADDRESS_FIELDS:
+        event[name] = truncated_address(str(event[name]))
+    return event

@@ -1,0 +1,271 @@
+"""What the relay counts, for Prometheus.
+
+One `Metrics` object holds every instrument in a registry of its own, so that tests and several relays in
+one process do not meet. Labels are bounded: each labelled counter is a mapping whose children exist from
+the start, and a value it does not know counts as `other`. So a peer can never create a series, and hot
+code pays one dictionary lookup and one addition:
+
+    metrics.publishes["accepted"].inc()
+    metrics.messages_received[message_type].inc()
+
+With several worker processes every worker writes to files in one directory and whichever answers a scrape
+adds them up. `share_between_processes` must then have run in the parent, before any process makes its
+`Metrics`; counters outlive a worker that died, gauges do not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+    multiprocess,
+    values,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from strata.errors import ErrorCode
+
+from relayd.version import VERSION
+
+__all__ = [
+    "CLOSE_REASONS",
+    "MESSAGE_TYPES",
+    "OTHER",
+    "PUBLISH_OUTCOMES",
+    "READ_OUTCOMES",
+    "Counters",
+    "Metrics",
+    "forget_process",
+    "share_between_processes",
+]
+
+OTHER = "other"
+"""The label under which every unforeseen value is counted."""
+
+MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH")
+PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
+READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
+CLOSE_REASONS = (
+    "client",
+    "going_away",
+    "handshake",
+    "too_many_connections",
+    "protocol_error",
+    "too_large",
+    "malformed",
+    "ping_timeout",
+    "slow_consumer",
+    "lost",
+    "internal_error",
+)
+"""Why a connection ended: the peer closed it, we stopped, and so on down to our own faults."""
+
+_DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Counters(dict[str, Counter]):
+    """The children of one counter by the value of its one label; an unknown value is `OTHER`'s child."""
+
+    def __init__(
+        self, registry: CollectorRegistry, name: str, doc: str, label: str, children: Iterable[str]
+    ) -> None:
+        family = Counter(name, doc, [label], registry=registry)
+        super().__init__({value: family.labels(value) for value in (*children, OTHER)})
+
+    def __missing__(self, value: str) -> Counter:
+        return self[OTHER]
+
+
+class Metrics:
+    """Every instrument of one relay process."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._directory = os.environ.get(_DIRECTORY_VARIABLE)
+        if self._directory is None:
+            ProcessCollector(registry=registry)
+        build_info = Gauge(
+            "relayd_build_info",
+            "The running version; always 1.",
+            ["version"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        build_info.labels(VERSION).set(1)
+        self._add_connections(registry)
+        self._add_publishing(registry)
+        self._add_delivery(registry)
+        self._add_store(registry)
+
+    def _add_connections(self, registry: CollectorRegistry) -> None:
+        self.connections = _gauge(registry, "relayd_connections", "Connections open now.")
+        # Not `relayd_connections_total`: the gauge above and a counter may not share their stem.
+        self.connections_total = Counter(
+            "relayd_connections_opened_total", "Connections opened.", registry=registry
+        )
+        self.connections_closed = Counters(
+            registry, "relayd_connections_closed_total", "Connections ended.", "reason", CLOSE_REASONS
+        )
+        self.slow_consumers_closed = Counter(
+            "relayd_slow_consumers_closed_total",
+            "Connections closed because the peer accepted no bytes for too long.",
+            registry=registry,
+        )
+        self.bytes_received = Counter(
+            "relayd_received_bytes_total", "Bytes read from connections.", registry=registry
+        )
+        self.bytes_sent = Counter(
+            "relayd_sent_bytes_total", "Bytes written to connections.", registry=registry
+        )
+        self.messages_received = Counters(
+            registry, "relayd_messages_received_total", "Messages by type.", "type", MESSAGE_TYPES
+        )
+        self.errors_sent = Counters(
+            registry,
+            "relayd_errors_sent_total",
+            "ERROR messages sent, by code.",
+            "code",
+            [code.value for code in ErrorCode],
+        )
+
+    def _add_publishing(self, registry: CollectorRegistry) -> None:
+        self.publishes = Counters(
+            registry, "relayd_publishes_total", "PUBLISH messages answered.", "outcome", PUBLISH_OUTCOMES
+        )
+        self.publish_seconds = Histogram(
+            "relayd_publish_seconds",
+            "From reading a PUBLISH to its OK.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.publish_queue = _gauge(registry, "relayd_publish_queue", "Packets waiting for the database.")
+        self.verify_seconds = Histogram(
+            "relayd_verify_seconds",
+            "Checking the ids and signatures of one batch.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.commit_packets = Histogram(
+            "relayd_commit_packets", "Packets of one commit.", buckets=_BATCH_BUCKETS, registry=registry
+        )
+        self.commit_seconds = Histogram(
+            "relayd_commit_seconds",
+            "One commit, from sending it to its answer.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+
+    def _add_delivery(self, registry: CollectorRegistry) -> None:
+        self.subscriptions = _gauge(registry, "relayd_subscriptions", "Subscriptions open now.")
+        self.subscriptions_behind = _gauge(
+            registry, "relayd_subscriptions_behind", "Subscriptions that read the store, not the live feed."
+        )
+        self.events_sent = Counters(
+            registry,
+            "relayd_events_sent_total",
+            "EVENT messages written, by where they came from.",
+            "source",
+            ("live", "store"),
+        )
+        # The worker furthest on: how far behind another one is shows in its subscriptions.
+        self.log_sequence = _gauge(
+            registry, "relayd_log_sequence", "The last position of the log handed to subscribers.", "livemax"
+        )
+
+    def _add_store(self, registry: CollectorRegistry) -> None:
+        self.store_reads = Counters(
+            registry, "relayd_store_reads_total", "Pages read from the store.", "outcome", READ_OUTCOMES
+        )
+        self.store_read_seconds = Histogram(
+            "relayd_store_read_seconds",
+            "Reading one page from the store.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.database_up = _gauge(
+            registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
+        )
+
+    def render(self) -> tuple[str, bytes]:
+        """The content type and body of one scrape: of this process, or of all workers together."""
+        if self._directory is None:
+            return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry, path=self._directory)  # type: ignore[no-untyped-call]
+        registry.register(_WorkerProcesses(Path(self._directory)))
+        return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+def share_between_processes(directory: Path) -> None:
+    """Let all processes started from here on add up their metrics in `directory`, which is emptied.
+
+    Call it once, in the parent, before any `Metrics` is made. Raises OSError when the folder cannot be
+    made or emptied.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for stale in directory.glob("*.db"):
+        stale.unlink()
+    os.environ[_DIRECTORY_VARIABLE] = str(directory)
+    # The library chose where values live when it was imported, which was before this.
+    values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+
+
+def forget_process(pid: int) -> None:
+    """Drop the gauges of a worker that ended; what it counted stays counted."""
+    if _DIRECTORY_VARIABLE in os.environ:
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def _gauge(
+    registry: CollectorRegistry,
+    name: str,
+    doc: str,
+    mode: Literal["livesum", "livemax", "livemin"] = "livesum",
+) -> Gauge:
+    return Gauge(name, doc, registry=registry, multiprocess_mode=mode)
+
+
+class _WorkerProcesses(Collector):
+    """Processor time, memory and open files of all live workers together."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for pid in self._pids():
+            collector = ProcessCollector(pid=functools.partial(int, pid), registry=None)
+            for metric in collector.collect():
+                _merge(merged.setdefault(metric.name, metric), metric)
+        yield from merged.values()
+
+    def _pids(self) -> list[int]:
+        files = self._directory.glob("gauge_livesum_*.db")
+        return sorted(int(file.stem.rpartition("_")[2]) for file in files)
+
+
+def _merge(total: Metric, part: Metric) -> None:
+    """Add one process to the sum; limits and start times do not add up, so the least one stands."""
+    if total is part:
+        return
+    total.samples = [
+        mine._replace(
+            value=min(mine.value, theirs.value)
+            if mine.name in {"process_max_fds", "process_start_time_seconds"}
+            else mine.value + theirs.value
+        )
+        for mine, theirs in zip(total.samples, part.samples, strict=True)
+    ]

@@ -1,0 +1,173 @@
+"""The relay of one process: everything its connections share, and what happens at a commit.
+
+One object owns each piece of mutable state: `Fanout` the live subscriptions, `Tail` the way along the log,
+`Admission` the publishes under way, the store's `Writer` the open batch. All of it runs on the event loop;
+only signature checks leave it.
+
+At a commit, in one step without a wait: OKs are queued, the batch goes through the fan-out, and every
+connection that received anything is written to once. OK comes after the commit and before the EVENT
+(relay.md §11, steps 14 to 16; R-176, R-189).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+from strata.errors import ErrorCode, InvalidPacket
+
+from relayd.admission.checks import Policy
+from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.config import Settings
+from relayd.cursor import CursorCodec
+from relayd.feed.fanout import Fanout
+from relayd.feed.tail import Tail
+from relayd.metrics import Metrics
+from relayd.session import SessionLimits
+from relayd.store import Appended, LogEntry, NewPacket, Outcome, Store, Writer
+
+if TYPE_CHECKING:
+    from relayd.connection import Connection
+
+__all__ = ["Relay", "policy_of"]
+
+_log = structlog.get_logger("relayd.relay")
+
+
+def policy_of(settings: Settings) -> Policy:
+    """What the settings decline."""
+    return Policy(
+        blocked_authors=frozenset(settings.blocked_authors),
+        blocked_packet_ids=frozenset(settings.blocked_packet_ids),
+        blocked_media_hashes=frozenset(settings.blocked_media_hashes),
+        max_age_seconds=settings.max_packet_age_seconds,
+    )
+
+
+class Relay:
+    """One relay process between its store and its connections. Make it on the running loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        metrics: Metrics,
+        *,
+        head: int,
+        clock: Callable[[], int] = lambda: int(time.time()),
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.metrics = metrics
+        self.clock = clock
+        self.cursors = CursorCodec(store.secrets.cursor_key)
+        self.limits = SessionLimits(
+            default_limit=settings.default_limit,
+            max_limit=settings.max_limit,
+            max_subscriptions=settings.max_subscriptions,
+            max_filter_values=settings.max_filter_values,
+            malformed_limit=settings.malformed_limit,
+            malformed_window=settings.malformed_window,
+        )
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.fanout = Fanout(self.cursors, head)
+        self.tail = Tail(self.fanout, store, clock=clock, on_dispatch=self._dispatched)
+        self.writer: Writer[PublishRequest] = Writer(
+            store,
+            on_commit=self._committed,
+            on_failed=self._not_stored,
+            publish_timeout=settings.publish_timeout,
+            clock=clock,
+        )
+        self.admission = Admission(
+            enqueue=self.writer.put,
+            find=store.find,
+            policy=policy_of(settings),
+            clock=clock,
+            max_packet_bytes=settings.max_packet_bytes,
+            max_json_depth=settings.max_json_depth,
+            verify_threads=settings.verify_threads,
+            on_verified=metrics.verify_seconds.observe,
+            on_flush=self.flush,
+        )
+        self._dirty: list[Connection] = []
+        self._held: set[Connection] = set()
+
+    def wants_flush(self, connection: Connection) -> None:
+        """A connection has queued bytes; they are written at the end of this step."""
+        self._dirty.append(connection)
+
+    def flush(self) -> None:
+        """Write to each connection that has something, once."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for connection in dirty:
+                connection.flush()
+        if self._held and not self.is_full():
+            held, self._held = self._held, set()
+            for connection in held:
+                connection.resume_if_room()
+
+    def is_full(self) -> bool:
+        """Whether publishes under way hold as many bytes as they may; connections then stop reading."""
+        return self.admission.pending_bytes >= self.settings.publish_queue_bytes
+
+    def hold(self, connection: Connection) -> None:
+        """Tell this connection when there is room for publishes again."""
+        self._held.add(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        self._held.discard(connection)
+
+    def sweep(self, now: float) -> None:
+        """Let every connection look at its deadlines; `now` is monotonic. Called about once a second."""
+        metrics = self.metrics
+        metrics.publish_queue.set(self.admission.pending)
+        metrics.log_sequence.set(self.fanout.position)
+        for connection in list(self.connections):
+            connection.check_deadlines(now)
+        self.flush()
+
+    def _committed(
+        self, appended: Appended, batch: list[tuple[NewPacket, PublishRequest]], seconds: float
+    ) -> None:
+        self.metrics.commit_packets.observe(len(batch))
+        self.metrics.commit_seconds.observe(seconds)
+        admission = self.admission
+        entries: list[LogEntry] = []
+        for (packet, request), (outcome, sequence, received_at) in zip(
+            batch, appended.dispositions, strict=True
+        ):
+            if outcome is Outcome.STORED:
+                entries.append(LogEntry(sequence, received_at, packet))
+                admission.committed(request, received_at, duplicate=False)
+            elif outcome is Outcome.DUPLICATE:
+                admission.committed(request, received_at, duplicate=True)
+            else:
+                _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
+                error = InvalidPacket(
+                    ErrorCode.INTERNAL_ERROR, "the packet could not be stored", detail="not_storable"
+                )
+                admission.failed(request, error)
+        self.tail.committed(appended.previous, entries)
+        self.flush()
+
+    def _not_stored(self, request: PublishRequest) -> None:
+        """The database did not answer in time (R-200); an append in flight may still have taken effect."""
+        error = InvalidPacket(
+            ErrorCode.INTERNAL_ERROR,
+            "the packet could not be stored in time; publish it again",
+            detail="store_unavailable",
+        )
+        self.admission.failed(request, error)
+        self.flush()
+
+    def _dispatched(self, delivered: int) -> None:
+        if delivered:
+            self.metrics.events_sent["live"].inc(delivered)
+        self.flush()

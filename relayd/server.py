@@ -1,0 +1,344 @@
+"""The life of a relay process: start in order, serve, drain, stop in order.
+
+    database up ─ migrated ─ safe ─ store open ─ feed at the log's head ─ sockets ─ ready
+    draining ─ publishes answered ─ sockets closed with 1001 ─ feed and writer stopped ─ database down
+
+With `workers` above one, the parent keeps the database and the port and starts that many processes, each of
+which runs `serve` (see `workers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import structlog
+from strata.ids import Identity
+
+from relayd import logs
+from relayd.config import Settings
+from relayd.connection import Connection, HttpResponder
+from relayd.http import HttpApi, MetricsApi
+from relayd.manifest import build_manifest
+from relayd.metrics import Metrics
+from relayd.relay import Relay
+from relayd.store import EmbeddedPostgres, Store, StoreError, migrate
+from relayd.tls import TlsError, TlsFiles
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Windows has no uvloop
+    from asyncio import new_event_loop
+
+__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_OK", "EXIT_PORT", "PortTaken", "run", "serve"]
+
+EXIT_OK: Final = 0
+EXIT_CONFIGURATION: Final = 2
+EXIT_DATABASE: Final = 3
+EXIT_PORT: Final = 4
+
+_log = structlog.get_logger("relayd.server")
+
+_SWEEP_INTERVAL: Final = 1.0
+_HEALTH_INTERVAL: Final = 2.0
+_MAINTENANCE_INTERVAL: Final = 600.0
+_CLOSE_TIMEOUT: Final = 5.0
+_BACKLOG: Final = 4096
+
+Announce = Callable[[dict[str, str]], None]
+
+
+class PortTaken(Exception):
+    """The address to listen on cannot be had."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code (design §4). Prints the ready line on stdout."""
+    logs.configure(settings.log_format, settings.log_level)
+    for warning in settings.warnings:
+        _log.warning("setting", problem=warning)
+    if settings.workers > 1:
+        from relayd.workers import supervise
+
+        main = supervise(settings, print_ready)
+    else:
+        main = _serve_alone(settings)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main)
+    except StoreError as error:
+        return _failed(EXIT_DATABASE, "database", error)
+    except PortTaken as error:
+        return _failed(EXIT_PORT, "port", error)
+    except TlsError as error:
+        return _failed(EXIT_CONFIGURATION, "tls", error)
+    return EXIT_OK
+
+
+def print_ready(addresses: dict[str, str]) -> None:
+    """The one line on stdout that says where the relay is."""
+    print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
+
+
+def _failed(code: int, what: str, error: Exception) -> int:
+    _log.error("cannot_serve", what=what, problem=str(error))
+    return code
+
+
+async def _serve_alone(settings: Settings) -> None:
+    stop = stop_on_signals()
+    async with database(settings) as url:
+        await serve(settings, url, announce=print_ready, stop=stop)
+
+
+def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
+    """An event set by these signals (SIGTERM and SIGINT); a second one ends the process at once."""
+    stop = asyncio.Event()
+
+    def received() -> None:
+        if stop.is_set():
+            _log.warning("stopping_at_once")
+            os._exit(1)
+        stop.set()
+
+    for number in numbers or (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, received)
+    return stop
+
+
+@contextlib.asynccontextmanager
+async def database(settings: Settings) -> AsyncIterator[str]:
+    """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
+
+    Raises `StoreError` when it cannot be reached, is unsafe or is newer than this program.
+    """
+    if settings.database_url is not None:
+        await migrate(settings.database_url)
+        yield settings.database_url
+        return
+    async with EmbeddedPostgres(settings.data_dir) as server:
+        supervisor = asyncio.create_task(server.supervise(), name="embedded-postgres")
+        try:
+            await migrate(server.url)
+            yield server.url
+        finally:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)
+
+
+async def serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    announce: Announce,
+    stop: asyncio.Event,
+    reuse_port: bool = False,
+) -> None:
+    """Serve one process on a migrated database until `stop` is set, then drain.
+
+    Raises `StoreError`, `PortTaken` or `TlsError` when it cannot start. Cancelling it stops without draining.
+    """
+    tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    store = await Store.open(
+        database_url,
+        read_url=settings.read_database_url,
+        read_connections=settings.read_connections,
+        read_timeout=settings.read_timeout,
+        retention_days=settings.retention_days,
+        dedup_window_seconds=settings.dedup_window_seconds,
+        allow_unsafe=settings.allow_unsafe_database,
+    )
+    try:
+        await store.maintain(int(time.time()))
+        metrics = Metrics()
+        relay = Relay(settings, store, metrics, head=await store.head())
+        process = _Process(settings, store, relay, metrics, tls)
+        try:
+            await process.run(announce, stop, reuse_port=reuse_port)
+        finally:
+            await relay.admission.close()
+    finally:
+        await store.close()
+
+
+class _Process:
+    """The sockets and background tasks of one relay process."""
+
+    def __init__(
+        self, settings: Settings, store: Store, relay: Relay, metrics: Metrics, tls: TlsFiles | None
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._relay = relay
+        self._metrics = metrics
+        self._tls = tls
+        self._database_up = True
+        self._servers: list[asyncio.Server] = []
+        self._ws_url = ""
+        seed = settings.identity_seed
+        self._relay_id = Identity.from_seed(
+            bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed
+        ).did
+
+    async def run(self, announce: Announce, stop: asyncio.Event, *, reuse_port: bool) -> None:
+        relay = self._relay
+        await self._store.listen(relay.tail.ring)
+        jobs = [
+            asyncio.create_task(coroutine, name=name)
+            for name, coroutine in (
+                ("writer", relay.writer.run()),
+                ("tail", relay.tail.run()),
+                ("sweep", self._sweep()),
+                ("health", self._watch_database()),
+                ("maintenance", self._maintain()),
+            )
+        ]
+        try:
+            announce(await self._listen(reuse_port=reuse_port))
+            _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            jobs.append(stopped)
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done - {stopped}:
+                job.result()  # a background task that ends is our bug: let its exception out
+            await self._drain()
+        finally:
+            for server in self._servers:
+                server.close()
+            for connection in list(relay.connections):
+                connection.abort()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _listen(self, *, reuse_port: bool) -> dict[str, str]:
+        settings = self._settings
+        responder = HttpApi(
+            readiness=self._readiness,
+            manifest=self._manifest,
+            by_id=self._store.by_id,
+            render_metrics=None if settings.metrics_listen else self._metrics.render,
+            websocket_path=settings.path,
+        )
+        context = self._tls.context if self._tls else None
+        port = await self._open(
+            settings.host, settings.port, responder, settings.path, ssl=context, reuse_port=reuse_port
+        )
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        secure = "s" if context else ""
+        http_url = f"http{secure}://{host}:{port}"
+        self._ws_url = f"ws{secure}://{host}:{port}{settings.path}"
+        metrics_url = f"{http_url}/metrics"
+        if settings.metrics_listen:
+            metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
+            taken = await self._open(
+                metrics_host.strip("[]"),
+                int(metrics_port),
+                MetricsApi(self._metrics.render),
+                None,
+                reuse_port=reuse_port,
+            )
+            metrics_url = f"http://{metrics_host}:{taken}/metrics"
+        self._reload_on_sighup()
+        return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
+
+    async def _open(
+        self, host: str, port: int, responder: HttpResponder, path: str | None, **options: Any
+    ) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self._relay, responder, path),
+                host,
+                port,
+                backlog=_BACKLOG,
+                **{name: value for name, value in options.items() if value},
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None
+            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    def _readiness(self) -> str | None:
+        if self._relay.draining:
+            return "draining"
+        return None if self._database_up else "database"
+
+    def _manifest(self) -> dict[str, Any]:
+        return build_manifest(
+            self._settings,
+            relay_id=self._relay_id,
+            ws_endpoint=self._ws_url,
+            status=self._readiness() or "ok",
+        )
+
+    async def _drain(self) -> None:
+        """Answer what was taken, then send everyone away; they resume elsewhere by cursor."""
+        relay, loop = self._relay, asyncio.get_running_loop()
+        relay.draining = True
+        _log.info("draining", connections=len(relay.connections), publishes=relay.admission.pending)
+        deadline = loop.time() + self._settings.drain_timeout
+        for connection in list(relay.connections):
+            connection.stop_reading()
+        while relay.admission.pending and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(relay.connections):
+            connection.close(1001, "the relay is going away; resume by cursor")
+        deadline = loop.time() + _CLOSE_TIMEOUT
+        while relay.connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        _log.info("drained", unanswered=relay.admission.pending, unclosed=len(relay.connections))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_INTERVAL)
+            self._relay.sweep(time.monotonic())
+
+    async def _watch_database(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_HEALTH_INTERVAL):
+                    await self._store.ping()
+                up = True
+            except (StoreError, TimeoutError) as error:
+                up = False
+                if self._database_up:
+                    _log.error("database_lost", problem=str(error))
+            if up and not self._database_up:
+                _log.info("database_back")
+            self._database_up = up
+            self._metrics.database_up.set(up)
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _maintain(self) -> None:
+        while True:
+            await asyncio.sleep(_MAINTENANCE_INTERVAL)
+            try:
+                await self._store.maintain(int(time.time()))
+            except StoreError as error:
+                _log.warning("maintenance_failed", problem=str(error))
+
+    def _reload_on_sighup(self) -> None:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _reload(self) -> None:
+        """SIGHUP: take the certificate files as they are now."""
+        if self._tls is None:
+            _log.info("nothing_to_reload")
+            return
+        try:
+            self._tls.reload()
+            _log.info("tls_reloaded")
+        except TlsError as error:
+            _log.error("tls_not_reloaded", problem=str(error))

@@ -1,0 +1,129 @@
+"""TLS from files, renewed without a restart, and certificates for development.
+
+The relay ends TLS itself only when `tls_cert` and `tls_key` are set; behind a reverse proxy it need not.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import trustme
+from cryptography import x509
+
+__all__ = [
+    "CertificateFacts",
+    "DevCertificates",
+    "TlsError",
+    "TlsFiles",
+    "read_certificate",
+    "write_dev_certificates",
+]
+
+
+class TlsError(Exception):
+    """A certificate or key that cannot be used; `str()` says which file and why."""
+
+
+class TlsFiles:
+    """A certificate and its key on disk, and the context made from them.
+
+    `context` stays one object for the life of the relay: `reload` changes what new handshakes see, and
+    connections already open are not touched.
+    """
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Raises `TlsError` when the files cannot be used."""
+        self.cert = cert
+        self.key = key
+        self.context = _checked_context(cert, key)
+
+    def reload(self) -> None:
+        """Take the files as they are now. Raises `TlsError` and keeps the old ones if they cannot be used."""
+        # A context is left half changed when its key does not fit, so a fresh one is tried first.
+        _checked_context(self.cert, self.key)
+        _load(self.context, self.cert, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """What `relayd doctor` says about a certificate."""
+
+    names: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DevCertificates:
+    """Where `write_dev_certificates` put its files."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+def read_certificate(path: Path) -> CertificateFacts:
+    """The names and times of the first certificate in a PEM file. Raises `TlsError`."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise TlsError(f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise TlsError(f"{path}: not a certificate in PEM form") from None
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = tuple(str(name.value) for name in found)
+    except x509.ExtensionNotFound:
+        names = ()
+    return CertificateFacts(names, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+
+
+def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevCertificates:
+    """Make a CA and a certificate for localhost and `names`, for development only.
+
+    The CA's own key is thrown away, so the CA can vouch for nothing else. Existing files are never
+    replaced: raises FileExistsError, and OSError when the folder cannot be written.
+    """
+    written = DevCertificates(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+    for path in (written.ca, written.cert, written.key):
+        if path.exists():
+            raise FileExistsError(f"{path} exists already")
+    directory.mkdir(parents=True, exist_ok=True)
+    authority = trustme.CA(organization_name="relayd development")
+    wanted = dict.fromkeys(("localhost", "127.0.0.1", "::1", *names))
+    leaf = authority.issue_cert(*wanted, common_name="localhost")
+    _write_new(written.key, leaf.private_key_pem.bytes(), 0o600)
+    _write_new(written.cert, b"".join(blob.bytes() for blob in leaf.cert_chain_pems), 0o644)
+    _write_new(written.ca, authority.cert_pem.bytes(), 0o644)
+    return written
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _checked_context(cert: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(context, cert, key)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    for path in (cert, key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise TlsError(f"{path}: {error.strerror}") from None
+    try:
+        # A password would be asked for on the terminal; a daemon has none, so the key is refused instead.
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "unreadable or encrypted"
+        raise TlsError(f"{cert} and {key}: {reason.lower().replace('_', ' ')}") from None

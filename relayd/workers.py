@@ -1,0 +1,178 @@
+"""Several relay processes on one machine, sharing a port and a database (`--workers N`).
+
+The parent owns what there is one of: the embedded database, the migration, the port number. It holds a
+bound socket that never listens, so that a port chosen by the system stays chosen; every worker binds the
+same address with SO_REUSEPORT and the kernel spreads connections over them. A worker that dies is started
+again: its clients reconnect to another and resume by cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from relayd import logs, server
+from relayd.config import Settings
+from relayd.metrics import forget_process, share_between_processes
+from relayd.store import StoreError
+from relayd.tls import TlsError
+
+__all__ = ["supervise"]
+
+_log = structlog.get_logger("relayd.workers")
+
+_POLL_INTERVAL: Final = 0.1
+_RESTART_PAUSE: Final = 1.0
+
+
+async def supervise(settings: Settings, announce: Callable[[dict[str, str]], None]) -> None:
+    """Run `settings.workers` processes until SIGTERM or SIGINT; return when all have drained.
+
+    `announce` is called once, when all of them accept connections. Raises what `serve` raises when one
+    cannot start at first.
+    """
+    stop = server.stop_on_signals()
+    with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as settings:
+        share_between_processes(Path(folder))
+        async with server.database(settings) as url:
+            workers = [_Worker(settings, url) for _ in range(settings.workers)]
+            try:
+                addresses = [await worker.ready() for worker in workers]
+                announce(addresses[0])
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, lambda: [w.signal(signal.SIGHUP) for w in workers])
+                while not stop.is_set():
+                    await _revive(workers)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
+            finally:
+                for worker in workers:
+                    worker.signal(signal.SIGTERM)
+                await asyncio.gather(*(worker.ended() for worker in workers))
+
+
+@contextlib.contextmanager
+def _reserved(settings: Settings) -> Iterator[Settings]:
+    """Hold the port for the workers; yields the settings with its number."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind((settings.host, settings.port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise server.PortTaken(f"cannot listen on {settings.host}: {error.strerror}") from None
+            raise server.PortTaken(
+                f"port {settings.port} on {settings.host} is taken; choose another with --port"
+            ) from None
+        yield dataclasses.replace(settings, port=holder.getsockname()[1])
+
+
+async def _revive(workers: list[_Worker]) -> None:
+    for worker in workers:
+        if not worker.is_alive():
+            _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code)
+            forget_process(worker.pid)
+            await asyncio.sleep(_RESTART_PAUSE)
+            worker.start()
+
+
+class _Worker:
+    """One child process, which may be started again."""
+
+    def __init__(self, settings: Settings, database_url: str) -> None:
+        self._settings = settings
+        self._database_url = database_url
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe(duplex=False)
+        self._process: BaseProcess = context.Process(
+            target=_work, args=(self._settings, self._database_url, theirs), name="relayd-worker"
+        )
+        self._process.start()
+        theirs.close()
+
+    async def ready(self) -> dict[str, str]:
+        """Wait until the worker accepts connections; raises what kept it from it."""
+        said = await asyncio.to_thread(self._receive)
+        if isinstance(said, dict):
+            return said
+        raise said
+
+    def _receive(self) -> dict[str, str] | Exception:
+        try:
+            said: dict[str, str] | Exception = self._pipe.recv()
+        except EOFError:
+            return StoreError("a worker process ended while starting")
+        return said
+
+    async def ended(self) -> None:
+        await asyncio.to_thread(self._process.join)
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.is_alive() and self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+
+def _work(settings: Settings, database_url: str, pipe: Pipe) -> None:
+    """The child process."""
+    logs.configure(settings.log_format, settings.log_level)
+    # Ctrl-C reaches the whole process group; the parent passes the stop on, once.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def main() -> None:
+        async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop:
+            await server.serve(settings, database_url, announce=pipe.send, stop=stop, reuse_port=True)
+
+    try:
+        with asyncio.Runner(loop_factory=server.new_event_loop) as runner:
+            runner.run(main())
+    except (StoreError, server.PortTaken, TlsError) as error:
+        pipe.send(error)
+
+
+@contextlib.asynccontextmanager
+async def _parent_watched(stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """Stop when the parent is gone: a worker without its supervisor would hold the port for ever."""
+
+    async def watch() -> None:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(_POLL_INTERVAL * 5)
+        stop.set()
+
+    task = asyncio.create_task(watch(), name="parent-watch")
+    try:
+        yield stop
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,245 @@
+"""The seams between history, catching up and live, against a naive model of what each reader must see.
+
+Everything runs without I/O: a list is the log, another is what a reader got. Hypothesis drives random
+interleavings of commits, subscriptions, single page reads, full queues and replacements.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from relayd.cursor import CursorCodec
+from relayd.feed.fanout import Fanout
+from relayd.feed.filters import CompiledFilter, compile_filter
+from relayd.feed.subscription import Phase, Subscription, SubscriptionRequest
+from relayd.store.types import LogEntry, NewPacket, StoredPacket
+from strata.wire import EndOfHistory, Event, Filters, decode_relay_message
+
+CODEC = CursorCodec(bytes(32))
+NOW = 1000
+TYPES = ["A", "B"]
+
+
+def entry(sequence: int, kind: str, expired: bool) -> LogEntry:
+    body = b'{"n":%d}' % sequence
+    packet = NewPacket(sequence.to_bytes(32, "big"), "did:strata:x", kind, 900, 1 if expired else None, body)
+    return LogEntry(sequence, 900, packet)
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """Split unmasked text frames."""
+    payloads = []
+    while data:
+        length, start = data[1], 2
+        if length == 126:
+            length, start = int.from_bytes(data[2:4], "big"), 4
+        payloads.append(data[start : start + length])
+        data = data[start + length :]
+    return payloads
+
+
+@dataclass
+class Reader:
+    """One subscription and its sink, which can be full."""
+
+    subscription: Subscription
+    request: SubscriptionRequest
+    opened_at: int = 0
+    full: bool = False
+    closed: bool = False
+    events: list[tuple[int, str | None]] = field(default_factory=list)
+    marker: EndOfHistory | None = None
+    history: int = 0
+
+    def take(self, data: bytes) -> None:
+        for payload in frames_of(data):
+            message = decode_relay_message(payload)
+            if isinstance(message, EndOfHistory):
+                assert self.marker is None, "one marker at most"
+                self.marker = message
+                self.history = len(self.events)
+                continue
+            assert isinstance(message, Event)
+            assert message.subscription_id == self.request.subscription_id
+            self.events.append((int(re.findall(rb"\d+", bytes(message.packet))[0]), message.cursor))
+
+    def deliver(self, frames: bytes, events: int) -> bool:
+        if self.full:
+            return False
+        assert not self.closed, "nothing after the end"
+        self.take(frames)
+        return True
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        assert subscription is self.subscription
+
+
+class Seams(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[LogEntry] = []
+        self.fanout = Fanout(CODEC, 0)
+        self.readers: list[Reader] = []
+
+    def matching(self, filter: CompiledFilter) -> list[int]:
+        return [e.sequence for e in self.log if e.packet.expires_at is None and filter.matches(e)]
+
+    @rule(kinds=st.lists(st.tuples(st.sampled_from(TYPES), st.booleans()), min_size=1, max_size=4))
+    def commit(self, kinds):
+        base = len(self.log)
+        batch = [entry(base + i + 1, kind, expired) for i, (kind, expired) in enumerate(kinds)]
+        self.log += batch
+        self.fanout.dispatch(batch, NOW)
+
+    @rule(
+        kinds=st.lists(st.sampled_from(TYPES), max_size=2),
+        limit=st.one_of(st.none(), st.integers(0, 3)),
+        ascending=st.booleans(),
+        cursor=st.one_of(st.none(), st.integers(0, 12)),
+    )
+    def subscribe(self, kinds, limit, ascending, cursor):
+        if limit is None:
+            ascending = True  # gapless
+        request = SubscriptionRequest(
+            subscription_id=f"s{len(self.readers)}",
+            filter=compile_filter(Filters(types=kinds), max_values=9),
+            limit=limit,
+            ascending=ascending,
+            cursor=None if cursor is None else min(cursor, len(self.log)),
+            history_marker=True,
+        )
+        reader = Reader(Subscription(request, CODEC), request)
+        reader.subscription.start(self.fanout.position)
+        reader.opened_at = self.fanout.position
+        self.readers.append(reader)
+
+    @rule(which=st.integers(0, 20), rows=st.integers(1, 4))
+    def step(self, which, rows):
+        waiting = [r for r in self.readers if r.subscription.phase is not Phase.LIVE and not r.closed]
+        if waiting and not waiting[which % len(waiting)].full:
+            self.read_once(waiting[which % len(waiting)], rows)
+
+    def read_once(self, reader: Reader, rows: int) -> None:
+        subscription = reader.subscription
+        if subscription.phase is Phase.CATCHING_UP and rows == 1:
+            entries = self.fanout.recent_after(subscription.position)
+            if entries is not None:
+                reader.take(subscription.entries_read(entries, NOW, self.fanout.position)[0])
+        read = subscription.next_read(self.fanout.position, rows)
+        if read is None:
+            self.fanout.join(subscription, reader)
+            return
+        query = read.query
+        found = [
+            StoredPacket(e.sequence, e.received_at, e.packet.body)
+            for e in self.log
+            if e.packet.expires_at is None
+            and subscription.filter.matches(e)
+            and query.after < e.sequence <= (query.up_to if query.up_to is not None else 1 << 60)
+        ]
+        if not query.ascending:
+            found.reverse()
+        page = found[: read.limit]
+        reader.take(subscription.rows_read(read, page, exhausted=len(page) == len(found))[0])
+
+    @rule(which=st.integers(0, 20), full=st.booleans())
+    def fill_or_drain(self, which, full):
+        if self.readers:
+            self.readers[which % len(self.readers)].full = full
+
+    @rule(which=st.integers(0, 20))
+    def unsubscribe(self, which):
+        open_now = [r for r in self.readers if not r.closed]
+        if open_now:
+            reader = open_now[which % len(open_now)]
+            self.fanout.leave(reader.subscription)
+            reader.subscription.close()
+            reader.closed = True
+
+    @invariant()
+    def never_twice_and_always_true(self):
+        for reader in self.readers:
+            history, live = self.expected(reader)
+            got = [n for n, _ in reader.events]
+            assert got == (history + live)[: len(got)]
+
+    def expected(self, reader: Reader) -> tuple[list[int], list[int]]:
+        request = reader.request
+        matching = self.matching(request.filter)
+        stored = [n for n in matching if n <= reader.opened_at]
+        if not request.ascending:
+            stored.reverse()
+        if request.cursor is not None:
+            stored = [n for n in stored if (n > request.cursor if request.ascending else n < request.cursor)]
+        history = stored if request.limit is None else stored[: request.limit]
+        return history, [n for n in matching if n > reader.opened_at]
+
+    def teardown(self):
+        for reader in self.readers:
+            reader.full = False
+        for reader in self.readers:
+            while not reader.closed and reader.subscription.phase is not Phase.LIVE:
+                self.read_once(reader, 2)
+            if reader.closed:
+                continue
+            history, live = self.expected(reader)
+            assert [n for n, _ in reader.events] == history + live
+            self.check_cursors(reader, history, live)
+
+    def check_cursors(self, reader: Reader, history: list[int], live: list[int]) -> None:
+        request = reader.request
+        assert reader.marker is not None and reader.history == len(history)
+        matching = self.matching(request.filter)
+        outstanding = request.limit is not None and len(history) < len(
+            [
+                n
+                for n in matching
+                if n <= reader.opened_at
+                and (
+                    request.cursor is None
+                    or (n > request.cursor if request.ascending else n < request.cursor)
+                )
+            ]
+        )
+        assert reader.marker.complete is not outstanding
+        for position, (n, cursor) in enumerate(reader.events):
+            if position < reader.history:
+                assert cursor == CODEC.encode(n, ascending=request.ascending)
+            else:
+                assert cursor == (None if outstanding else CODEC.encode(n))
+
+
+TestSeams = pytest.mark.req(
+    "R-153", "R-154", "R-158", "R-159", "R-160", "R-165", "R-167", "R-170", "R-175", "R-177", "R-178"
+)(Seams.TestCase)
+TestSeams.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+def open_subscription(fanout: Fanout, **request) -> Reader:
+    made = SubscriptionRequest(subscription_id="s", filter=CompiledFilter(), **request)
+    return Reader(Subscription(made, CODEC), made)
+
+
+@pytest.mark.req("R-154", "R-162")
+def test_a_descending_walk_that_replaces_itself_hands_the_live_part_on():
+    fanout = Fanout(CODEC, 5)
+    first = open_subscription(fanout, limit=2, ascending=False)
+    first.subscription.start(5)
+    second = open_subscription(fanout, limit=2, ascending=False, cursor=4)
+    second.subscription.take_over(first.subscription)
+    # 6 was committed after the first page and never delivered by the replaced subscription.
+    second.subscription.start(6)
+    assert second.subscription.position == 5
+
+
+def test_joining_the_feed_anywhere_but_at_its_position_is_our_bug():
+    fanout = Fanout(CODEC, 5)
+    reader = open_subscription(fanout, limit=1)
+    reader.subscription.start(4)
+    with pytest.raises(RuntimeError):
+        fanout.join(reader.subscription, reader)

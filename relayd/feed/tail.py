@@ -52,7 +52,9 @@ class Tail:
         """Take a batch of our own, right after its commit."""
         if not entries:
             return
-        if previous == self._fanout.position:
+        # A batch that the store had to split may have another process's packets in its midst.
+        in_one_piece = entries[-1].sequence - entries[0].sequence == len(entries) - 1
+        if previous == self._fanout.position and in_one_piece:
             self._dispatch(entries)
         else:
             self.ring(entries[-1].sequence)

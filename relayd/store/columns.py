@@ -1,0 +1,61 @@
+"""How packets become columns and columns become packets again.
+
+author_id and content_type are bytea: their UTF-8, for a JSON string may hold U+0000, which PostgreSQL's text
+may not. A string too long to be indexed stands there as a hash behind 0xFF, a byte that no UTF-8 contains;
+equality is still exact, and the string itself is in the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from relayd.store.types import LogEntry, NewPacket
+
+__all__ = ["entry", "is_storable", "string_key"]
+
+_MAX_KEY_BYTES = 512  # PostgreSQL indexes at most about 2700
+_HASHED = b"\xff"
+_INT64 = range(-(2**63), 2**63)
+
+
+class _Content(msgspec.Struct):
+    type: str = ""
+
+
+class _View(msgspec.Struct):
+    author_id: str
+    content: _Content
+
+
+_VIEW_DECODER = msgspec.json.Decoder(_View)
+
+
+def string_key(value: str) -> bytes:
+    """The column's value for a string. Raises `UnicodeEncodeError` for a lone surrogate."""
+    key = value.encode()
+    return key if len(key) <= _MAX_KEY_BYTES else _HASHED + hashlib.sha256(key).digest()
+
+
+def is_storable(packet: NewPacket) -> bool:
+    """Whether the values fit their columns, so that one packet cannot fail the batch it travels in."""
+    try:
+        string_key(packet.author_id)
+        string_key(packet.content_type)
+    except UnicodeEncodeError:
+        return False
+    expires_at = packet.expires_at
+    return packet.timestamp in _INT64 and (expires_at is None or expires_at in _INT64)
+
+
+def entry(row: tuple[int, int, bytes, bytes, bytes, int, int | None, bytes]) -> LogEntry:
+    """A row (sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body)."""
+    sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body = row
+    if author.startswith(_HASHED) or content_type.startswith(_HASHED):
+        view = _VIEW_DECODER.decode(body)
+        author_id, type_ = view.author_id, view.content.type
+    else:
+        author_id, type_ = author.decode(), content_type.decode()
+    packet = NewPacket(packet_id, author_id, type_, timestamp, expires_at, body)
+    return LogEntry(sequence, received_at, packet)

@@ -1,0 +1,124 @@
+"""Connections to PostgreSQL: how they are opened, lent out, and how their errors are told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+
+from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
+
+__all__ = ["Pool", "close_quietly", "connect", "translate_errors"]
+
+_LOST = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,  # the driver's word for a connection that is closed or closing
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # shutdown, crash recovery, "cannot connect now"
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise the store's errors in place of the driver's. `CancelledError` passes."""
+    try:
+        yield
+    except asyncpg.QueryCanceledError as error:
+        raise StoreTimeout("the statement took longer than its limit") from error
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        # After a failover the old address may lead to a standby: come back when it has been promoted.
+        raise StoreUnavailable("the database accepts no writes") from error
+    except _LOST as error:
+        raise StoreUnavailable(f"the database cannot be reached: {_first_line(error)}") from error
+    except asyncpg.PostgresError as error:
+        raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    # Only the message: the detail of a PostgreSQL error may quote stored values.
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+async def connect(url: str, *, name: str, connect_timeout: float, **settings: str) -> asyncpg.Connection[Any]:
+    """Open a connection that pg_stat_activity shows as `name`, with `settings` for its session.
+
+    Raises `StoreUnavailable`. Cancelling closes what was opened.
+    """
+    with translate_errors():
+        return await asyncpg.connect(
+            url,
+            timeout=connect_timeout,
+            server_settings={"application_name": name, "jit": "off", **settings},
+            max_cached_statement_lifetime=0,
+            # Bodies make statements' arguments large, never their text; every shape we send fits.
+            statement_cache_size=256,
+        )
+
+
+class Pool:
+    """At most `size` connections for single statements, opened when first needed.
+
+    Leaner than asyncpg's pool, which spends more on resetting a connection than our statements take: ours
+    leave nothing behind to reset. When all are lent out, `lease` waits in order of arrival; the holder's
+    statement timeout bounds that wait.
+    """
+
+    def __init__(self, url: str, size: int, *, name: str, connect_timeout: float, **settings: str) -> None:
+        self._url = url
+        self._name = name
+        self._connect_timeout = connect_timeout
+        self._settings = settings
+        self._idle: list[asyncpg.Connection[Any]] = []
+        self._lent: set[asyncpg.Connection[Any]] = set()
+        self._free = asyncio.Semaphore(size)
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def lease(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Lend a connection. Raises `StoreUnavailable`; cancelling while waiting lends nothing."""
+        async with self._free:
+            connection = await self._take()
+            self._lent.add(connection)
+            try:
+                yield connection
+            finally:
+                self._lent.discard(connection)
+                if self._closed:
+                    connection.terminate()
+                elif not connection.is_closed():
+                    self._idle.append(connection)
+
+    async def _take(self) -> asyncpg.Connection[Any]:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await connect(
+            self._url, name=self._name, connect_timeout=self._connect_timeout, **self._settings
+        )
+
+    async def close(self) -> None:
+        """End every connection, those lent out included. Idempotent."""
+        self._closed = True
+        while self._idle:
+            await close_quietly(self._idle.pop())
+        for connection in self._lent:
+            connection.terminate()
+
+
+async def close_quietly(connection: asyncpg.Connection[Any], timeout: float = 2.0) -> None:
+    """End a connection politely, and by force where the server does not answer."""
+    try:
+        await connection.close(timeout=timeout)
+    except (*_LOST, asyncpg.PostgresError):
+        connection.terminate()

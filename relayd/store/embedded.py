@@ -1,0 +1,407 @@
+"""An embedded PostgreSQL: a real server on a folder of ours, living and dying with this process.
+
+    <data_dir>/relayd.lock            held while a relay uses the folder
+    <data_dir>/postgres.log           what the server says
+    <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
+
+The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, however we
+die. A folder of another major version is never touched: it would need pg_upgrade.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import asyncpg
+
+from relayd.store.binaries import EmbeddedPostgresError, Owner, find_binaries, is_reachable, server_owner
+from relayd.store.connection import close_quietly, translate_errors
+
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+
+_MAJOR = 18
+_USER = "relayd"
+_PORT = 5432
+_MAX_SOCKET_BYTES = 100
+_POLL_INTERVAL = 0.01
+_BACKOFF = (0.1, 0.5, 2.0, 5.0, 10.0)
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+
+_SETTINGS = {
+    "unix_socket_directories": ".",  # the cluster itself: private, and short however deep the folder is
+    "unix_socket_permissions": "0700",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "max_wal_size": "2GB",
+    "wal_compression": "off",
+    "jit": "off",
+    "log_line_prefix": "%m [%p] ",
+    "log_checkpoints": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server as an async context manager; `url` is valid inside it.
+
+    `tcp_port` makes it listen on 127.0.0.1 as well (0 is not accepted: choose one), with the password that
+    `tcp_url` contains; Spark and JDBC need that. Children of this process may use `url` too.
+    """
+
+    def __init__(
+        self, data_dir: Path | str, *, tcp_port: int | None = None, start_timeout: float = 120.0
+    ) -> None:
+        self._data_dir = Path(data_dir).resolve()
+        self._cluster = self._data_dir / f"postgres-{_MAJOR}"
+        self._log = self._data_dir / "postgres.log"
+        self._tcp_port = tcp_port
+        self._port = tcp_port or _PORT  # it names the socket even where nothing listens on TCP
+        self._start_timeout = start_timeout
+        self._owner: Owner | None = None
+        self._lock_fd: int | None = None
+        self._alias: Path | None = None
+        self._server: _Server | None = None
+        self._stopping = False
+
+    async def __aenter__(self) -> EmbeddedPostgres:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where the database is, for this machine's processes that run as root or as the server's user."""
+        folder = self._alias or self._cluster
+        return f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={self._port}"
+
+    @property
+    def tcp_url(self) -> str:
+        """Where the database is over TCP, password included. Raises `EmbeddedPostgresError` without `tcp_port`."""
+        if self._tcp_port is None:
+            raise EmbeddedPostgresError("the embedded PostgreSQL was not asked to listen on TCP")
+        return f"postgresql://{_USER}:{self._password()}@127.0.0.1:{self._tcp_port}/{_USER}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, None while it does not run."""
+        return self._server.pid if self._server is not None and self._server.is_alive() else None
+
+    def is_alive(self) -> bool:
+        """Whether the server's process runs."""
+        return self.pid is not None
+
+    async def start(self) -> None:
+        """Make the cluster where there is none, and start the server.
+
+        Raises `EmbeddedPostgresError`: the folder is in use, belongs to another version, or the server does
+        not start. Cancelling stops what was started.
+        """
+        self._stopping = False
+        try:
+            await asyncio.to_thread(self._prepare)
+            await self._start_server()
+            await self._prepare_database()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def stop(self) -> None:
+        """Shut the server down and give the folder free. Idempotent; cancelling leaves it going down."""
+        self._stopping = True
+        if self._server is not None:
+            await self._server.stop()
+        self._release()
+
+    async def supervise(self) -> None:
+        """Start the server again whenever it dies, until `stop` or cancellation.
+
+        Raises `EmbeddedPostgresError` when it does not come up again after several tries.
+        """
+        while not self._stopping:
+            assert self._server is not None, "start() comes first"
+            await self._server.exited.wait()
+            for delay in _BACKOFF:
+                if self._stopping:
+                    return
+                try:
+                    await self._start_server()
+                    break
+                except EmbeddedPostgresError:
+                    await asyncio.sleep(delay)
+            else:
+                raise EmbeddedPostgresError(f"the embedded PostgreSQL keeps dying; {self._last_words()}")
+
+    def _prepare(self) -> None:
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock()
+        self._owner = server_owner(self._cluster)
+        others = [path for path in self._data_dir.glob("postgres-*") if path.name[9:].isdecimal()]
+        if not self._cluster.exists():
+            if others:
+                raise EmbeddedPostgresError(
+                    f"{others[0]} was written by another version of PostgreSQL than {_MAJOR}; "
+                    "move its data with pg_upgrade or relayd export, or choose another folder"
+                )
+            self._initialise()
+        version = (self._cluster / "PG_VERSION").read_text().strip()
+        if version != str(_MAJOR):
+            raise EmbeddedPostgresError(f"{self._cluster} holds data of PostgreSQL {version}, not {_MAJOR}")
+        self._clear_stale_pid()
+        if len(os.fsencode(self._cluster / f".s.PGSQL.{self._port}")) > _MAX_SOCKET_BYTES:
+            # The server binds a relative path; clients come through a short link to the same folder.
+            self._alias = Path(tempfile.mkdtemp(prefix="relayd-")) / "pg"
+            self._alias.symlink_to(self._cluster)
+
+    def _lock(self) -> None:
+        self._lock_fd = os.open(self._data_dir / "relayd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EmbeddedPostgresError(
+                f"another relay uses {self._data_dir}; stop it, choose another --data-dir, "
+                "or give both a --database-url"
+            ) from None
+
+    def _initialise(self) -> None:
+        """Make the cluster under another name and rename it when complete, so that no half of one is ever used."""
+        fresh = self._cluster.with_name(f"{self._cluster.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        if self._owner is not None:
+            os.chown(fresh, self._owner.uid, self._owner.gid)
+        command = [
+            str(find_binaries(self._owner) / "initdb"), f"--username={_USER}", "--auth=trust", "--data-checksums",
+            "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
+        ]  # fmt: skip
+        with _handle(fresh, self._owner) as (folder, fds):
+            process = subprocess.run(
+                self._launch([*command, f"--pgdata={folder}"]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=fds,
+                timeout=self._start_timeout,
+                check=False,
+            )
+        if process.returncode:
+            raise EmbeddedPostgresError(f"initdb failed: {process.stdout.decode(errors='replace').strip()}")
+        # Whoever reaches the socket owns the folder around it, or is root; TCP asks for the password.
+        (fresh / "pg_hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+        self._write_private(fresh / "password", secrets.token_urlsafe(24))
+        fresh.rename(self._cluster)
+
+    def _write_private(self, path: Path, text: str) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+        if self._owner is not None:
+            os.chown(path, self._owner.uid, self._owner.gid)
+
+    def _clear_stale_pid(self) -> None:
+        """Wait for the server of a relay that was killed, and clear up after one that was killed itself.
+
+        We hold the folder's lock, so a server still there is going down. A pid file naming a process that is
+        no PostgreSQL is left over from before a reboot or from another container; PostgreSQL would refuse to
+        start for as long as an unrelated process has that number.
+        """
+        pid_file = self._cluster / "postmaster.pid"
+        deadline = time.monotonic() + self._start_timeout
+        while True:
+            try:
+                pid = int(pid_file.read_text().split("\n", 1)[0])
+            except (FileNotFoundError, ValueError):
+                return
+            if not _is_postgres(pid):
+                pid_file.unlink(missing_ok=True)
+                return
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(f"a PostgreSQL server (process {pid}) still runs on {self._cluster}")
+            time.sleep(0.05)
+
+    def _launch(self, command: list[str]) -> list[str]:
+        uid, gid = (self._owner.uid, self._owner.gid) if self._owner is not None else (-1, -1)
+        python = [sys.executable, "-I", "-S", str(_LAUNCHER), str(uid), str(gid), str(os.getpid()), "--"]
+        return [*python, *command]
+
+    async def _start_server(self) -> None:
+        listen = "" if self._tcp_port is None else "127.0.0.1"
+        settings = _SETTINGS | {"listen_addresses": listen, "port": str(self._port)}
+        server = _Server()
+        with _handle(self._cluster, self._owner) as (folder, fds):
+            command = [str(find_binaries(self._owner) / "postgres"), "-D", folder]
+            command += [f"--{name}={value}" for name, value in settings.items()]
+            server.start(self._launch(command), self._log, fds)
+        self._server = server
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                while not self._is_ready(server.pid):
+                    if not server.is_alive():
+                        raise EmbeddedPostgresError(f"PostgreSQL did not start; {self._last_words()}")
+                    await asyncio.sleep(_POLL_INTERVAL)
+        except TimeoutError:
+            await server.stop()
+            raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {self._last_words()}") from None
+        except BaseException:
+            await asyncio.shield(server.stop())
+            raise
+
+    async def _prepare_database(self) -> None:
+        """Make what `initdb` cannot: our database, and the password that TCP asks for."""
+        with translate_errors():
+            connection = await asyncpg.connect(
+                self.url, database="postgres", timeout=self._start_timeout, command_timeout=self._start_timeout
+            )
+            try:
+                if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", _USER):
+                    await connection.execute(f"CREATE DATABASE {_USER}")
+                if self._tcp_port is not None:  # the password is URL-safe base64: nothing to quote
+                    await connection.execute(f"ALTER ROLE {_USER} PASSWORD '{self._password()}'")
+            finally:
+                await close_quietly(connection)
+
+    def _password(self) -> str:
+        return (self._cluster / "password").read_text()
+
+    def _is_ready(self, pid: int) -> bool:
+        try:
+            lines = (self._cluster / "postmaster.pid").read_text().split("\n")
+        except (FileNotFoundError, PermissionError):
+            return False
+        return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+        except OSError:
+            lines = []
+        return f"the end of {self._log}: " + " | ".join(lines)
+
+    def _release(self) -> None:
+        if self._alias is not None:
+            shutil.rmtree(self._alias.parent, ignore_errors=True)
+            self._alias = None
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+class _Server:
+    """The server's process and the thread that started it and waits for it.
+
+    The kernel's "parent death" means the death of the thread that forked, so that thread must live as long as
+    the server: this one does nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog_fd: int | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def start(self, command: list[str], log: Path, fds: tuple[int, ...]) -> None:
+        """Start the process; `OSError` if the launcher itself cannot run."""
+        started: list[OSError | None] = []
+        ready = threading.Event()
+
+        def keep() -> None:
+            read_fd, write_fd = os.pipe()
+            try:
+                with log.open("ab") as output:
+                    # A session of its own: a Ctrl-C in the terminal is for us to judge, not for the server.
+                    self._process = subprocess.Popen(
+                        command, stdin=read_fd, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
+                    )
+            except OSError as error:
+                os.close(write_fd)
+                started.append(error)
+                ready.set()
+                return
+            finally:
+                os.close(read_fd)
+            started.append(None)
+            ready.set()
+            self._process.wait()
+            os.close(write_fd)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self.exited.set)
+
+        threading.Thread(target=keep, name="embedded-postgres", daemon=True).start()
+        ready.wait()
+        if started[0] is not None:
+            raise started[0]
+
+    async def stop(self, timeout: float = 60.0) -> None:
+        """Fast shutdown; immediate when that takes too long (the log replays at the next start)."""
+        for sign, patience in ((signal.SIGINT, timeout), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
+            if not self.is_alive():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sign)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exited.wait(), patience)
+
+
+@contextlib.contextmanager
+def _handle(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A name for `folder` that `owner` can use, and the descriptors the process has to inherit for it.
+
+    A folder below one that is closed to the owner (/root) is passed as an open descriptor: its name in /proc
+    leads straight to it. So the data stays where the operator wants it and no permission is loosened.
+    """
+    if is_reachable(folder, owner):
+        yield str(folder), ()
+    elif sys.platform == "linux":
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{fd}", (fd,)
+        finally:
+            os.close(fd)
+    else:
+        raise EmbeddedPostgresError(
+            f"{folder} lies in a folder that the server's user cannot enter; choose another --data-dir"
+        )
+
+
+def _is_postgres(pid: int) -> bool:
+    """Whether a live process is a PostgreSQL server, as far as the system tells."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
+    except OSError:
+        if sys.platform == "linux":
+            return False
+    answer = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return "postgres" in answer.stdout

@@ -1,0 +1,49 @@
+"""Refuse a database that could lose what was acknowledged (R-189, A-058)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from relayd.store.types import UnsafeDatabase
+
+__all__ = ["MIN_SERVER_VERSION", "check_safety"]
+
+MIN_SERVER_VERSION = 150_000
+"""PostgreSQL 15, as `server_version_num` counts."""
+
+_QUERY = """
+SELECT current_setting('server_version_num')::int AS version, pg_is_in_recovery() AS standby,
+       current_setting('default_transaction_read_only') AS read_only, current_setting('fsync') AS fsync,
+       current_setting('full_page_writes') AS full_page_writes,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('server_encoding') AS encoding
+"""
+
+
+async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: bool = False) -> None:
+    """Raise `UnsafeDatabase`, naming the setting, where a commit may not survive a crash.
+
+    `allow_unsafe` (the setting `allow_unsafe_database`) accepts the durability settings, for throw-away data;
+    a server that is too old or takes no writes is refused all the same.
+    """
+    row = await connection.fetchrow(_QUERY)
+    assert row is not None
+    if row["version"] < MIN_SERVER_VERSION:
+        raise UnsafeDatabase(f"PostgreSQL 15 or newer is needed, not {row['version'] // 10_000}")
+    if row["standby"]:
+        raise UnsafeDatabase("the database is a standby and takes no writes; use its primary")
+    if row["read_only"] == "on":
+        raise UnsafeDatabase("the database takes no writes: default_transaction_read_only is on")
+    if row["encoding"] != "UTF8":
+        raise UnsafeDatabase(f"the database's encoding is {row['encoding']}; UTF8 is needed")
+    if allow_unsafe:
+        return
+    # local, on, remote_write and remote_apply all wait for the disk of this server; off does not.
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        if row[setting] == "off":
+            raise UnsafeDatabase(
+                f"{setting} is off, so a crash can lose packets that were acknowledged; turn it on, or set "
+                "allow_unsafe_database for data you can afford to lose"
+            )

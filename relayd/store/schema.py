@@ -1,0 +1,66 @@
+"""The tables of the store as SQLAlchemy metadata: the sample Alembic compares a database with.
+
+The statements that make them are the migrations; what the store runs is in `log`, `reader` and
+`retention`. A test holds the three together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+__all__ = ["CHANNEL", "METADATA", "is_ours"]
+
+CHANNEL = "relayd_log"
+"""The LISTEN/NOTIFY channel: the payload is the last sequence and the process id of the backend that wrote it."""
+
+METADATA = sa.MetaData()
+
+LOG_HEAD = sa.Table(
+    "log_head",
+    METADATA,
+    sa.Column("only_row", sa.Boolean, primary_key=True, server_default=sa.true()),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.Column("last_received_at", sa.BigInteger, nullable=False),
+    sa.Column("generation_days", sa.Integer, nullable=False),
+)
+
+RELAY_SECRETS = sa.Table(
+    "relay_secrets",
+    METADATA,
+    sa.Column("only_row", sa.Boolean, primary_key=True, server_default=sa.true()),
+    sa.Column("identity_seed", sa.LargeBinary, nullable=False),
+    sa.Column("cursor_key", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+)
+
+PACKETS = sa.Table(
+    "packets",
+    METADATA,
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("received_at", sa.BigInteger, nullable=False),
+    sa.Column("timestamp", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column("packet_id", sa.LargeBinary, nullable=False),
+    sa.Column("author_id", sa.LargeBinary, nullable=False),
+    sa.Column("content_type", sa.LargeBinary, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("packets_author", "author_id", "sequence"),
+    sa.Index("packets_type", "content_type", "sequence"),
+    sa.Index("packets_timestamp", "timestamp", postgresql_using="brin"),
+)
+
+PACKET_IDS = sa.Table(
+    "packet_ids",
+    METADATA,
+    sa.Column("packet_id", sa.LargeBinary, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("received_at", sa.BigInteger, nullable=False),
+)
+
+
+def is_ours(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """Whether Alembic should compare this object: partitions come and go, and foreign tables are not ours."""
+    table = item if kind == "table" else getattr(item, "table", None)
+    return table is None or table.name in METADATA.tables

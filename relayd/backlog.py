@@ -12,6 +12,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from strata.errors import ErrorCode
 
 from relayd.feed.subscription import Phase, Read, Subscription
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from relayd.relay import Relay
 
 __all__ = ["Backlog"]
+
+_log = structlog.get_logger("relayd.backlog")
 
 _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
@@ -66,6 +69,14 @@ class Backlog:
             self._task = None
 
     async def _run(self) -> None:
+        try:
+            await self._serve()
+        except Exception:
+            # Our bug, and the reader's position is known: send it away to resume by cursor.
+            _log.exception("backlog_failed", connection=self._connection.id)
+            self._connection.close(1011, "internal error; resume by cursor")
+
+    async def _serve(self) -> None:
         while self._behind:
             subscription = next(iter(self._behind))
             await self._connection.writable()
@@ -113,7 +124,7 @@ class Backlog:
         self._send(*subscription.rows_read(read, page.rows, page.exhausted))
 
     def _from_memory(self, subscription: Subscription) -> bool:
-        """Close the last gap from the batches the feed still holds, so that a busy log cannot outrun a read."""
+        """Close the last gap from what the feed still holds, so that a busy log cannot outrun a read."""
         entries = self._relay.fanout.recent_after(subscription.position)
         if entries is None:
             return False

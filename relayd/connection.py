@@ -211,7 +211,9 @@ class Connection(asyncio.Protocol):
         metrics.publishes["duplicate" if duplicate else "accepted"].inc()
         metrics.publish_seconds.observe(time.monotonic() - request.started_at)
         assert request.packet is not None
-        payload = ok_payload(request.packet.packet_id, received_at, request.client_msg_id, duplicate=duplicate)
+        payload = ok_payload(
+            request.packet.packet_id, received_at, request.client_msg_id, duplicate=duplicate
+        )
         self._answered(payload)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
@@ -256,7 +258,12 @@ class Connection(asyncio.Protocol):
             body, status, headers = b"", 405, {"Allow": "GET"}
             content_type = "text/plain"
         else:
-            answer = await self._responder.respond(request.path)
+            try:
+                answer = await self._responder.respond(request.path)
+            except Exception:
+                _log.exception("http_failed", connection=self.id)
+                self._transport.abort()
+                return
             body, status, headers = answer.body, answer.status, dict(answer.headers)
             content_type = answer.content_type
         response = Response(
@@ -403,7 +410,9 @@ class Connection(asyncio.Protocol):
             self._check_stuck(now)
         elif self._protocol.state is OPEN and not self._reading:
             self._heard_at = now  # we are not listening, so silence means nothing
-        elif self._protocol.state is OPEN and now - self._heard_at > settings.ping_interval * (self._pings + 1):
+        elif self._protocol.state is OPEN and now - self._heard_at > settings.ping_interval * (
+            self._pings + 1
+        ):
             if self._pings >= settings.ping_misses:
                 self._close_reason = "ping_timeout"
                 self._transport.abort()

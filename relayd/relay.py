@@ -11,6 +11,8 @@ connection that received anything is written to once. OK comes after the commit 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -95,6 +97,7 @@ class Relay:
         )
         self._dirty: list[Connection] = []
         self._held: set[Connection] = set()
+        self._changed = asyncio.Event()
 
     def wants_flush(self, connection: Connection) -> None:
         """A connection has queued bytes; they are written at the end of this step."""
@@ -110,6 +113,7 @@ class Relay:
             held, self._held = self._held, set()
             for connection in held:
                 connection.resume_if_room()
+        self._changed.set()
 
     def is_full(self) -> bool:
         """Whether publishes under way hold as many bytes as they may; connections then stop reading."""
@@ -123,6 +127,16 @@ class Relay:
         """A connection has ended."""
         self.connections.discard(connection)
         self._held.discard(connection)
+        self._changed.set()
+
+    async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until `condition` holds, looking after every step, or for `timeout` seconds; whether it held."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return condition()
 
     def sweep(self, now: float) -> None:
         """Let every connection look at its deadlines; `now` is monotonic. Called about once a second."""

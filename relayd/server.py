@@ -284,19 +284,15 @@ class _Process:
 
     async def _drain(self) -> None:
         """Answer what was taken, then send everyone away; they resume elsewhere by cursor."""
-        relay, loop = self._relay, asyncio.get_running_loop()
+        relay = self._relay
         relay.draining = True
         _log.info("draining", connections=len(relay.connections), publishes=relay.admission.pending)
-        deadline = loop.time() + self._settings.drain_timeout
         for connection in list(relay.connections):
             connection.stop_reading()
-        while relay.admission.pending and loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        await relay.settle(lambda: not relay.admission.pending, self._settings.drain_timeout)
         for connection in list(relay.connections):
             connection.close(1001, "the relay is going away; resume by cursor")
-        deadline = loop.time() + _CLOSE_TIMEOUT
-        while relay.connections and loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        await relay.settle(lambda: not relay.connections, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=relay.admission.pending, unclosed=len(relay.connections))
 
     async def _sweep(self) -> None:

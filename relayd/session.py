@@ -118,14 +118,14 @@ class Session:
         """Take one text frame; `now` is monotonic seconds."""
         try:
             message = decode_client_message(data)
-            if type(message) is Publish:
+            if isinstance(message, Publish):
                 return PublishReceived(bytes(message.packet), message.client_msg_id)
             if isinstance(message, Subscribe):
                 return self._subscribe(message)
             if isinstance(message, Unsubscribe):
                 # One for an unknown id changes nothing and is answered with nothing (R-180).
                 subscription = self.subscriptions.pop(message.subscription_id, None)
-                return subscription and SubscriptionClosed(subscription)
+                return None if subscription is None else SubscriptionClosed(subscription)
             return self._auth(message)
         except InvalidMessage as error:
             return self._refused(error, now)
@@ -228,9 +228,7 @@ class Session:
         return len(times) > self._limits.malformed_limit
 
 
-def ok_payload(
-    packet_id: str, received_at: int, client_msg_id: str | None, *, duplicate: bool
-) -> bytes:
+def ok_payload(packet_id: str, received_at: int, client_msg_id: str | None, *, duplicate: bool) -> bytes:
     """The OK for a stored packet; a repeated one says so (R-110)."""
     return encode(
         Ok(

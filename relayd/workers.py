@@ -166,7 +166,7 @@ async def _parent_watched(stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
 
     async def watch() -> None:
         parent = os.getppid()
-        while os.getppid() == parent:
+        while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
             await asyncio.sleep(_POLL_INTERVAL * 5)
         stop.set()
 

@@ -26,7 +26,7 @@ from relayd.admission.checks import Policy, judge
 from relayd.admission.verify import VerifyPool
 from relayd.store.types import NewPacket, StoreError
 
-__all__ = ["Admission", "Lane", "Publisher", "PublishRequest"]
+__all__ = ["Admission", "Lane", "PublishRequest", "Publisher"]
 
 _log = structlog.get_logger("relayd.admission")
 
@@ -253,4 +253,3 @@ def _new_packet(packet: Packet) -> NewPacket:
         expires_at=packet.expires_at,
         body=packet.canonical,
     )
-

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from relayd.store.types import LogEntry, LogQuery
 from strata.errors import InvalidMessage
 from strata.wire import Filters
+
+from relayd.store.types import LogEntry, LogQuery
 
 __all__ = ["CompiledFilter", "compile_filter"]
 

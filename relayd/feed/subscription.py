@@ -19,11 +19,12 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strata.wire import EndOfHistory, encode
+
 from relayd.cursor import CursorCodec
 from relayd.feed.events import event_frames, event_head, row_tails
 from relayd.feed.filters import CompiledFilter
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
-from strata.wire import EndOfHistory, encode
 
 __all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
 

@@ -38,7 +38,12 @@ class Tail:
     """Drives a `Fanout` along the log. `on_dispatch(delivered)` is called after each batch, for writing."""
 
     def __init__(
-        self, fanout: Fanout, store: LogReader, *, clock: Callable[[], int], on_dispatch: Callable[[int], None]
+        self,
+        fanout: Fanout,
+        store: LogReader,
+        *,
+        clock: Callable[[], int],
+        on_dispatch: Callable[[int], None],
     ) -> None:
         self._fanout = fanout
         self._store = store

@@ -1,0 +1,303 @@
+"""The `relayd` command.
+
+Exit codes: 0 done, 1 done but for what the output names, 2 usage or configuration, 3 database unreachable
+or unsafe, 4 port taken. Results go to stdout, everything said about them to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from relayd.config import ConfigurationError, Settings, load
+from relayd.version import VERSION
+
+# Whatever only one command needs is imported by that command: `relayd check-config` need not load a driver.
+
+__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_INCOMPLETE", "app", "main"]
+
+EXIT_INCOMPLETE = 1
+EXIT_CONFIGURATION = 2
+EXIT_DATABASE = 3
+
+app = typer.Typer(
+    name="relayd",
+    help="A relay for the Strata protocol, on PostgreSQL.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # locals hold settings, and settings hold secrets
+    rich_markup_mode=None,
+)
+
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="Settings file (TOML)."),
+]
+_DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="PostgreSQL to use; a password is better kept in RELAYD_DATABASE_URL_FILE."
+    ),
+]
+_DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the embedded PostgreSQL, used without a URL.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    config: _ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
+    metrics_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics there instead.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Run the relay until SIGTERM. Prints one JSON line on stdout when it accepts connections."""
+    given = {name: value for name, value in locals().items() if name != "config"}
+    settings = _settings(config, **given)
+    from relayd.server import run
+
+    raise typer.Exit(run(settings))
+
+
+@app.command("check-config")
+def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
+    """Print the settings in effect, secrets masked, or everything that is wrong with them."""
+    from relayd.manual import toml_value
+
+    settings = _settings(config)
+    for warning in settings.warnings:
+        _say(f"warning: {warning}")
+    if json:
+        _print_json(_plain(settings))
+        return
+    for name, value in settings.shown().items():
+        typer.echo(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
+
+
+@app.command()
+def migrate(config: _ConfigFile = None, database_url: _DatabaseUrl = None, data_dir: _DataDir = None) -> None:
+    """Bring the database's schema up to this version. `serve` does the same when it starts."""
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.server import database
+    from relayd.store.migrate import latest_revision
+
+    async def run() -> None:
+        async with database(settings):
+            pass
+
+    _run(run())
+    typer.echo(f"the schema is at revision {latest_revision()}")
+
+
+@app.command()
+def doctor(
+    config: _ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    json: _Json = False,
+) -> None:
+    """Look at everything the relay needs here, and say what to do about what is wrong. Changes nothing."""
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.doctor import Check, Verdict, examine
+
+    checks: list[Check] = _run(examine(settings))
+    problems = {check.name for check in checks if check.verdict is Verdict.PROBLEM}
+    if json:
+        _print_json({"ok": not problems, "checks": [dataclasses.asdict(check) for check in checks]})
+    else:
+        marks = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.PROBLEM: "✗"}
+        for check in checks:
+            typer.echo(f"{marks[check.verdict]} {check.name}: {check.found}")
+            if check.advice:
+                typer.echo(f"    → {check.advice}")
+    if problems:
+        raise typer.Exit(EXIT_DATABASE if problems & {"database", "schema"} else EXIT_CONFIGURATION)
+
+
+@app.command("export")
+def export_(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Go on with this file; default stdout."),
+    ] = None,
+    config: _ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    json: _Json = False,
+) -> None:
+    """Write the whole log as JSON lines. Started again on the same file, it goes on where it stopped."""
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.transfer import ExportSummary, export_log, open_store, resume_point
+
+    async def run(show: Callable[[ExportSummary], None]) -> ExportSummary:
+        async with open_store(settings) as store:
+            after = await resume_point(output, store) if output is not None else 0
+            with _opened(output, "ab", sys.stdout.buffer) as file:
+                summary = await export_log(store, file, after=after, progress=show)
+                if output is not None:
+                    os.fsync(file.fileno())
+                return summary
+
+    with _progress("export") as (bar, task):
+        summary = _run(run(lambda now: bar.update(task, description=f"{now.packets} packets")))
+    _summarise(summary, json, to_stdout=output is not None)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="JSON lines; default stdin.")
+    ] = None,
+    quarantine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the lines that were refused, and why.")
+    ] = None,
+    config: _ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    json: _Json = False,
+) -> None:
+    """Append the valid packets of an export; may be repeated. Exit code 1 if any line was refused."""
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.transfer import ImportSummary, import_log, open_store
+
+    async def run(show: Callable[[ImportSummary], None]) -> ImportSummary:
+        with _opened(source, "rb", sys.stdin.buffer) as file, _maybe_opened(quarantine) as kept:
+            async with open_store(settings) as store:
+                return await import_log(store, file, now=time.time, quarantine=kept, progress=show)
+
+    size = source.stat().st_size if source is not None and source.exists() else None
+    with _progress("import", size) as (bar, task):
+        summary = _run(
+            run(lambda now: bar.update(task, description=f"{now.lines} lines", completed=now.bytes_read))
+        )
+    _summarise(summary, json, to_stdout=True)
+    if summary.quarantined:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@app.command("dev-cert")
+def dev_cert(
+    names: Annotated[list[str] | None, typer.Argument(help="Host names besides localhost.")] = None,
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to put them.")] = Path(
+        "certs"
+    ),
+) -> None:
+    """Make a certificate for development, and say how to use it. Never replaces a file."""
+    from relayd.tls import write_dev_certificates
+
+    try:
+        made = write_dev_certificates(directory, tuple(names or ()))
+    except (OSError, ValueError) as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    typer.echo(f"relayd serve --tls-cert {made.cert} --tls-key {made.key}")
+    typer.echo(f"SSL_CERT_FILE={made.ca}   # for clients: trusts this certificate and nothing else")
+
+
+def _settings(config: Path | None, **given: object) -> Settings:
+    try:
+        return load(config, os.environ, given)
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, *error.problems)
+
+
+def _run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command's coroutine; what an operator can mend becomes a sentence and an exit code."""
+    from relayd import logs
+    from relayd.store.types import StoreError
+
+    logs.configure("auto", "warning")
+    try:
+        return asyncio.run(main)
+    except StoreError as error:
+        _fail(EXIT_DATABASE, str(error))
+    except (OSError, ValueError) as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    except KeyboardInterrupt:
+        _fail(130, "stopped; start it again to go on")
+
+
+def _fail(code: int, *problems: str) -> NoReturn:
+    for problem in problems:
+        _say(problem)
+    raise typer.Exit(code)
+
+
+def _say(text: str) -> None:
+    typer.echo(f"relayd: {text}", err=True)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def _plain(settings: Settings) -> dict[str, object]:
+    shown = settings.shown()
+    return {name: str(value) if isinstance(value, Path) else value for name, value in shown.items()}
+
+
+def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
+    """The last word of a transfer: on stdout, unless that carries the data."""
+    values = {name: value for name, value in dataclasses.asdict(summary).items() if value != {}}
+    text = msgspec.json.encode(values).decode() if json else ", ".join(f"{k} {v}" for k, v in values.items())
+    typer.echo(text, err=not to_stdout)
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None, mode: str, otherwise: BinaryIO) -> Iterator[BinaryIO]:
+    if path is None:
+        yield otherwise
+        return
+    with path.open(mode) as file:
+        yield file  # type: ignore[misc]  # every mode used here is a binary one
+
+
+@contextlib.contextmanager
+def _maybe_opened(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("ab") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int | None = None) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar on stderr, on a terminal only; it leaves nothing behind."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar, bar.add_task(name, total=total)

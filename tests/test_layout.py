@@ -1,0 +1,85 @@
+"""The walls of the house: what may import what, and what the core must not touch."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CORE = [
+    "relayd/cursor.py",
+    "relayd/session.py",
+    *(f"relayd/feed/{name}.py" for name in ("events", "fanout", "filters", "interest", "subscription")),
+    "relayd/admission/checks.py",
+    "relayd/store/types.py",
+    *(f"client/strata/{name}.py" for name in ("canonical", "errors", "packets", "wire")),
+]
+IO_MODULES = {
+    "asyncio",
+    "socket",
+    "time",
+    "random",
+    "secrets",
+    "threading",
+    "subprocess",
+    "os",
+    "asyncpg",
+    "ssl",
+}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_has_no_io_clock_or_randomness(name):
+    path = ROOT / name
+    assert not {module.partition(".")[0] for module in imports(path)} & IO_MODULES
+    assert not any(
+        isinstance(n, ast.AsyncFunctionDef | ast.Await) for n in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def test_the_library_imports_nothing_of_the_daemon():
+    server_side = {"relayd", "strata_pipeline", "sqlalchemy", "asyncpg", "alembic", "structlog", "uvloop"}
+    server_side.add("prometheus_client")
+    for path in (ROOT / "client").rglob("*.py"):
+        assert not {module.partition(".")[0] for module in imports(path)} & server_side, path
+
+
+@pytest.mark.req("R-010")
+def test_canonical_form_is_made_in_one_module():
+    for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "relayd").rglob("*.py")]:
+        if path.name != "canonical.py":
+            assert "rfc8785" not in imports(path), path
+
+
+def test_sql_stays_in_the_store():
+    for path in (ROOT / "relayd").rglob("*.py"):
+        if "store" not in path.parts:
+            used = {module.partition(".")[0] for module in imports(path)}
+            assert not used & {"asyncpg", "sqlalchemy", "alembic"}, path
+
+
+@pytest.mark.parametrize("package", ["client/strata", "relayd"])
+def test_every_public_module_says_what_it_exports(package):
+    for path in (ROOT / package).rglob("*.py"):
+        if path.name.startswith("_") or "_migrations" in path.parts:
+            continue
+        tree = ast.parse(path.read_text())
+        exported = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+        ]
+        assert exported, f"{path} has no __all__"
+        assert ast.get_docstring(tree), f"{path} has no docstring"

@@ -17,7 +17,7 @@ from strata.errors import ErrorCode
 
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.session import read_failure_payload
-from relayd.store import StoreTimeout, StoreUnavailable
+from relayd.store.types import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from relayd.connection import Connection

@@ -59,7 +59,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main() -> None:
     """Entry point of the command."""
-    app()
+    app(prog_name="relayd")
 
 
 @app.callback(invoke_without_command=True)

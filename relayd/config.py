@@ -20,12 +20,12 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
-from strata.ids import MAX_DID_CHARACTERS
+from strata.ids import is_did
 
 __all__ = [
     "ENV_PREFIX",
@@ -52,8 +52,13 @@ _Bytes = Annotated[int, Meta(ge=1024, le=2**40)]
 _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
-_Dids = tuple[Annotated[str, Meta(pattern=r"^did:[a-z0-9]+:.+$", max_length=MAX_DID_CHARACTERS)], ...]
 _Hashes = tuple[Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}$")], ...]
+
+
+class _Origin(NamedTuple):
+    config_file: Path | None
+    environ: Mapping[str, str]
+    given: Mapping[str, object]
 
 
 class ConfigurationError(Exception):
@@ -184,7 +189,9 @@ class Settings:
         10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
     )
 
-    blocked_authors: _Dids = _setting((), "DIDs whose packets are neither taken nor served.", reload=True)
+    blocked_authors: tuple[str, ...] = _setting(
+        (), "DIDs whose packets are neither taken nor served.", reload=True
+    )
     blocked_packet_ids: _Hashes = _setting(
         (), "Ids of packets that are neither taken nor served.", reload=True
     )
@@ -194,11 +201,24 @@ class Settings:
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What `load` changed or advises against; for the log, not a setting."""
+    origin: _Origin | None = dataclasses.field(default=None, compare=False)
+    """Where `load` took the values from, for `reloaded`."""
 
     @property
     def max_frame_bytes(self) -> int:
         """Largest frame read: room for escapes and the envelope around a largest packet (R-123, A-013)."""
         return 2 * self.max_packet_bytes + 65_536
+
+    def reloaded(self) -> Settings:
+        """These settings, with those that SIGHUP may change read anew from where they came from.
+
+        Raises `ConfigurationError`; the settings in use then stay as they are.
+        """
+        if self.origin is None:
+            return self
+        fresh = load(*self.origin)
+        changed = {row.name: getattr(fresh, row.name) for row in setting_table().values() if row.reload}
+        return dataclasses.replace(self, **changed)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.shown().items())
@@ -272,7 +292,8 @@ def load(
     problems += _contradictions(settings)
     if problems:
         raise ConfigurationError(problems)
-    return _with_warnings(settings)
+    ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
+    return _clamped(dataclasses.replace(settings, origin=_Origin(config_file, ours, given)))
 
 
 def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -363,6 +384,9 @@ def _contradictions(settings: Settings) -> list[str]:
             f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
             f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
         )
+    problems += [
+        f"blocked_authors: {did} is not a DID" for did in settings.blocked_authors if not is_did(did)
+    ]
     if settings.public_url is not None and not _is_url(settings.public_url, {"ws", "wss"}):
         problems.append("public_url: expected a ws:// or wss:// URL")
     for name in ("database_url", "read_database_url"):
@@ -376,7 +400,7 @@ def _contradictions(settings: Settings) -> list[str]:
     return problems
 
 
-def _with_warnings(settings: Settings) -> Settings:
+def _clamped(settings: Settings) -> Settings:
     if settings.max_packet_bytes <= HARD_MAX_PACKET_BYTES:
         return settings
     # R-119: clamped with a warning, not refused.

@@ -28,7 +28,8 @@ from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.metrics import Metrics
 from relayd.session import SessionLimits
-from relayd.store import Appended, LogEntry, NewPacket, Outcome, Store, Writer
+from relayd.store import Store, Writer
+from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
 
 if TYPE_CHECKING:
     from relayd.connection import Connection
@@ -81,6 +82,8 @@ class Relay:
             store,
             on_commit=self._committed,
             on_failed=self._not_stored,
+            # Twice over: connections stop reading before this, but what they hold has to fit too.
+            max_pending_bytes=2 * settings.publish_queue_bytes,
             publish_timeout=settings.publish_timeout,
             clock=clock,
         )
@@ -130,7 +133,7 @@ class Relay:
         self._changed.set()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` holds, looking after every step, or for `timeout` seconds; whether it held."""
+        """Wait up to `timeout` seconds until `condition` holds, looking after every step; whether it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not condition():

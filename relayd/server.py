@@ -29,7 +29,10 @@ from relayd.http import HttpApi, MetricsApi
 from relayd.manifest import build_manifest
 from relayd.metrics import Metrics
 from relayd.relay import Relay
-from relayd.store import EmbeddedPostgres, Store, StoreError, migrate
+from relayd.store import Store
+from relayd.store.embedded import EmbeddedPostgres
+from relayd.store.migrate import migrate
+from relayd.store.types import StoreError
 from relayd.tls import TlsError, TlsFiles
 
 try:
@@ -99,17 +102,25 @@ async def _serve_alone(settings: Settings) -> None:
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
-    """An event set by these signals (SIGTERM and SIGINT); a second one ends the process at once."""
+    """An event set by these signals (SIGTERM and SIGINT); one that comes later ends the process at once.
+
+    Supervisors often signal a process and its group: what comes within the first second is the same request.
+    """
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopped_at = 0.0
 
     def received() -> None:
-        if stop.is_set():
+        nonlocal stopped_at
+        if not stop.is_set():
+            stopped_at = loop.time()
+            stop.set()
+        elif loop.time() - stopped_at > 1.0:
             _log.warning("stopping_at_once")
             os._exit(1)
-        stop.set()
 
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, received)
+        loop.add_signal_handler(number, received)
     return stop
 
 
@@ -151,6 +162,7 @@ async def serve(
         read_url=settings.read_database_url,
         read_connections=settings.read_connections,
         read_timeout=settings.read_timeout,
+        append_timeout=settings.publish_timeout,
         retention_days=settings.retention_days,
         dedup_window_seconds=settings.dedup_window_seconds,
         allow_unsafe=settings.allow_unsafe_database,

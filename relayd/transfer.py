@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
-from strata.errors import InvalidPacket
+from strata.errors import ErrorCode, InvalidPacket
 from strata.packets import Packet
 
 from relayd.config import HARD_MAX_PACKET_BYTES, Settings
 from relayd.server import database
 from relayd.store import Store
+from relayd.store.types import LogEntry, NewPacket, Outcome
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
 
@@ -107,10 +109,7 @@ async def resume_point(path: Path, store: Store) -> int:
 
     Raises ValueError if the file's last packet is not in this store, so that two logs never mix.
     """
-    if not path.exists():
-        return 0
-    with path.open("r+b") as file:
-        last_line = _cut_torn_line(file)
+    last_line = _last_whole_line(path)
     if last_line is None:
         return 0
     try:
@@ -178,14 +177,17 @@ def _line_of(entry: LogEntry) -> bytes:
     return b'{"packet":%b,"received_at":%d}\n' % (entry.packet.body, entry.received_at)
 
 
-def _cut_torn_line(file: BinaryIO) -> bytes | None:
-    """Cut what follows the last newline, and return the line before it, None for an empty file."""
-    size = file.seek(0, os.SEEK_END)
-    start = max(0, size - 2 * _MAX_LINE_BYTES)
-    file.seek(start)
-    tail = file.read()
-    end = tail.rfind(b"\n") + 1
-    file.truncate(start + end)
+def _last_whole_line(path: Path) -> bytes | None:
+    """Cut what follows the last newline, and return the line before it, None for an empty file or none."""
+    try:
+        with path.open("r+b") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - 2 * _MAX_LINE_BYTES)
+            file.seek(start)
+            tail = file.read()
+            end = tail.rfind(b"\n") + 1
+            file.truncate(start + end)
+    except FileNotFoundError:
+        return None
     whole = tail[:end].splitlines()
     return whole[-1] if whole else None
 

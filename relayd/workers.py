@@ -28,7 +28,7 @@ import structlog
 from relayd import logs, server
 from relayd.config import Settings
 from relayd.metrics import forget_process, share_between_processes
-from relayd.store import StoreError
+from relayd.store.types import StoreError
 from relayd.tls import TlsError
 
 __all__ = ["supervise"]

@@ -1,1 +1,112 @@
-"""strata: signed packets and connections to Strata relays."""
+"""strata: signed packets and connections to Strata relays.
+
+    async with strata.connect("ws://127.0.0.1:7447/strata", identity=strata.Identity.generate()) as relay:
+        await relay.post({"type": "POST", "text": "hello"})
+        async for delivery in relay.subscribe(types=["POST"]):
+            print(delivery.packet.content)
+
+The names below are loaded when they are first used, so that importing one part costs no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strata.errors import (
+        Closed,
+        ConnectionFailed,
+        ErrorCode,
+        IdentityError,
+        InvalidInput,
+        InvalidMessage,
+        InvalidPacket,
+        RequestRefused,
+        RequestTimeout,
+        Retry,
+        StrataError,
+        retry_advice,
+    )
+    from strata.ids import Identity
+    from strata.packets import Packet
+    from strata.relay import (
+        Announced,
+        Delivery,
+        Options,
+        Published,
+        Query,
+        Relay,
+        Statistics,
+        Subscription,
+        connect,
+    )
+
+__all__ = [
+    "Announced",
+    "Closed",
+    "ConnectionFailed",
+    "Delivery",
+    "ErrorCode",
+    "Identity",
+    "IdentityError",
+    "InvalidInput",
+    "InvalidMessage",
+    "InvalidPacket",
+    "Options",
+    "Packet",
+    "Published",
+    "Query",
+    "Relay",
+    "RequestRefused",
+    "RequestTimeout",
+    "Retry",
+    "Statistics",
+    "StrataError",
+    "Subscription",
+    "connect",
+    "retry_advice",
+]
+
+_HOMES = {
+    "strata.errors": (
+        "Closed",
+        "ConnectionFailed",
+        "ErrorCode",
+        "IdentityError",
+        "InvalidInput",
+        "InvalidMessage",
+        "InvalidPacket",
+        "RequestRefused",
+        "RequestTimeout",
+        "Retry",
+        "StrataError",
+        "retry_advice",
+    ),
+    "strata.ids": ("Identity",),
+    "strata.packets": ("Packet",),
+    "strata.relay": (
+        "Announced",
+        "Delivery",
+        "Options",
+        "Published",
+        "Query",
+        "Relay",
+        "Statistics",
+        "Subscription",
+        "connect",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

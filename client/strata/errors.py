@@ -18,6 +18,7 @@ RFC-0007 §6; the additive ones are decisions A-034 and A-061 (docs/requirements
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 __all__ = [
     "Closed",
@@ -103,7 +104,17 @@ def retry_advice(code: str, retry_after: int | None = None) -> Retry:
 
 
 class StrataError(Exception):
-    """The root of every error this library raises on purpose."""
+    """The root of every error this library raises on purpose. Errors can be pickled, to cross processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the constructor with `args`, and ours take keywords.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, Any]) -> StrataError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(members)
+    return error
 
 
 class IdentityError(StrataError, ValueError):

@@ -180,15 +180,15 @@ class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
 
     subscription_id: str
     complete: bool
-    cursor: str | None | UnsetType = UNSET
+    cursor: str | UnsetType | None = UNSET
     client_msg_id: str | None = None
 
 
 ClientMessage = Subscribe | Unsubscribe | Publish | Auth
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
-_CLIENT_DECODER = msgspec.json.Decoder(ClientMessage)
-_RELAY_DECODER = msgspec.json.Decoder(RelayMessage)
+_CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+_RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage)
 _ENCODER = msgspec.json.Encoder()
 _CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH"})
 _RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
@@ -262,15 +262,26 @@ def _explain(
     client_msg_id = _readable_id(ids.client_msg_id)
     if not isinstance(ids.type, str) or ids.type not in known:
         return InvalidMessage(
-            "the message type is missing or not known here", detail="unknown_type", client_msg_id=client_msg_id
+            "the message type is missing or not known here",
+            detail="unknown_type",
+            client_msg_id=client_msg_id,
         )
-    # msgspec names the member and the expected type; only an enum value is quoted back, to its own sender.
     return InvalidMessage(
-        f"{ids.type}: {error}" if isinstance(error, msgspec.ValidationError) else f"{ids.type} is malformed",
+        f"{ids.type}: {_sentence(error)}",
         client_msg_id=client_msg_id,
         subscription_id=_readable_id(ids.subscription_id),
     )
 
 
+def _sentence(error: Exception) -> str:
+    """What msgspec says about a member: its place and the expected type, never its value."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "malformed"
+    sentence = str(error)
+    if sentence.startswith("Invalid "):  # the one kind that quotes the value, whatever its length
+        return f"Value not allowed - at {sentence.rpartition(' - at ')[2]}"
+    return sentence
+
+
 def _readable_id(value: object) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value.encode()) <= MAX_ID_BYTES else None
+    return value if isinstance(value, str) and len(value.encode()) <= MAX_ID_BYTES else None

@@ -24,7 +24,7 @@ from strata.packets import Packet, verify_signature
 
 from relayd.admission.checks import Policy, judge
 from relayd.admission.verify import VerifyPool
-from relayd.store.types import NewPacket, StoreError
+from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
 __all__ = ["Admission", "Lane", "PublishRequest", "Publisher"]
 
@@ -35,6 +35,9 @@ _LARGE_BYTES = 16_384
 _RECENT_IDS = 65_536
 
 
+_QUEUE_FULL = InvalidPacket(
+    ErrorCode.INTERNAL_ERROR, "too many packets wait to be stored; publish it again", detail="queue_full"
+)
 _FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is gone; publish it again")
 """For a repeat whose first copy left the duplicate index between two looks at it."""
 
@@ -186,8 +189,10 @@ class Admission:
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
         self._on_verified(seconds)
         for request in requests:
-            if request.lane.requests[0] is request:
-                self._advance(request.lane)
+            lane = request.lane
+            # An earlier one of the same batch may have taken this one along, and left the lane empty.
+            if lane.requests and lane.requests[0] is request:
+                self._advance(lane)
         self._on_flush()
 
     def _advance(self, lane: Lane) -> None:
@@ -197,7 +202,10 @@ class Admission:
             request = requests.popleft()
             if request.verdict is _Verdict.PASSED:
                 assert request.packet is not None
-                self._enqueue(_new_packet(request.packet), request)
+                try:
+                    self._enqueue(_new_packet(request.packet), request)
+                except StoreUnavailable:
+                    self.failed(request, _QUEUE_FULL)
             else:
                 self._settle(request)
 

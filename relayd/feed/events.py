@@ -23,7 +23,7 @@ def event_head(subscription_id: str) -> bytes:
 
 
 def event_tail(body: bytes, received_at: int, cursor: str | None) -> bytes:
-    """The second half of an EVENT: the stored bytes of the packet, unchanged (R-171), and what goes with them."""
+    """The second half of an EVENT: the packet as stored, unchanged (R-171), and what goes with it."""
     if cursor is None:
         return b'%b,"received_at":%d}' % (body, received_at)
     return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor.encode("ascii"))

@@ -36,6 +36,8 @@ def translate_errors() -> Iterator[None]:
     except asyncpg.ReadOnlySQLTransactionError as error:
         # After a failover the old address may lead to a standby: come back when it has been promoted.
         raise StoreUnavailable("the database accepts no writes") from error
+    except asyncpg.ClientConfigurationError as error:
+        raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
     except _LOST as error:
         raise StoreUnavailable(f"the database cannot be reached: {_first_line(error)}") from error
     except asyncpg.PostgresError as error:

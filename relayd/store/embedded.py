@@ -40,6 +40,7 @@ _PORT = 5432
 _MAX_SOCKET_BYTES = 100
 _POLL_INTERVAL = 0.01
 _BACKOFF = (0.1, 0.5, 2.0, 5.0, 10.0)
+_LINUX: bool = sys.platform == "linux"
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _SETTINGS = {
@@ -96,7 +97,7 @@ class EmbeddedPostgres:
 
     @property
     def tcp_url(self) -> str:
-        """Where the database is over TCP, password included. Raises `EmbeddedPostgresError` without `tcp_port`."""
+        """Where the database is over TCP, password included; `EmbeddedPostgresError` without `tcp_port`."""
         if self._tcp_port is None:
             raise EmbeddedPostgresError("the embedded PostgreSQL was not asked to listen on TCP")
         return f"postgresql://{_USER}:{self._password()}@127.0.0.1:{self._tcp_port}/{_USER}"
@@ -141,8 +142,6 @@ class EmbeddedPostgres:
             assert self._server is not None, "start() comes first"
             await self._server.exited.wait()
             for delay in _BACKOFF:
-                if self._stopping:
-                    return
                 try:
                     await self._start_server()
                     break
@@ -183,15 +182,16 @@ class EmbeddedPostgres:
             ) from None
 
     def _initialise(self) -> None:
-        """Make the cluster under another name and rename it when complete, so that no half of one is ever used."""
+        """Make the cluster under another name, and rename it when complete: no half of one is ever used."""
         fresh = self._cluster.with_name(f"{self._cluster.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         if self._owner is not None:
             os.chown(fresh, self._owner.uid, self._owner.gid)
         command = [
-            str(find_binaries(self._owner) / "initdb"), f"--username={_USER}", "--auth=trust", "--data-checksums",
-            "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
+            str(find_binaries(self._owner) / "initdb"), f"--username={_USER}", "--auth=trust",
+            "--data-checksums", "--encoding=UTF8",
+            "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
         ]  # fmt: skip
         with _handle(fresh, self._owner) as (folder, fds):
             process = subprocess.run(
@@ -235,7 +235,9 @@ class EmbeddedPostgres:
                 pid_file.unlink(missing_ok=True)
                 return
             if time.monotonic() > deadline:
-                raise EmbeddedPostgresError(f"a PostgreSQL server (process {pid}) still runs on {self._cluster}")
+                raise EmbeddedPostgresError(
+                    f"a PostgreSQL server (process {pid}) still runs on {self._cluster}"
+                )
             time.sleep(0.05)
 
     def _launch(self, command: list[str]) -> list[str]:
@@ -269,7 +271,10 @@ class EmbeddedPostgres:
         """Make what `initdb` cannot: our database, and the password that TCP asks for."""
         with translate_errors():
             connection = await asyncpg.connect(
-                self.url, database="postgres", timeout=self._start_timeout, command_timeout=self._start_timeout
+                self.url,
+                database="postgres",
+                timeout=self._start_timeout,
+                command_timeout=self._start_timeout,
             )
             try:
                 if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", _USER):
@@ -337,7 +342,12 @@ class _Server:
                 with log.open("ab") as output:
                     # A session of its own: a Ctrl-C in the terminal is for us to judge, not for the server.
                     self._process = subprocess.Popen(
-                        command, stdin=read_fd, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
+                        command,
+                        stdin=read_fd,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=fds,
+                        start_new_session=True,
                     )
             except OSError as error:
                 os.close(write_fd)
@@ -378,7 +388,7 @@ def _handle(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int,
     """
     if is_reachable(folder, owner):
         yield str(folder), ()
-    elif sys.platform == "linux":
+    elif _LINUX:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{fd}", (fd,)
@@ -401,7 +411,9 @@ def _is_postgres(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
     except OSError:
-        if sys.platform == "linux":
+        if _LINUX:
             return False
-    answer = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     return "postgres" in answer.stdout

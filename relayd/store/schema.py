@@ -10,10 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-__all__ = ["CHANNEL", "METADATA", "is_ours"]
-
-CHANNEL = "relayd_log"
-"""The LISTEN/NOTIFY channel: the payload is the last sequence and the process id of the backend that wrote it."""
+__all__ = ["METADATA", "is_ours"]
 
 METADATA = sa.MetaData()
 

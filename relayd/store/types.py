@@ -15,10 +15,13 @@ __all__ = [
     "DAY_SECONDS",
     "Appended",
     "Disposition",
+    "Gone",
     "LogEntry",
     "LogQuery",
     "NewPacket",
     "Outcome",
+    "Page",
+    "RelaySecrets",
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
@@ -33,7 +36,7 @@ _ORDINAL_BITS = 32
 
 
 def first_sequence_of_day(day: int) -> int:
-    """The border below a day's sequences (`day` counts from 1970-01-01 UTC); the first one used is border + 1."""
+    """The border below a day's sequences (`day` counts from 1970-01-01 UTC); the first used is border + 1."""
     return day << _ORDINAL_BITS
 
 
@@ -114,6 +117,35 @@ class StoredPacket(NamedTuple):
     sequence: int
     received_at: int
     body: bytes
+
+
+class Page(NamedTuple):
+    """The answer to one read of the log."""
+
+    rows: list[StoredPacket]
+    exhausted: bool
+    """No further row matches: the page ended for lack of rows, not for its limit or its size."""
+
+
+class Gone(NamedTuple):
+    """The place of a packet that was stored and is no longer served: expired, or removed by retention."""
+
+    sequence: int
+    received_at: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RelaySecrets:
+    """What all processes on one database share: made once, at random, when the first of them opens it."""
+
+    identity_seed: bytes
+    """32 bytes, the Ed25519 seed of the relay's own DID."""
+    cursor_key: bytes
+    """32 bytes, the key of the cursors' integrity check."""
+    created_at: int
+
+    def __repr__(self) -> str:
+        return f"RelaySecrets(created_at={self.created_at})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from relayd.cursor import CursorCodec, InvalidCursor
 
 KEY = bytes(range(32))

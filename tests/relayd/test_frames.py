@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relayd.frames import FrameReader, text_frame
 from websockets.client import ClientProtocol
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, Protocol
 from websockets.server import ServerProtocol
+
+from relayd.frames import FrameReader, text_frame
 
 MAX_SIZE = 70_000
 

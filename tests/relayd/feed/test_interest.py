@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strata.errors import InvalidMessage
+from strata.wire import Filters
+
 from relayd.feed.filters import CompiledFilter, compile_filter
 from relayd.feed.interest import InterestIndex
 from relayd.store.types import LogEntry, NewPacket
-from strata.errors import InvalidMessage
-from strata.wire import Filters
 
 AUTHORS = ["did:strata:a", "did:strata:b", "did:strata:ab"]
 TYPES = ["POST", "post", "/chat/1"]

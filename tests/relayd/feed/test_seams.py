@@ -13,12 +13,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from strata.wire import EndOfHistory, Event, Filters, decode_relay_message
+
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.filters import CompiledFilter, compile_filter
 from relayd.feed.subscription import Phase, Subscription, SubscriptionRequest
 from relayd.store.types import LogEntry, NewPacket, StoredPacket
-from strata.wire import EndOfHistory, Event, Filters, decode_relay_message
 
 CODEC = CursorCodec(bytes(32))
 NOW = 1000

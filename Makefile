@@ -1,0 +1,64 @@
+# Every target sets up what it needs, from a bare checkout: `make run` is all it takes to have a relay.
+# The only things expected of the machine are make and Python 3.11 or newer.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+STAMP := .venv/.complete
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types fmt bench conformance docs lock wheel deploy-test clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMP) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
+	@exec $(BIN)/relayd serve $(ARGS)
+
+test: $(STAMP) ## Run the tests (ARGS="-k cursor")
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Check the types
+	$(BIN)/mypy
+
+fmt: $(STAMP) ## Format, and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
+	$(BIN)/python -m benches $(ARGS)
+
+conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
+	$(BIN)/python scripts/conformance.py
+
+docs: $(STAMP) ## Make docs/settings.md and deploy/relayd.toml from the settings
+	$(BIN)/python -m relayd.manual
+
+wheel: $(STAMP) ## Build the wheel into dist/
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+deploy-test: ## Check the alert rules (needs promtool)
+	promtool check config deploy/prometheus/prometheus.yml
+	promtool test rules deploy/prometheus/alerts_test.yml
+
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
+lock: $(STAMP) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
+	$(COMPILE) --extra relay --output-file locks/relay.txt pyproject.toml
+	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
+	$(COMPILE) --output-file locks/build.txt locks/build.in
+
+clean: ## Remove what the targets made, but not .relayd
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(STAMP): locks/dev.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

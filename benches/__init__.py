@@ -1,0 +1,9 @@
+"""Benchmarks of a real relay, each beside its own limit on the same machine: `python -m benches --help`.
+
+daemon       a `relayd serve` process on a folder of its own, and what it costs in CPU and memory
+load         packets signed and frames masked before any clock starts
+peer         a WebSocket client lean enough not to be what is measured
+bare         the limits: signature checks, the log, socket writes and echo, each alone
+publish, fanout, latency, catchup, idle      one measurement each
+measures     values, targets and the table
+"""

@@ -1,0 +1,101 @@
+"""`python -m benches`: run the benchmarks, all or those named."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from benches import catchup, fanout, idle, latency, publish
+from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
+from benches.daemon import RelayProcess
+from benches.measures import BRIEF, FULL, Measure, Plan, Progress, as_json, print_table
+from benches.peer import BenchError
+
+__all__ = ["NAMES", "main", "run"]
+
+NAMES = ("publish", "fanout", "latency", "catchup", "idle")
+
+
+async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: str | None) -> list[Measure]:
+    """Run these benchmarks, each on a relay of its own. Raises `BenchError` when a total is not exact."""
+    progress("measuring the limits")
+    signature = signature_cost(plan.limit_seconds)
+    store = await store_cost(plan.catchup_packets)
+    measures: list[Measure] = []
+    for name in names:
+        progress(f"{name}: starting a relay")
+        try:
+            async with asyncio.timeout(plan.timeout):
+                with RelayProcess(serve) as relay:
+                    measures += await _one(name, relay, plan, progress, signature, store)
+        except TimeoutError:
+            raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
+    return measures
+
+
+async def _one(
+    name: str, relay: RelayProcess, plan: Plan, progress: Progress, signature: SignatureCost, store: StoreCost
+) -> list[Measure]:
+    match name:
+        case "publish":
+            return await publish.measure(relay, plan, progress, signature, store)
+        case "fanout":
+            return await fanout.measure(relay, plan, progress)
+        case "latency":
+            return await latency.measure(relay, plan, progress, signature)
+        case "catchup":
+            return await catchup.measure(relay, plan, progress, store)
+        case "idle":
+            return await idle.measure(relay, plan, progress)
+    raise ValueError(name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, print. 0: done, 1: a measurement was void."""
+    parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--brief", action="store_true", help="see that everything works; figures mean nothing"
+    )
+    parser.add_argument(
+        "--serve", metavar="COMMAND", help="start the relay with this instead of python -m relayd"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    names = [name for name in NAMES if not options.names or name in options.names]
+    plan = BRIEF if options.brief else FULL
+    try:
+        measures = uvloop.run(run(names, plan, _progress, serve=options.serve))
+    except BenchError as error:
+        print(f"void: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
+        print(json.dumps({"machine": machine, "measures": as_json(measures)}, indent=2))
+    else:
+        print_table(measures)
+    return 0
+
+
+def _progress(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

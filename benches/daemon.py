@@ -1,0 +1,132 @@
+"""A relay process of our own: started on a fresh folder, measured from outside, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from benches.peer import BenchError
+
+__all__ = ["CpuTimes", "RelayProcess"]
+
+_START_TIMEOUT = 120.0
+_STOP_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU seconds used so far: by the relay itself, and by its PostgreSQL."""
+
+    relay: float
+    postgres: float
+
+    def since(self, before: CpuTimes) -> CpuTimes:
+        """What was used between two readings."""
+        return CpuTimes(self.relay - before.relay, self.postgres - before.postgres)
+
+    @property
+    def total(self) -> float:
+        return self.relay + self.postgres
+
+
+class RelayProcess:
+    """`relayd serve --port 0` with its embedded PostgreSQL, as a context manager.
+
+    `command` replaces `python -m relayd`, for a profiler or another build. Raises `BenchError` with the end
+    of its log when it does not come up.
+    """
+
+    def __init__(self, command: str | None = None) -> None:
+        self._command = shlex.split(command) if command else [sys.executable, "-m", "relayd"]
+        self._folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
+        self._process: subprocess.Popen[str] | None = None
+        self.ws_url = ""
+        self.metrics_url = ""
+
+    def __enter__(self) -> RelayProcess:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def cpu_times(self) -> CpuTimes:
+        """CPU used so far, including that of processes which have ended since."""
+        relay = postgres = 0.0
+        for process in self._processes():
+            try:
+                times = process.cpu_times()
+                used = times.user + times.system + times.children_user + times.children_system
+                if process.name().startswith("postgres"):
+                    postgres += used
+                else:
+                    relay += used
+            except psutil.NoSuchProcess:
+                continue  # its parent has inherited its times, and is read after it or next time
+        return CpuTimes(relay, postgres)
+
+    def resident_bytes(self) -> int:
+        """Memory of the relay without PostgreSQL."""
+        return sum(
+            process.memory_info().rss
+            for process in self._processes()
+            if not process.name().startswith("postgres")
+        )
+
+    def _start(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
+        with (self._folder / "stderr.log").open("w") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "serve", "--port", "0", "--data-dir", str(self._folder / "data")],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+        ready = json.loads(self._first_line())
+        self.ws_url, self.metrics_url = ready["ws"], ready["metrics"]
+
+    def _first_line(self) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if selector.select(deadline - time.monotonic()):
+                line = self._process.stdout.readline()
+                if line.startswith("{"):
+                    return line
+        log = (self._folder / "stderr.log").read_text(errors="replace")[-2000:]
+        raise BenchError(f"the relay did not start\n{log}")
+
+    def _processes(self) -> list[psutil.Process]:
+        assert self._process is not None
+        root = psutil.Process(self._process.pid)
+        return [*root.children(recursive=True), root]

@@ -1,0 +1,94 @@
+"""Packets signed and frames masked before any clock starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+from strata.ids import Identity
+from strata.packets import Packet, build
+from strata.wire import Publish, encode
+
+from benches.measures import Progress
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # a platform without the compiled part
+    from websockets.utils import apply_mask
+
+__all__ = ["AUTHORS", "CONTENT_TYPE", "Load", "client_frame", "make_load", "sign"]
+
+AUTHORS = 64
+CONTENT_TYPE = "POST"
+_TEXT_CHARACTERS = 220  # signs 366 bytes and makes a packet of 592: the size that design §6 reckons with
+_CHUNK = 2_500
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Packets in the order they will be sent: their ids, and each as a masked PUBLISH frame."""
+
+    ids: list[str]
+    frames: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, first: int, count: int) -> Load:
+        """A part of the load."""
+        return Load(self.ids[first : first + count], self.frames[first : first + count])
+
+
+def client_frame(payload: bytes) -> bytes:
+    """A whole text frame as a client sends it."""
+    mask = os.urandom(4)
+    length = len(payload)
+    if length < 126:
+        header = bytes((0x81, 0x80 | length))
+    elif length < 65_536:
+        header = b"\x81\xfe" + length.to_bytes(2, "big")
+    else:
+        header = b"\x81\xff" + length.to_bytes(8, "big")
+    return header + mask + apply_mask(payload, mask)
+
+
+def sign(first: int, count: int) -> list[Packet]:
+    """Packets of equal size by a few authors, no two alike even between runs."""
+    identities = [Identity(number.to_bytes(32, "big")) for number in range(1, AUTHORS + 1)]
+    now, run = int(time.time()), os.urandom(8).hex()
+    return [
+        build(
+            identities[number % AUTHORS],
+            {"type": CONTENT_TYPE, "text": f"{number:08d} {run} ".ljust(_TEXT_CHARACTERS, "x")},
+            timestamp=now,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def make_load(count: int, progress: Progress) -> Load:
+    """Sign `count` packets on every core, for as long as that takes."""
+    starts = range(0, count, _CHUNK)
+    ids: list[str] = []
+    frames: list[bytes] = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(starts)), mp_context=context) as pool:
+        chunks = pool.map(_signed_frames, starts, [min(_CHUNK, count - start) for start in starts])
+        for chunk_ids, chunk_frames in chunks:
+            ids += chunk_ids
+            frames += chunk_frames
+            progress(f"signed {len(ids):,} of {count:,} packets")
+    return Load(ids, frames)
+
+
+def _signed_frames(first: int, count: int) -> tuple[Sequence[str], Sequence[bytes]]:
+    packets = sign(first, count)
+    return (
+        [packet.packet_id for packet in packets],
+        [client_frame(encode(Publish(packet=msgspec.Raw(packet.canonical)))) for packet in packets],
+    )

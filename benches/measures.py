@@ -1,0 +1,150 @@
+"""What a benchmark found: a value beside its target and beside the limit it cannot pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["BRIEF", "FULL", "Measure", "Plan", "Progress", "as_json", "percentile", "print_table"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much each benchmark does."""
+
+    rounds: int
+    publish_packets: int
+    fanout: tuple[tuple[int, int], ...]
+    """(subscribers, packets), many publishes in flight."""
+    fanout_single: tuple[tuple[int, int], ...]
+    """The same with one publish in flight."""
+    latency_packets: int
+    catchup_packets: int
+    idle_connections: int
+    limit_seconds: float
+    """How long each limit is measured."""
+    timeout: float
+    """How long one benchmark may take before it counts as stuck."""
+
+
+FULL = Plan(
+    rounds=3,
+    publish_packets=30_000,
+    fanout=((100, 20_000), (1000, 4_000)),
+    fanout_single=((100, 4_000), (1000, 400)),
+    latency_packets=3_000,
+    catchup_packets=30_000,
+    idle_connections=2_000,
+    limit_seconds=1.0,
+    timeout=600.0,
+)
+BRIEF = Plan(
+    rounds=1,
+    publish_packets=400,
+    fanout=((10, 200),),
+    fanout_single=((10, 20),),
+    latency_packets=50,
+    catchup_packets=1_200,
+    idle_connections=50,
+    limit_seconds=0.05,
+    timeout=60.0,
+)
+"""Enough to see that everything works; its figures mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure. `target` is met from above where `at_most`, else from below."""
+
+    bench: str
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_most: bool = False
+    limit: float | None = None
+    limit_name: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What explains the value: all rounds, CPU shares, counts."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The value as a multiple of its limit."""
+        return self.value / self.limit if self.limit else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is reached; None without one."""
+        if self.target is None:
+            return None
+        return self.value <= self.target if self.at_most else self.value >= self.target
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """The value below which `share` of an ascending list lies."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def as_json(measures: Iterable[Measure]) -> list[dict[str, Any]]:
+    """The measures as plain values, for `--json`."""
+    return [
+        {
+            "bench": measure.bench,
+            "name": measure.name,
+            "value": measure.value,
+            "unit": measure.unit,
+            "target": measure.target,
+            "target_is": "at most" if measure.at_most else "at least",
+            "met": measure.met,
+            "limit": measure.limit,
+            "limit_name": measure.limit_name or None,
+            "ratio": measure.ratio,
+            "details": measure.details,
+        }
+        for measure in measures
+    ]
+
+
+def print_table(measures: Iterable[Measure]) -> None:
+    """The measures for people, on standard output."""
+    table = Table(title="relayd")
+    for heading in ("bench", "what", "limit alone"):
+        table.add_column(heading)
+    for heading in ("value", "target", "limit", "ratio"):
+        table.add_column(heading, justify="right")
+    for measure in measures:
+        sign = "≤" if measure.at_most else "≥"
+        colour = {None: "default", True: "green", False: "red"}[measure.met]
+        table.add_row(
+            measure.bench,
+            measure.name,
+            measure.limit_name,
+            f"[{colour}]{_number(measure.value)} {measure.unit}[/]",
+            "" if measure.target is None else f"{sign} {_number(measure.target)}",
+            "" if measure.limit is None else _number(measure.limit),
+            "" if measure.ratio is None else f"{measure.ratio:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    for measure in measures:
+        if measure.details:
+            shown = ", ".join(f"{name} {_shown(value)}" for name, value in measure.details.items())
+            console.print(f"[bold]{measure.bench} {measure.name}:[/] {shown}", highlight=False)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " / ".join(_shown(item) for item in value)
+    return _number(value) if isinstance(value, int | float) else str(value)
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}"

@@ -1,0 +1,46 @@
+"""The relay's log in PostgreSQL. `Store` is the door; the values that pass it are in `types`."""
+
+from __future__ import annotations
+
+from relayd.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from relayd.store.migrate import migrate
+from relayd.store.store import Store
+from relayd.store.types import (
+    Appended,
+    Disposition,
+    Gone,
+    LogEntry,
+    LogQuery,
+    NewPacket,
+    Outcome,
+    Page,
+    RelaySecrets,
+    StoredPacket,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnsafeDatabase,
+)
+from relayd.store.writer import Writer
+
+__all__ = [
+    "Appended",
+    "Disposition",
+    "EmbeddedPostgres",
+    "EmbeddedPostgresError",
+    "Gone",
+    "LogEntry",
+    "LogQuery",
+    "NewPacket",
+    "Outcome",
+    "Page",
+    "RelaySecrets",
+    "Store",
+    "StoreError",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "StoredPacket",
+    "UnsafeDatabase",
+    "Writer",
+    "migrate",
+]

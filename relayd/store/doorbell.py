@@ -1,0 +1,92 @@
+"""Learn of commits by other processes: LISTEN on a connection of its own (R-311)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.queries import CHANNEL, HEAD
+from relayd.store.types import StoreError, StoreUnavailable
+
+__all__ = ["Doorbell"]
+
+_PROBE_INTERVAL = 20.0
+_PROBE_TIMEOUT = 10.0
+_BACKOFF_SECONDS = (0.05, 2.0)
+
+
+class Doorbell:
+    """Calls back with the log's last sequence whenever another backend has appended.
+
+    A ring says "look", not "this is all": several commits may ring once, and after a lost connection the
+    first ring is the head as it stands then, so nothing committed meanwhile is missed. Sequences never
+    arrive lower than before over one connection.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        callback: Callable[[int], None],
+        *,
+        own_pid: Callable[[], int | None],
+        connect_timeout: float,
+    ) -> None:
+        self._url = url
+        self._callback = callback
+        self._own_pid = own_pid
+        self._connect_timeout = connect_timeout
+        self._wake = asyncio.Event()
+
+    def doubt(self) -> None:
+        """Ring with the head as it is now: an append of ours was lost sight of, and may be in the log."""
+        self._wake.set()
+
+    async def run(self, listening: asyncio.Event) -> None:
+        """Listen until cancelled, through every loss of the connection; sets `listening` once it does."""
+        delay = _BACKOFF_SECONDS[0]
+        while True:
+            try:
+                connection = await connect(
+                    self._url, name="relayd doorbell", connect_timeout=self._connect_timeout
+                )
+                try:
+                    await self._start(connection)
+                    listening.set()
+                    delay = _BACKOFF_SECONDS[0]
+                    await self._wait_for_loss(connection)
+                finally:
+                    await close_quietly(connection)
+            except StoreError:
+                pass
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, _BACKOFF_SECONDS[1])
+
+    async def _start(self, connection: asyncpg.Connection[Any]) -> None:
+        with translate_errors():
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                await connection.add_listener(CHANNEL, self._ring)
+                # Only now: what is committed after this rings, what was before is below this head.
+                head = await connection.fetchval(HEAD)
+        self._callback(head)
+
+    async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
+        connection.add_termination_listener(lambda _: self._wake.set())
+        while not connection.is_closed():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _PROBE_INTERVAL)
+            self._wake.clear()
+            # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
+            with translate_errors():
+                head = await connection.fetchval(HEAD, timeout=_PROBE_TIMEOUT)
+            self._callback(head)
+        raise StoreUnavailable("the connection was lost")
+
+    def _ring(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        if pid != self._own_pid():
+            self._callback(int(str(payload)))

@@ -1,0 +1,192 @@
+"""The reading side of the log: pages, packets by id, the duplicate index."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import asyncpg
+
+from relayd.store.columns import entry
+from relayd.store.connection import Pool, translate_errors
+from relayd.store.queries import BY_ID, FIND, HEAD, LAST_SEQUENCE, POSITION, TAIL, page_statement
+from relayd.store.types import (
+    DAY_SECONDS,
+    Gone,
+    LogEntry,
+    LogQuery,
+    Page,
+    StoredPacket,
+    StoreUnavailable,
+    first_sequence_of_day,
+)
+
+__all__ = ["Reader"]
+
+_MAX_SKEW_SECONDS = 300
+"""How far a timestamp may be ahead of received_at (R-092): what `since` says about a packet's place."""
+
+_LAST_DAY = 99_999
+_CACHED_POSITIONS = 1024
+_GRACE_SECONDS = 5.0
+
+
+class Reader:
+    """Reads over bounded pools: `pages` for long reads, `lookups` for short ones, so that slow pages never
+    hold up the feed or an admission; and `replica`, where there is one, for pages in place of the primary.
+
+    A replica may lag. It is asked only for what it has: pages end at a snapshot, and a replica that has not
+    reached it would leave a hole there which the reader's cursor would then jump (R-154).
+    """
+
+    def __init__(self, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float) -> None:
+        self._lookups = lookups
+        self._pages = pages
+        self._replica = replica
+        self._deadline = read_timeout + _GRACE_SECONDS
+        self._seen = 0
+        self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
+        self._positions: OrderedDict[int, int] = OrderedDict()
+
+    def saw(self, sequence: int) -> None:
+        """Note that the log has reached `sequence`: a page without `up_to` may not end before it."""
+        self._seen = max(self._seen, sequence)
+
+    async def head(self) -> int:
+        """The last sequence given out. Raises `StoreUnavailable`."""
+        async with self._guarded(self._lookups) as connection:
+            head = int(await connection.fetchval(HEAD))
+        self.saw(head)
+        return head
+
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+        """Which of `ids` were ever stored: sequence and received_at.
+
+        Raises `StoreUnavailable`, `StoreTimeout`.
+        """
+        if not ids:
+            return {}
+        async with self._guarded(self._lookups) as connection:
+            rows = await connection.fetch(FIND, list(ids))
+        return {row[0]: (row[1], row[2]) for row in rows}
+
+    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
+        """The packet, `Gone` when it is no longer served, None when its id is unknown."""
+        async with self._guarded(self._lookups) as connection:
+            row = await connection.fetchrow(BY_ID, packet_id)
+        if row is None:
+            return None
+        sequence, received_at, body, expires_at = row
+        if body is None or (expires_at is not None and expires_at < now):
+            return Gone(sequence, received_at)
+        return StoredPacket(sequence, received_at, body)
+
+    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int) -> Page:
+        """The first packets of the log that match, are not expired at `now`, and fit in `max_bytes`.
+
+        A page may be shorter than `limit` and yet not the last: see `Page.exhausted`. Raises
+        `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
+        """
+        async with self._page_connection(self._seen if query.up_to is None else query.up_to) as connection:
+            after, up_to = await self._bounds(connection, query)
+            if up_to is not None and after >= up_to:
+                return Page([], exhausted=True)
+            text, parameters, limit = page_statement(query, limit, now, max_bytes, after, up_to)
+            rows = list(map(StoredPacket._make, await connection.fetch(text, *parameters)))
+        # A row is left out for its size only when those before it reach max_bytes.
+        exhausted = len(rows) < limit and sum(len(row.body) for row in rows) < max_bytes
+        return Page(rows, exhausted)
+
+    async def tail(self, after: int, up_to: int | None, limit: int, max_bytes: int) -> list[LogEntry]:
+        """All entries in `after < sequence <= up_to`, expired ones included, at most `limit` and `max_bytes`.
+
+        Only an empty answer is the end. Raises and cancels as `page` does.
+        """
+        last = LAST_SEQUENCE if up_to is None else up_to
+        async with self._guarded(self._lookups) as connection:
+            rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
+        return [entry(tuple(row)) for row in rows]
+
+    async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:
+        """Turn the bounds on time into bounds on the sequence, so that a page starts where its rows are.
+
+        They only narrow the search: the statement still compares each row's own times.
+        """
+        after, up_to = query.after, query.up_to
+        earliest = [] if query.received_since is None else [query.received_since]
+        if query.since is not None:
+            earliest.append(query.since - _MAX_SKEW_SECONDS)
+        if earliest and max(earliest) > 0:
+            position, _ = await self._position(connection, max(earliest))
+            after = max(after, position)
+        if query.received_until is not None:
+            position, settled = await self._position(connection, query.received_until + 1)
+            if not settled:
+                position = first_sequence_of_day(
+                    max(0, min(query.received_until // DAY_SECONDS + 1, _LAST_DAY))
+                )
+            up_to = position if up_to is None else min(up_to, position)
+        return after, up_to
+
+    async def _position(self, connection: asyncpg.Connection[Any], received_at: int) -> tuple[int, bool]:
+        """The sequence below which everything was received before a time, and whether that is final."""
+        received_at = max(0, min(received_at, _LAST_DAY * DAY_SECONDS))
+        known = self._positions.get(received_at)
+        if known is not None:
+            self._positions.move_to_end(received_at)
+            return known, True
+        row = await connection.fetchrow(POSITION, received_at)
+        assert row is not None
+        position, settled = row
+        if settled:
+            self._positions[received_at] = position
+            if len(self._positions) > _CACHED_POSITIONS:
+                self._positions.popitem(last=False)
+        return position, settled
+
+    @contextlib.asynccontextmanager
+    async def _page_connection(self, needed: int) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """Lend a connection to a server that has the log up to `needed`."""
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await self._from_replica(stack, needed)
+            if connection is None:
+                connection = await stack.enter_async_context(self._guarded(self._pages))
+            yield connection
+
+    async def _from_replica(
+        self, stack: contextlib.AsyncExitStack, needed: int
+    ) -> asyncpg.Connection[Any] | None:
+        """A connection to a replica that has enough, lent until `stack` unwinds; None: take the primary."""
+        if self._replica is None:
+            return None
+        try:
+            async with contextlib.AsyncExitStack() as attempt:
+                connection = await attempt.enter_async_context(self._guarded(self._replica))
+                if await self._has_replayed(connection, needed):
+                    stack.push_async_exit(attempt.pop_all())
+                    return connection
+        except StoreUnavailable:
+            pass
+        return None
+
+    async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
+        # Kept for each connection: behind one address there may be several replicas.
+        if self._replayed.get(connection, -1) < needed:
+            self._replayed[connection] = await connection.fetchval(HEAD)
+        return self._replayed[connection] >= needed
+
+    @contextlib.asynccontextmanager
+    async def _guarded(self, pool: Pool) -> AsyncIterator[asyncpg.Connection[Any]]:
+        async with pool.lease() as connection:
+            try:
+                # The server ends a slow statement itself; this is for a server that no longer answers.
+                async with asyncio.timeout(self._deadline):
+                    with translate_errors():
+                        yield connection
+            except TimeoutError:
+                connection.terminate()
+                raise StoreUnavailable("the database did not answer in time") from None

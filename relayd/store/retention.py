@@ -1,0 +1,169 @@
+"""Keep the log's partitions ahead of time, and drop whole days and generations when they are over.
+
+Nothing is ever deleted row by row: that would take as long as storing did, and leave the space to vacuum.
+A day goes in one transaction under the log's lock: what retention spares moves to the oldest partition,
+which grows to cover the day. So a spared packet is never out of sight, and keeps its sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from relayd.store.connection import translate_errors
+from relayd.store.types import DAY_SECONDS, first_sequence_of_day
+
+__all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
+
+EXEMPT_TYPES = ("KEY_EVENT", "RECOVERY_APPROVAL", "CLIENT_MANIFEST", "RELAY_DESCRIPTOR")
+"""Content types that retention spares: key chains and descriptors outlive everything (R-309)."""
+
+_SWEEP_LOCK = 0x7377656570  # "sweep": the key of the advisory lock that lets one process at a time do this
+_AHEAD_DAYS = 1
+
+_PATIENCE = ("250ms",) * 8 + ("1500ms",) * 4
+"""How long each try may hold the log while it waits for readers to finish. Autovacuum gives way only after a
+second, so the last tries are longer."""
+_RETRY_INTERVAL = 0.2
+
+_PARTITIONS = """
+SELECT c.relname, c.relispartition FROM pg_class AS c
+JOIN pg_class AS parent ON parent.relnamespace = c.relnamespace AND parent.oid = 'log_head'::regclass
+WHERE c.relkind = 'r' AND c.relname ~ '^(packets|packet_ids)_d[0-9_d]+$'
+"""
+_NAME = re.compile(r"(packets|packet_ids)_d(\d+)(?:_d(\d+))?")
+
+_MOVE = {
+    "packets": "INSERT INTO packets_kept SELECT * FROM {name} WHERE content_type = ANY ($1::bytea[])",
+    # The ids of spared packets stay known for as long as the packets are there.
+    "packet_ids": (
+        "INSERT INTO packet_ids_kept SELECT i.* FROM {name} AS i"
+        " WHERE EXISTS (SELECT FROM packets_kept AS p WHERE p.sequence = i.sequence)"
+    ),
+}
+
+
+class Swept(NamedTuple):
+    """What one round of maintenance removed."""
+
+    days: int
+    generations: int
+
+
+class _Partition(NamedTuple):
+    parent: str
+    end_day: int
+    """The day after its last."""
+    name: str
+    attached: bool
+
+
+class Retention:
+    """The rules, and the round that enforces them. `retention_days` 0 keeps everything."""
+
+    def __init__(self, *, retention_days: int, dedup_window_seconds: int) -> None:
+        self._retention_days = retention_days
+        window_days = -(-dedup_window_seconds // DAY_SECONDS)
+        # R-310: an id is remembered for as long as its packet, and never shorter than the duplicate window.
+        self._memory_days = max(retention_days, window_days, 1) if retention_days else 0
+
+    async def sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
+        """One round. Does nothing where another process is at it; what cannot be locked waits for the next.
+
+        Raises `StoreUnavailable`. Cancelling leaves every packet either where it was or removed.
+        """
+        with translate_errors():
+            if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _SWEEP_LOCK):
+                return Swept(0, 0)
+            try:
+                return await self._sweep(connection, now // DAY_SECONDS)
+            finally:
+                if not connection.is_closed():
+                    await connection.execute("SELECT pg_advisory_unlock($1)", _SWEEP_LOCK)
+
+    async def _sweep(self, connection: asyncpg.Connection[Any], today: int) -> Swept:
+        await self._prepare_days(connection, today)
+        partitions = await _partitions(connection)
+        for partition in partitions:
+            if not partition.attached:  # detached by a round that was cut off before it could drop it
+                await _drop(connection, partition)
+        if not self._retention_days:
+            return Swept(0, 0)
+        # The day of the head is never dropped, whatever the clock says: the next sequence belongs there.
+        head_day = (await connection.fetchval("SELECT last_sequence FROM log_head")) >> 32
+        removed = {"packets": 0, "packet_ids": 0}
+        floors = {"packets": today - self._retention_days, "packet_ids": today - self._memory_days}
+        for partition in sorted(p for p in partitions if p.attached and p.parent == "packets"):
+            if partition.end_day <= min(floors["packets"], head_day) and await self._remove(
+                connection, partition
+            ):
+                removed["packets"] += 1
+        first_day = min(
+            (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
+        )
+        for partition in sorted(p for p in partitions if p.attached and p.parent == "packet_ids"):
+            if partition.end_day <= min(floors["packet_ids"], head_day, first_day) and await self._remove(
+                connection, partition
+            ):
+                removed["packet_ids"] += 1
+        return Swept(removed["packets"], removed["packet_ids"])
+
+    async def _prepare_days(self, connection: asyncpg.Connection[Any], today: int) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM log_head FOR UPDATE")
+            await connection.execute(
+                "UPDATE log_head SET generation_days = $1 WHERE generation_days <> $1", self._memory_days
+            )
+            for day in range(today, today + _AHEAD_DAYS + 1):
+                await connection.execute("SELECT relay_add_day($1)", day)
+
+    async def _remove(self, connection: asyncpg.Connection[Any], partition: _Partition) -> bool:
+        """Take a partition out of the log and drop it; False when readers did not let go of it in time."""
+        for patience in _PATIENCE:
+            try:
+                await self._detach(connection, partition, patience)
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                await asyncio.sleep(_RETRY_INTERVAL * random.uniform(0.5, 1.5))
+                continue
+            await _drop(connection, partition)
+            return True
+        return False
+
+    async def _detach(
+        self, connection: asyncpg.Connection[Any], partition: _Partition, patience: str
+    ) -> None:
+        parent, name = partition.parent, partition.name
+        async with connection.transaction():
+            # Head first, as every append does: the other way round is a deadlock.
+            await connection.execute(f"SET LOCAL lock_timeout = '{patience}'")
+            await connection.execute("SELECT FROM log_head FOR UPDATE")
+            await connection.execute(f"LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE")
+            await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {parent}_kept")
+            await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {name}")
+            spared = [[type_.encode() for type_ in EXEMPT_TYPES]] if parent == "packets" else []
+            await connection.execute(_MOVE[parent].format(name=name), *spared)
+            # This reads packets_kept once, to see that all of it is below the new bound. It holds key
+            # events and manifests only, so it stays small beside a day.
+            await connection.execute(
+                f"ALTER TABLE {parent} ATTACH PARTITION {parent}_kept"
+                f" FOR VALUES FROM (MINVALUE) TO ({first_sequence_of_day(partition.end_day)})"
+            )
+
+
+async def _drop(connection: asyncpg.Connection[Any], partition: _Partition) -> None:
+    # Apart from the detaching: deleting a large file takes a while, and the log need not wait for it.
+    await connection.execute(f"DROP TABLE IF EXISTS {partition.name}")
+
+
+async def _partitions(connection: asyncpg.Connection[Any]) -> list[_Partition]:
+    partitions = []
+    for name, attached in await connection.fetch(_PARTITIONS):
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            end_day = int(match[3]) if match[3] else int(match[2]) + 1
+            partitions.append(_Partition(match[1], end_day, name, attached))
+    return partitions

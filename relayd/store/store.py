@@ -1,0 +1,226 @@
+"""`Store`: everything the relay asks of its database, behind one door."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+from relayd.store.doorbell import Doorbell
+from relayd.store.log import Log
+from relayd.store.migrate import check_revision
+from relayd.store.queries import HEAD
+from relayd.store.reader import Reader
+from relayd.store.retention import Retention, Swept
+from relayd.store.safety import check_safety
+from relayd.store.types import (
+    Appended,
+    Gone,
+    LogEntry,
+    LogQuery,
+    NewPacket,
+    Page,
+    RelaySecrets,
+    StoredPacket,
+)
+
+__all__ = ["MAX_PAGE_BYTES", "Store"]
+
+MAX_PAGE_BYTES = 4 * 2**20
+"""Most bytes of bodies in one page, unless its first packet alone is larger."""
+
+_LOOKUP_CONNECTIONS = 2
+
+_READER = {
+    # Which partitions a page touches depends on its bounds: plan it with them.
+    "plan_cache_mode": "force_custom_plan",
+    # A scan in log order that stops at the limit is nearly always right, but a new day has no statistics.
+    "random_page_cost": "1",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "default_transaction_read_only": "on",
+}
+
+
+class Store:
+    """The log, open. Make one with `Store.open`, and close it.
+
+    All methods may be called at the same time. Each raises `StoreUnavailable` while the database cannot be
+    reached, and works again when it can: there is nothing to reopen.
+    """
+
+    def __init__(
+        self, log: Log, reader: Reader, pools: Sequence[Pool], retention: Retention, url: str
+    ) -> None:
+        self._log = log
+        self._reader = reader
+        self._pools = pools
+        self._retention = retention
+        self._url = url
+        self._connect_timeout = log.connect_timeout
+        self._doorbell: Doorbell | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self.secrets: RelaySecrets
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        read_url: str | None = None,
+        read_connections: int = 4,
+        read_timeout: float = 10.0,
+        append_timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        retention_days: int = 30,
+        dedup_window_seconds: int = 604_800,
+        allow_unsafe: bool = False,
+    ) -> Store:
+        """Open the log at `url`; `read_url` names a replica for pages. Migrates nothing.
+
+        Raises `UnsafeDatabase` for a database that could lose what was acknowledged (unless `allow_unsafe`)
+        or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
+        """
+
+        def pool(target: str, size: int, name: str) -> Pool:
+            timeout = str(int(read_timeout * 1000))
+            return Pool(
+                target, size, name=name, connect_timeout=connect_timeout, statement_timeout=timeout, **_READER
+            )
+
+        lookups = pool(url, _LOOKUP_CONNECTIONS, "relayd lookups")
+        pages = pool(url, read_connections, "relayd pages")
+        replica = pool(read_url, read_connections, "relayd pages") if read_url is not None else None
+        store = cls(
+            Log(url, connect_timeout=connect_timeout, append_timeout=append_timeout),
+            Reader(lookups, pages, replica, read_timeout=read_timeout),
+            [pool for pool in (lookups, pages, replica) if pool is not None],
+            Retention(retention_days=retention_days, dedup_window_seconds=dedup_window_seconds),
+            url,
+        )
+        try:
+            await store._check(allow_unsafe)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _check(self, allow_unsafe: bool) -> None:
+        connection = await connect(self._url, name="relayd start", connect_timeout=self._connect_timeout)
+        try:
+            with translate_errors():
+                await check_safety(connection, allow_unsafe=allow_unsafe)
+                await check_revision(connection)
+                # Whoever comes first decides; everybody reads what was decided.
+                await connection.execute(
+                    "INSERT INTO relay_secrets (identity_seed, cursor_key, created_at) VALUES ($1, $2, $3)"
+                    " ON CONFLICT DO NOTHING",
+                    secrets.token_bytes(32),
+                    secrets.token_bytes(32),
+                    int(time.time()),
+                )
+                row = await connection.fetchrow(
+                    "SELECT identity_seed, cursor_key, created_at FROM relay_secrets"
+                )
+                self._reader.saw(await connection.fetchval(HEAD))
+        finally:
+            await close_quietly(connection)
+        assert row is not None
+        self.secrets = RelaySecrets(*row)
+
+    async def head(self) -> int:
+        """The last sequence given out, 0 in an empty log."""
+        return await self._reader.head()
+
+    async def append(self, batch: Sequence[NewPacket], now: int) -> Appended:
+        """Append a batch in one transaction; it is durable when this returns (R-189). See `Log.append`."""
+        try:
+            appended = await self._log.append(batch, now)
+        except BaseException:
+            # It may have been committed all the same, and the doorbell does not ring for our own backend.
+            if self._doorbell is not None:
+                self._doorbell.doubt()
+            raise
+        self._reader.saw(max((place.sequence for place in appended.dispositions), default=0))
+        return appended
+
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+        """Which of `ids` were ever stored: their sequence and received_at. See `Reader.find`."""
+        return await self._reader.find(ids)
+
+    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+        """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
+        return await self._reader.page(query, limit, now, max_bytes)
+
+    async def tail(
+        self, after: int, up_to: int | None, limit: int, max_bytes: int = MAX_PAGE_BYTES
+    ) -> list[LogEntry]:
+        """Everything in `after < sequence <= up_to`, expired packets included. See `Reader.tail`."""
+        return await self._reader.tail(after, up_to, limit, max_bytes)
+
+    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
+        """The packet, `Gone` when it is no longer served, None when its id is unknown."""
+        return await self._reader.by_id(packet_id, now)
+
+    async def listen(self, callback: Callable[[int], None]) -> None:
+        """Call back with the last sequence whenever another process has appended, until `close`.
+
+        Returns when it listens; the first call, with the head, has then been made. The callback must not
+        raise or block. Cancelling stops listening.
+        """
+        if self._listener is not None:
+            raise RuntimeError("the store has its listener already")
+
+        def ring(sequence: int) -> None:
+            self._reader.saw(sequence)
+            callback(sequence)
+
+        self._doorbell = Doorbell(
+            self._url, ring, own_pid=lambda: self._log.backend_pid, connect_timeout=self._connect_timeout
+        )
+        listening = asyncio.Event()
+        self._listener = asyncio.create_task(self._doorbell.run(listening), name="store doorbell")
+        waiter = asyncio.ensure_future(listening.wait())
+        try:
+            await asyncio.wait({waiter, self._listener}, return_when=asyncio.FIRST_COMPLETED)
+            if self._listener.done():
+                self._listener.result()
+        except asyncio.CancelledError:
+            self._listener.cancel()
+            raise
+        finally:
+            waiter.cancel()
+
+    async def maintain(self, now: int) -> Swept:
+        """Make the coming day's partitions and drop what is past retention; run it every few minutes."""
+        connection = await connect(
+            self._url, name="relayd maintenance", connect_timeout=self._connect_timeout
+        )
+        try:
+            return await self._retention.sweep(connection, now)
+        finally:
+            await close_quietly(connection)
+
+    async def ping(self) -> None:
+        """Ask the database for a sign of life. Raises `StoreUnavailable`."""
+        await self._reader.head()
+
+    async def close(self) -> None:
+        """End every connection; what waits on one raises `StoreUnavailable`. Idempotent."""
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait({self._listener})
+        await self._log.close()
+        for pool in self._pools:
+            await pool.close()

@@ -1,0 +1,78 @@
+"""Run the migrations with Alembic. Loaded only when there is something to migrate: it takes half a second."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+import relayd
+from relayd.store.connection import connect, translate_errors
+from relayd.store.types import UnsafeDatabase
+
+__all__ = ["alembic_config", "upgrade"]
+
+_LOCK = 0x72656C617964  # "relayd": the key of the advisory lock under which one process migrates
+_LOCK_TIMEOUT = "120s"
+_CONNECT_TIMEOUT = 10.0
+
+
+async def upgrade(url: str) -> None:
+    """Run what is missing, in one transaction. Raises as `migrate` does."""
+    engine = _engine(url)
+    try:
+        with translate_errors(), _driver_errors():
+            async with engine.begin() as connection:
+                await connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+                await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                await connection.run_sync(_upgrade)
+    finally:
+        await engine.dispose()
+
+
+def alembic_config() -> Config:
+    """Where the migrations are: beside the package in a checkout, inside it when installed from a wheel."""
+    package = Path(relayd.__file__).parent
+    installed, source = package / "_migrations", package.parent / "migrations"
+    folder = str(installed if installed.is_dir() else source)
+    config = Config()
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    return config
+
+
+@contextlib.contextmanager
+def _driver_errors() -> Iterator[None]:
+    """Unpack the driver's error from SQLAlchemy's."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        cause = error.orig.__cause__ if error.orig is not None else None
+        raise (cause or error) from None
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    config = alembic_config()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is not None and revision not in known:
+        raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _engine(url: str) -> AsyncEngine:
+    async def open_connection() -> asyncpg.Connection[Any]:
+        # Our own opener and not SQLAlchemy's: the URL keeps the meaning it has for every other connection.
+        return await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
+
+    return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, poolclass=NullPool)

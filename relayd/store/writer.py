@@ -1,0 +1,166 @@
+"""Group commit: one loop that takes whatever has piled up, commits it, and answers.
+
+While a batch is being committed the next one gathers, so batches grow with the load by themselves and an
+idle relay commits a lone packet at once. Nothing waits on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from relayd.store.types import Appended, NewPacket, StoreError, StoreTimeout, StoreUnavailable
+
+__all__ = ["Writer"]
+
+Ticket = TypeVar("Ticket")
+
+_log = logging.getLogger("relayd.store")
+
+_BACKOFF_SECONDS = (0.05, 2.0)
+
+
+class _Appender(Protocol):
+    async def append(self, batch: Sequence[NewPacket], now: int) -> Appended: ...
+
+
+class _Waiting(NamedTuple, Generic[Ticket]):
+    packet: NewPacket
+    ticket: Ticket
+    give_up_at: float
+
+
+class Writer(Generic[Ticket]):
+    """Queues admitted packets and appends them in batches, in the order they were put.
+
+    `on_commit(appended, batch, seconds)` is called once for each committed batch, before anything else is
+    committed: `batch` holds (packet, ticket) in the order of `appended.dispositions`, `seconds` is what the
+    commit took. `on_failed(ticket)` is
+    called for a packet that could not be stored within `publish_timeout` seconds; after `StoreUnavailable`
+    it may be stored all the same, and publishing it again is safe. Each ticket goes to exactly one of the
+    two, unless `run` is cancelled. Neither may block or raise.
+
+    The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
+    """
+
+    def __init__(
+        self,
+        store: _Appender,
+        on_commit: Callable[[Appended, list[tuple[NewPacket, Ticket]], float], None],
+        on_failed: Callable[[Ticket], None],
+        *,
+        max_batch_packets: int = 512,
+        max_batch_bytes: int = 4 * 2**20,
+        max_pending_bytes: int = 64 * 2**20,
+        publish_timeout: float = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._on_commit = on_commit
+        self._on_failed = on_failed
+        self._max_batch_packets = max_batch_packets
+        self._max_batch_bytes = max_batch_bytes
+        self._max_pending_bytes = max_pending_bytes
+        self._publish_timeout = publish_timeout
+        self._clock = clock
+        self._queue: deque[_Waiting[Ticket]] = deque()
+        self._batch: list[_Waiting[Ticket]] = []
+        self._pending_bytes = 0
+        self._filled = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def pending(self) -> int:
+        """How many packets wait, those being committed included."""
+        return len(self._queue) + len(self._batch)
+
+    @property
+    def pending_bytes(self) -> int:
+        """The size of their bodies."""
+        return self._pending_bytes
+
+    def put(self, packet: NewPacket, ticket: Ticket) -> None:
+        """Queue a packet. Raises `StoreUnavailable` when the queue is full."""
+        if self._pending_bytes >= self._max_pending_bytes:
+            raise StoreUnavailable("too many packets wait to be stored")
+        give_up_at = asyncio.get_running_loop().time() + self._publish_timeout
+        self._queue.append(_Waiting(packet, ticket, give_up_at))
+        self._pending_bytes += len(packet.body)
+        self._filled.set()
+        self._empty.clear()
+
+    async def run(self) -> None:
+        """Commit batches until cancelled; what is not committed then stays queued, its tickets unanswered."""
+        while True:
+            await self._filled.wait()
+            self._take()
+            await self._commit()
+            if not self._queue:
+                self._filled.clear()
+                self._empty.set()
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until nothing is pending; False if that takes longer than `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _take(self) -> None:
+        taken_bytes = 0
+        while (
+            self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
+        ):
+            waiting = self._queue.popleft()
+            taken_bytes += len(waiting.packet.body)
+            self._batch.append(waiting)
+
+    async def _commit(self) -> None:
+        delay = _BACKOFF_SECONDS[0]
+        while self._batch:
+            started_at = time.perf_counter()
+            try:
+                appended = await self._store.append(
+                    [waiting.packet for waiting in self._batch], int(self._clock())
+                )
+            except (StoreUnavailable, StoreTimeout):
+                # Append the same again: what the lost attempt stored comes back as DUPLICATE, at its place.
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(delay * 2, _BACKOFF_SECONDS[1])
+                self._give_up()
+            except StoreError:
+                _log.exception("the database refused a batch without a bad row: our bug, or a damaged schema")
+                self._fail_batch()
+            else:
+                batch = [(waiting.packet, waiting.ticket) for waiting in self._batch]
+                self._forget(self._batch)
+                self._batch = []
+                self._on_commit(appended, batch, time.perf_counter() - started_at)
+
+    def _fail_batch(self) -> None:
+        failed, self._batch = self._batch, []
+        self._forget(failed)
+        for waiting in failed:
+            self._on_failed(waiting.ticket)
+
+    def _give_up(self) -> None:
+        """Answer those that have waited too long, in the batch and behind it."""
+        now = asyncio.get_running_loop().time()
+        late = [waiting for waiting in (*self._batch, *self._queue) if waiting.give_up_at <= now]
+        if late:
+            self._batch = [waiting for waiting in self._batch if waiting.give_up_at > now]
+            self._queue = deque(waiting for waiting in self._queue if waiting.give_up_at > now)
+            self._forget(late)
+            for waiting in late:
+                self._on_failed(waiting.ticket)
+
+    def _forget(self, done: list[_Waiting[Ticket]]) -> None:
+        self._pending_bytes -= sum(len(waiting.packet.body) for waiting in done)

@@ -1,0 +1,148 @@
+"""Match the requirement rows with the tests that carry their mark; write docs/conformance.md.
+
+Exit code 1: a test names a row that does not exist, or a MUST row of a section that counts as done has
+neither a test nor an exception with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "docs" / "requirements"
+REPORT = ROOT / "docs" / "conformance.md"
+
+DONE_SECTIONS = (1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 16)
+"""The sections of relay.md whose MUST rows all have to be tested."""
+
+EXCEPTIONS = {
+    "R-019": "an absence: no SHA-256 identifier is made or accepted anywhere, so there is no path to test",
+    "R-021": "an absence: every id is made by one function, which R-022 tests",
+    "R-028": "a duty of clients that fetch media; the library fetches none",
+    "R-104": "belongs to AUTH and capabilities, a section not yet done",
+    "R-125": "an absence: no helper takes inline media",
+    "R-307": "schema review: the derived columns are written from the parsed bytes in one statement",
+}
+"""MUST rows of those sections that no test can carry, and why."""
+
+_ROW = re.compile(
+    r"\| (?P<id>[RCT]-\d{3}) \| (?P<level>MUST|SHOULD|MAY) \| (?P<text>.*?) \| (?P<rest>.*) \|$"
+)
+_SECTION = re.compile(r"## (?P<number>\d+)\. (?P<title>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One requirement."""
+
+    id: str
+    level: str
+    text: str
+    section: int
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A headline of a requirements document and the rows below it."""
+
+    number: int
+    title: str
+    rows: list[Row]
+
+
+def read_sections(path: Path) -> list[Section]:
+    """The sections that hold rows, in order."""
+    sections: list[Section] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if headline := _SECTION.match(line):
+            sections.append(Section(int(headline["number"]), headline["title"], []))
+        elif (row := _ROW.match(line)) and sections:
+            sections[-1].rows.append(Row(row["id"], row["level"], row["text"], sections[-1].number))
+    return [section for section in sections if section.rows]
+
+
+def collect_marks() -> dict[str, list[str]]:
+    """Row id → tests, as pytest itself collects them. Exits when the tests cannot be collected."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "--req-report", str(report)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"the tests cannot be collected:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
+        marks: dict[str, list[str]] = json.loads(report.read_text(encoding="utf-8"))
+        return marks
+
+
+def untested(sections: list[Section], marks: dict[str, list[str]]) -> list[Row]:
+    """MUST rows without a test."""
+    return [
+        row for section in sections for row in section.rows if row.level == "MUST" and row.id not in marks
+    ]
+
+
+def page(sections: list[Section], marks: dict[str, list[str]]) -> str:
+    """docs/conformance.md."""
+    lines = [
+        "# Conformance",
+        "",
+        "<!-- Made by `make conformance`; do not edit. -->",
+        "",
+        "Which test fails when a row of `requirements/relay.md` is broken. *Done* sections have a test for",
+        "every MUST row, but for the exceptions named here.",
+        "",
+    ]
+    for section in sections:
+        tested = sum(row.id in marks for row in section.rows)
+        state = " (done)" if section.number in DONE_SECTIONS else ""
+        lines += [
+            f"## {section.number}. {section.title}{state}",
+            "",
+            f"{tested} of {len(section.rows)} rows tested.",
+            "",
+        ]
+        lines += ["| row | level | tests |", "|---|---|---|"]
+        lines += [f"| {row.id} | {row.level} | {_tests(row, marks)} |" for row in section.rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tests(row: Row, marks: dict[str, list[str]]) -> str:
+    tests = marks.get(row.id)
+    if not tests:
+        return f"*{EXCEPTIONS[row.id]}*" if row.id in EXCEPTIONS else "–"
+    return "<br>".join(f"`{test.removeprefix('tests/')}`" for test in sorted(tests))
+
+
+def main() -> int:
+    sections = read_sections(REQUIREMENTS / "relay.md")
+    marks = collect_marks()
+    known = {
+        row.id
+        for path in REQUIREMENTS.glob("*.md")
+        for section in read_sections(path)
+        for row in section.rows
+    }
+    REPORT.write_text(page(sections, marks), encoding="utf-8")
+    problems = [f"{row}: no such row, but {marks[row][0]} claims it" for row in sorted(marks.keys() - known)]
+    problems += [
+        f"{row}: is an exception, yet it is tested" for row in sorted(EXCEPTIONS.keys() & marks.keys())
+    ]
+    for row in untested(sections, marks):
+        if row.section in DONE_SECTIONS and row.id not in EXCEPTIONS:
+            problems.append(f"{row.id} (section {row.section}): no test. {row.text}")
+    print(*problems, sep="\n" if problems else "")
+    total = sum(len(section.rows) for section in sections)
+    print(
+        f"{len(marks.keys() & known)} rows tested of {total} in relay.md; {REPORT.relative_to(ROOT)} written"
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What every test shares: the list of which test stands for which requirement row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--req-report", metavar="FILE", type=Path, help="write which tests carry which requirement rows"
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    target: Path | None = session.config.getoption("--req-report")
+    if target is None:
+        return
+    rows: dict[str, list[str]] = {}
+    for item in session.items:
+        # One test function is one claim, however many parameters it runs with.
+        name = item.nodeid.partition("[")[0]
+        for mark in item.iter_markers("req"):
+            for row in mark.args:
+                tests = rows.setdefault(row, [])
+                if name not in tests:
+                    tests.append(name)
+    target.write_text(json.dumps(rows), encoding="utf-8")

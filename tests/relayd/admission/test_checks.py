@@ -1,0 +1,104 @@
+"""The checks of a PUBLISH short of the signature: one fault at a time, then two at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from relayd.admission.checks import Policy, judge
+from strata import packets
+from strata.errors import ErrorCode, InvalidPacket
+from strata.ids import Identity
+from strata.packets import Packet
+
+NOW = 1_760_000_000
+ALICE = Identity(bytes(range(32)))
+MEDIA_HASH = "0x" + "ab" * 32
+DAY = 86_400
+
+
+def made(timestamp: int = NOW, *, expires_at: int | None = None, media: bool = False) -> Packet:
+    content: dict[str, Any] = {"type": "POST", "text": "hello"}
+    if media:
+        content["media"] = [{"media_hash": MEDIA_HASH}]
+    return packets.build(ALICE, content, timestamp=timestamp, expires_at=expires_at)
+
+
+def refusal(packet: Packet, policy: Policy, now: int = NOW) -> tuple[str, str | None]:
+    with pytest.raises(InvalidPacket) as caught:
+        judge(packet, policy, now)
+    return caught.value.code, caught.value.detail
+
+
+@pytest.mark.req("R-092", "R-093", "R-095", "R-101", "R-103")
+@pytest.mark.parametrize(
+    ("offset", "expires_in", "code"),
+    [
+        (300, None, None),
+        (301, None, ErrorCode.TIMESTAMP_IN_FUTURE),
+        (-DAY, None, None),
+        (-DAY - 1, None, ErrorCode.TIMESTAMP_TOO_OLD),
+        (0, 0, None),  # served up to and including the second it names
+        (0, -1, ErrorCode.PACKET_EXPIRED),
+        (301, -1, ErrorCode.TIMESTAMP_IN_FUTURE),
+        (-DAY - 1, -1, ErrorCode.TIMESTAMP_TOO_OLD),
+    ],
+)
+def test_the_bounds_of_time(offset, expires_in, code):
+    packet = made(NOW + offset, expires_at=None if expires_in is None else NOW + expires_in)
+    if code is None:
+        assert judge(packet, Policy(), NOW) == ALICE.public_key
+    else:
+        assert refusal(packet, Policy()) == (code, None)
+
+
+@pytest.mark.req("R-096")
+def test_a_longer_age_limit_is_a_setting():
+    old = made(NOW - 30 * 3600)
+    assert refusal(old, Policy())[0] == ErrorCode.TIMESTAMP_TOO_OLD
+    assert judge(old, Policy(max_age_seconds=2 * DAY), NOW)
+
+
+@pytest.mark.req("R-185", "R-186", "R-187")
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Policy(blocked_authors=frozenset([ALICE.did])), (ErrorCode.BLOCKED_AUTHOR, None)),
+        (
+            Policy(blocked_packet_ids=frozenset([made(media=True).packet_id])),
+            (ErrorCode.POLICY_REJECTED, "blocked_packet_id"),
+        ),
+        (
+            Policy(blocked_media_hashes=frozenset([MEDIA_HASH])),
+            (ErrorCode.POLICY_REJECTED, "blocked_media"),
+        ),
+    ],
+)
+def test_what_the_operator_blocks(policy, expected):
+    assert refusal(made(media=True), policy) == expected
+    assert judge(made(media=True), Policy(), NOW)
+
+
+@pytest.mark.req("R-184")
+def test_policy_comes_before_freshness_and_freshness_before_the_key():
+    blocked = Policy(blocked_authors=frozenset([ALICE.did]))
+    assert refusal(made(NOW + 9999), blocked)[0] == ErrorCode.BLOCKED_AUTHOR
+    nameless = _with_author(made(NOW + 9999), "did:web:example.org")
+    assert refusal(nameless, Policy())[0] == ErrorCode.TIMESTAMP_IN_FUTURE
+    assert refusal(_with_author(made(), "did:web:example.org"), Policy()) == (
+        ErrorCode.INVALID_SIGNATURE,
+        "unresolved_key",
+    )
+
+
+def _with_author(packet: Packet, did: str) -> Packet:
+    """The same packet under a DID that carries no key; the signature is not looked at here."""
+
+    class Named:
+        def __init__(self) -> None:
+            self.did = did
+
+        def sign(self, message: bytes) -> bytes:
+            return ALICE.sign(message)
+
+    return packets.build(Named(), packet.content, timestamp=packet.timestamp)

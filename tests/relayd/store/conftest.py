@@ -1,0 +1,155 @@
+"""A real PostgreSQL for the run, and a fresh migrated database for each test.
+
+Set RELAYD_TEST_DATABASE_URL to run the same tests on a server of your own, as a role that may create
+databases; otherwise an embedded one is started in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from relayd.store import EmbeddedPostgres, NewPacket, Store, migrate
+
+NOW = 1_790_000_000
+_COUNTER = itertools.count()
+
+
+class Server:
+    """The server the tests use, and the loop from which it is administered."""
+
+    def __init__(self, runner: asyncio.Runner, url: str) -> None:
+        self._runner = runner
+        self.url = url
+        self.template = f"relayd_template_{os.getpid()}"
+
+    def url_of(self, database: str) -> str:
+        return urlunsplit(urlsplit(self.url)._replace(path="/" + database))
+
+    def execute(self, statement: str) -> None:
+        async def run() -> None:
+            connection = await asyncpg.connect(self.url)
+            try:
+                await connection.execute(statement)
+            finally:
+                await connection.close()
+
+        self._runner.run(run())
+
+    def make_template(self) -> None:
+        self.execute(f"CREATE DATABASE {self.template}")
+        self._runner.run(migrate(self.url_of(self.template)))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # A loop of its own, never set as the current one: the tests' loops come and go.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        external = os.environ.get("RELAYD_TEST_DATABASE_URL")
+        embedded = None
+        if external is None:
+            embedded = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+            runner.run(embedded.start())
+        server = Server(runner, external or embedded.url)
+        try:
+            server.make_template()
+            yield server
+        finally:
+            if embedded is not None:
+                runner.run(embedded.stop())
+            else:
+                server.execute(f"DROP DATABASE {server.template} WITH (FORCE)")
+
+
+@pytest.fixture
+def empty_database(server: Server) -> Iterator[str]:
+    """The URL of a database with nothing in it."""
+    name = f"relayd_test_{os.getpid()}_{next(_COUNTER)}"
+    server.execute(f"CREATE DATABASE {name}")
+    yield server.url_of(name)
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[str]:
+    """The URL of a migrated database without packets."""
+    name = f"relayd_test_{os.getpid()}_{next(_COUNTER)}"
+    server.execute(f"CREATE DATABASE {name} TEMPLATE {server.template}")
+    yield server.url_of(name)
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[Store]:
+    store = await Store.open(database)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def second_store(database: str) -> AsyncIterator[Store]:
+    """Another process on the same database, as far as the database can tell."""
+    store = await Store.open(database)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection to look behind the store's back."""
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def packet() -> Callable[..., NewPacket]:
+    """Make a packet; `packet(7)` is always the same one."""
+
+    def make(
+        number: int,
+        *,
+        author: str = "did:strata:alice",
+        type: str = "TEXT",
+        timestamp: int = NOW,
+        expires_at: int | None = None,
+        size: int = 40,
+    ) -> NewPacket:
+        packet_id = hashlib.sha256(b"%d" % number).digest()
+        body = (b"%d:" % number).ljust(size, b".")
+        return NewPacket(packet_id, author, type, timestamp, expires_at, body)
+
+    return make
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Wait for something that another process or the server does; the test fails when it never happens."""
+
+    async def wait(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
+        deadline = time.monotonic() + timeout
+        while True:
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return result
+            assert time.monotonic() < deadline, "it never happened"
+            await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"

@@ -1,0 +1,260 @@
+"""Appending: order, gaps, duplicates, the clock, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import asyncpg
+import pytest
+
+from relayd.store import Disposition, Gone, LogQuery, NewPacket, Outcome, Store, StoreUnavailable
+from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
+
+NOW = 1_790_000_000
+FIRST = first_sequence_of_day(NOW // DAY_SECONDS) + 1
+
+
+async def everything(store, up_to=None):
+    """The whole log, read in small pages."""
+    entries, after = [], 0
+    while page := await store.tail(after, up_to, 7):
+        entries += page
+        after = page[-1].sequence
+    return entries
+
+
+@pytest.mark.req("R-097", "R-305")
+async def test_a_batch_gets_consecutive_sequences_in_its_order(store, packet):
+    appended = await store.append([packet(n) for n in range(5)], NOW)
+    assert appended.previous == 0
+    assert appended.dispositions == [Disposition(Outcome.STORED, FIRST + n, NOW) for n in range(5)]
+    again = await store.append([packet(9)], NOW + 1)
+    assert again == (FIRST + 4, [Disposition(Outcome.STORED, FIRST + 5, NOW + 1)])
+    assert await store.head() == FIRST + 5
+    assert [entry.packet for entry in await everything(store)] == [packet(n) for n in (0, 1, 2, 3, 4, 9)]
+
+
+@pytest.mark.req("R-097", "R-108")
+async def test_what_was_appended_is_there_after_a_restart(database, packet):
+    async with await Store.open(database) as store:
+        await store.append([packet(1)], NOW)
+        before = await everything(store)
+    async with await Store.open(database) as store:
+        assert await everything(store) == before
+        again = await store.append([packet(1)], NOW + 50)
+    assert again.dispositions == [Disposition(Outcome.DUPLICATE, FIRST, NOW)]
+
+
+@pytest.mark.req("R-161", "R-311", "R-111")
+async def test_processes_that_append_at_once_leave_no_gap_and_never_go_back(
+    store, second_store, packet, database
+):
+    """Two appenders with overlapping ids, and a reader that follows the head all the while."""
+    chance = random.Random(4)
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def append(target: Store, start: int) -> list[Disposition]:
+        places = []
+        number = start
+        while number < start + 300:
+            size = chance.randint(1, 20)
+            # Every tenth id is common to both.
+            batch = [packet(n if n % 10 else 1_000_000 + n % 300) for n in range(number, number + size)]
+            places += (await target.append(batch, NOW)).dispositions
+            number += size
+        return places
+
+    async def follow() -> None:
+        # One who continues after the last it saw must meet every sequence, or the order was broken.
+        after = 0
+        async with await Store.open(database) as reader:
+            while True:
+                last_round = done.is_set()
+                while page := await reader.tail(after, None, 50):
+                    seen.extend(entry.sequence for entry in page)
+                    after = page[-1].sequence
+                if last_round:
+                    return
+
+    reader = asyncio.create_task(follow())
+    first, second = await asyncio.gather(append(store, 0), append(second_store, 300))
+    done.set()
+    await reader
+    stored = [place.sequence for place in first + second if place.outcome is Outcome.STORED]
+    assert sorted(stored) == list(range(FIRST, FIRST + len(stored)))
+    assert seen == sorted(stored)
+    duplicates = {place.sequence for place in first + second if place.outcome is Outcome.DUPLICATE}
+    assert duplicates and duplicates <= set(stored)
+
+
+@pytest.mark.req("R-109", "R-111")
+async def test_duplicates_get_the_place_of_the_first_copy(store, second_store, packet):
+    await store.append([packet(1), packet(2)], NOW)
+    appended = await second_store.append([packet(3), packet(2), packet(4), packet(4), packet(1)], NOW + 5)
+    stored, duplicate = Outcome.STORED, Outcome.DUPLICATE
+    assert appended == (
+        FIRST + 1,
+        [
+            (stored, FIRST + 2, NOW + 5),
+            (duplicate, FIRST + 1, NOW),
+            (stored, FIRST + 3, NOW + 5),
+            (duplicate, FIRST + 3, NOW + 5),
+            (duplicate, FIRST, NOW),
+        ],
+    )
+    assert len(await everything(store)) == 4
+
+
+async def test_a_batch_of_duplicates_moves_nothing(store, packet):
+    await store.append([packet(1)], NOW)
+    appended = await store.append([packet(1)], NOW + 99)
+    assert appended == (FIRST, [(Outcome.DUPLICATE, FIRST, NOW)])
+    assert await store.head() == FIRST
+
+
+async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
+    ids = [b"i" * 32] * 2
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await sql.fetch(
+            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3)", NOW, ids, [b"x"] * 2, [1, 1], [None, None]
+        )
+
+
+@pytest.mark.req("R-099", "R-152")
+async def test_a_clock_that_steps_back_is_held(store, second_store, packet):
+    await store.append([packet(1)], NOW)
+    appended = await second_store.append([packet(2)], NOW - 3 * DAY_SECONDS)
+    assert appended.dispositions == [(Outcome.STORED, FIRST + 1, NOW)]
+
+
+@pytest.mark.req("R-152")
+async def test_a_new_day_starts_its_own_partition_and_count(store, packet, sql):
+    midnight = (NOW // DAY_SECONDS + 1) * DAY_SECONDS
+    await store.append([packet(1)], midnight - 1)
+    appended = await store.append([packet(2), packet(3)], midnight)
+    tomorrow = first_sequence_of_day(midnight // DAY_SECONDS) + 1
+    assert appended.previous == FIRST
+    assert [place.sequence for place in appended.dispositions] == [tomorrow, tomorrow + 1]
+    assert await sql.fetchval(f"SELECT count(*) FROM packets_d{day_of(tomorrow)}") == 2
+    assert [entry.packet for entry in await everything(store)] == [packet(1), packet(2), packet(3)]
+
+
+async def test_days_without_a_relay_are_passed_over(store, packet):
+    await store.append([packet(1)], NOW)
+    later = NOW + 400 * DAY_SECONDS
+    appended = await store.append([packet(2), packet(1)], later)
+    assert appended.dispositions == [
+        (Outcome.STORED, first_sequence_of_day(later // DAY_SECONDS) + 1, later),
+        (Outcome.DUPLICATE, FIRST, NOW),
+    ]
+
+
+@pytest.mark.req("R-312", "R-307")
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0", "a\0b", "'; DROP TABLE packets; --", "\\x00", "é😀", "x" * 600, "x" * 100_000, "\uffff\u0000" * 300],
+    ids=["empty", "nul", "inner-nul", "quotes", "escape", "unicode", "long", "very-long", "long-nul"],
+)
+async def test_any_text_is_stored_and_found_exactly(store, text):
+    import msgspec
+
+    body = msgspec.json.encode({"author_id": "did:strata:a" + text, "content": {"type": text}})
+    stored = NewPacket(b"1" * 32, "did:strata:a" + text, text, NOW, None, body)
+    other = NewPacket(b"2" * 32, "did:strata:b", text + "x", NOW, None, b"{}")
+    appended = await store.append([stored, other], NOW)
+    assert [place.outcome for place in appended.dispositions] == [Outcome.STORED] * 2
+    for query in (
+        LogQuery(types=frozenset([text])),
+        LogQuery(types=frozenset([text, "nothing"])),
+        LogQuery(authors=frozenset([stored.author_id])),
+        LogQuery(authors=frozenset([stored.author_id]), types=frozenset([text])),
+    ):
+        page = await store.page(query, 10, NOW)
+        assert page == ([(FIRST, NOW, body)], True)
+    assert (await store.tail(0, None, 1))[0].packet == stored
+
+
+async def test_rows_that_cannot_be_stored_fail_alone(store, packet, sql):
+    """Some are caught before they are sent, the others by the database, which the batch survives."""
+    await sql.execute("ALTER TABLE packets ADD CONSTRAINT no_thirteen CHECK (length(body) <> 13)")
+    batch = [packet(n) for n in range(20)]
+    batch[2] = packet(2, timestamp=2**63)
+    batch[3] = packet(3, expires_at=-(2**63) - 1)
+    batch[5] = packet(5, type="\ud800")
+    for n in (0, 7, 8, 19):
+        batch[n] = packet(n, size=13)
+    appended = await store.append(batch, NOW)
+    invalid = [n for n, place in enumerate(appended.dispositions) if place.outcome is Outcome.INVALID]
+    assert invalid == [0, 2, 3, 5, 7, 8, 19]
+    stored = [place.sequence for place in appended.dispositions if place.outcome is Outcome.STORED]
+    assert stored == list(range(FIRST, FIRST + 13))
+    assert appended.previous == 0
+    assert len(await everything(store)) == 13
+
+
+async def test_a_batch_of_nothing_but_unstorable_rows(store, packet):
+    appended = await store.append([packet(1, timestamp=2**70)], NOW)
+    assert appended == (0, [(Outcome.INVALID, 0, 0)])
+    assert await store.append([], NOW) == (0, [])
+
+
+async def test_find_and_by_id(store, packet):
+    await store.append([packet(1), packet(2, expires_at=NOW + 10)], NOW)
+    one, two = packet(1), packet(2)
+    assert await store.find([one.packet_id, b"?" * 32]) == {one.packet_id: (FIRST, NOW)}
+    assert await store.find([]) == {}
+    assert await store.by_id(one.packet_id, NOW) == (FIRST, NOW, one.body)
+    assert await store.by_id(b"?" * 32, NOW) is None
+    at_the_edge = await store.by_id(two.packet_id, NOW + 10)
+    gone = await store.by_id(two.packet_id, NOW + 11)
+    assert at_the_edge == (FIRST + 1, NOW, two.body)
+    assert isinstance(gone, Gone) and gone == (FIRST + 1, NOW)
+
+
+@pytest.mark.req("R-189", "R-311")
+async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(store, packet, sql, eventually):
+    """The connection dies while the append waits for the log; the second try finds the way again."""
+    await store.append([packet(0)], NOW)
+    async with sql.transaction():
+        await sql.execute("SELECT FROM log_head FOR UPDATE")
+        attempt = asyncio.create_task(store.append([packet(1), packet(2)], NOW))
+        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
+        pid = await eventually(lambda: sql.fetchval(waiting))
+        await sql.execute("SELECT pg_terminate_backend($1)", pid)
+        with pytest.raises(StoreUnavailable):
+            await attempt
+    again = await store.append([packet(1), packet(2)], NOW)
+    assert [place.outcome for place in again.dispositions] == [Outcome.STORED] * 2
+    assert [entry.sequence for entry in await everything(store)] == [FIRST, FIRST + 1, FIRST + 2]
+
+
+async def test_an_append_that_was_cancelled_leaves_the_writer_usable(store, packet, sql, eventually):
+    await store.append([packet(0)], NOW)
+    async with sql.transaction():
+        await sql.execute("SELECT FROM log_head FOR UPDATE")
+        attempt = asyncio.create_task(store.append([packet(1)], NOW))
+        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
+        await eventually(lambda: sql.fetchval(waiting))
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+    appended = await store.append([packet(2)], NOW)
+    assert appended.dispositions[0].outcome is Outcome.STORED
+    sequences = [entry.sequence for entry in await everything(store)]
+    assert sequences == list(range(FIRST, FIRST + len(sequences)))
+
+
+async def test_a_log_that_does_not_answer_is_unavailable_in_time(database, packet, sql):
+    async with await Store.open(database, append_timeout=0.2) as store, sql.transaction():
+        await sql.execute("SELECT FROM log_head FOR UPDATE")
+        with pytest.raises(StoreUnavailable):
+            await store.append([packet(1)], NOW)
+
+
+async def test_large_bodies_come_back_as_they_were(store, packet):
+    bodies = [packet(n, size=size) for n, size in enumerate((1999, 2001, 9000, 300_000, 1_048_576))]
+    await store.append(bodies, NOW)
+    page = await store.page(LogQuery(), 10, NOW)
+    assert [row.body for row in page.rows] == [new.body for new in bodies]

@@ -1,0 +1,283 @@
+"""A relay naive enough to be believed, without I/O, and a WebSocket server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from strata import packets, wire
+from strata.ids import Identity
+from strata.packets import Packet
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+ALL_EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless")
+START = 1_760_000_000
+AUTHOR = Identity.from_seed(bytes(range(32)))
+OTHER = Identity.from_seed(bytes(range(1, 33)))
+
+
+@cache
+def make_packet(n: int, kind: str = "POST", author: Identity = AUTHOR, **extra: Any) -> Packet:
+    return packets.build(author, {"type": kind, "text": f"packet {n}"}, timestamp=START + n, **extra)
+
+
+class Session:
+    """One peer of the model: its subscriptions and what it has yet to be sent."""
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[str, wire.Subscribe] = {}
+        self.outbox: list[bytes] = []
+        self.received: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.outbox.append(wire.encode(message))
+
+
+class NaiveRelay:
+    """RFC-0004 on a list. Every list is scanned, nothing is clever; what a test wants broken is a hook."""
+
+    def __init__(self, extensions=(), *, max_limit=500, live_cursors=False) -> None:
+        self.extensions = frozenset(extensions)
+        self.max_limit = max_limit
+        self.live_cursors = live_cursors
+        self.log: list[tuple[Packet, int]] = []
+        self.sessions: list[Session] = []
+        self.generation = 0
+        """Cursors of an earlier one are invalid."""
+        self.answer: Callable[[wire.Publish], Any] | None = None
+        """Answers a PUBLISH instead of the model: a message, or "silence"; None leaves it to the model."""
+        self.answer_subscribe: Callable[[wire.Subscribe], Any] | None = None
+        self.disguise: Callable[[wire.Event], wire.Event] = lambda event: event
+        """What becomes of an event on its way out."""
+
+    # The log.
+
+    def append(self, packet: Packet) -> bool:
+        if any(stored.packet_id == packet.packet_id for stored, _ in self.log):
+            return False
+        self.log.append((packet, START + len(self.log)))
+        for session in self.sessions:
+            for subscribe in session.subscriptions.values():
+                if self._matches(subscribe, *self.log[-1], live=True):
+                    carries = bool(subscribe.gapless) or self.live_cursors
+                    session.send(self._event(subscribe, len(self.log) - 1, carries))
+        return True
+
+    def _event(self, subscribe: wire.Subscribe, index: int, with_cursor: bool) -> wire.Event:
+        packet, received_at = self.log[index]
+        return self.disguise(
+            wire.Event(
+                packet=_raw(packet.canonical),
+                received_at=received_at,
+                subscription_id=subscribe.subscription_id,
+                cursor=f"{self.generation}:{index}" if with_cursor else None,
+            )
+        )
+
+    def _matches(self, subscribe: wire.Subscribe, packet: Packet, received_at: int, *, live: bool) -> bool:
+        f = subscribe.filters or wire.Filters()
+        by_id = f.packet_ids if "packet_ids" in self.extensions else None
+        return (
+            (not f.authors or packet.author_id in f.authors)
+            and (not f.types or packet.content_type in f.types)
+            and (not by_id or packet.packet_id in by_id)
+            and (f.since is None or packet.timestamp >= f.since)
+            and (f.until is None or live or packet.timestamp <= f.until)
+            and (f.received_since is None or received_at >= f.received_since)
+        )
+
+    # One peer.
+
+    def connect(self) -> Session:
+        self.sessions.append(Session())
+        return self.sessions[-1]
+
+    def disconnect(self, session: Session) -> None:
+        if session in self.sessions:
+            self.sessions.remove(session)
+
+    def receive(self, session: Session, data: bytes) -> None:
+        message = wire.decode_client_message(data)
+        session.received.append(message)
+        match message:
+            case wire.Publish():
+                self._publish(session, message)
+            case wire.Subscribe():
+                self._subscribe(session, message)
+            case wire.Unsubscribe():
+                session.subscriptions.pop(message.subscription_id, None)
+
+    def _publish(self, session: Session, message: wire.Publish) -> None:
+        answer = self.answer(message) if self.answer else None
+        if answer == "silence":
+            return
+        if answer is None:
+            packet = Packet.parse(message.packet)
+            new = self.append(packet)
+            answer = wire.Ok(
+                packet_id=packet.packet_id,
+                status="ACCEPTED",
+                client_msg_id=message.client_msg_id,
+                duplicate=None if new else True,
+                received_at=START,
+            )
+        session.send(answer)
+
+    def _subscribe(self, session: Session, message: wire.Subscribe) -> None:
+        answer = self.answer_subscribe(message) if self.answer_subscribe else None
+        if answer is not None:
+            session.send(answer)
+            return
+        f = message.filters or wire.Filters()
+        after = -1 if f.order != "desc" else len(self.log)
+        if f.cursor is not None:
+            generation, _, index = f.cursor.partition(":")
+            if int(generation) != self.generation:
+                session.send(
+                    wire.Error(
+                        code="invalid_cursor",
+                        reason="not mine",
+                        # A plain relay knows only the request's id (A-052).
+                        subscription_id=message.subscription_id if self.extensions else None,
+                        client_msg_id=message.client_msg_id,
+                    )
+                )
+                return
+            after = int(index)
+        session.subscriptions[message.subscription_id] = message
+        indexes = range(after + 1, len(self.log)) if f.order != "desc" else range(after - 1, -1, -1)
+        found = [i for i in indexes if self._matches(message, *self.log[i], live=False)]
+        limit = len(found) if message.gapless else min(self.max_limit, 100 if f.limit is None else f.limit)
+        for index in found[:limit]:
+            session.send(self._event(message, index, True))
+        if message.history_marker and "history_marker" in self.extensions:
+            last = f"{self.generation}:{found[:limit][-1]}" if found[:limit] else f.cursor
+            session.send(
+                wire.EndOfHistory(
+                    subscription_id=message.subscription_id, complete=len(found) <= limit, cursor=last
+                )
+            )
+
+
+def _raw(data: bytes) -> Any:
+    return wire.Raw(data)
+
+
+class FakeRelay:
+    """The model behind a real socket. `cut` drops every connection without a word."""
+
+    def __init__(self, model: NaiveRelay) -> None:
+        self.model = model
+        self.connections = 0
+        self.refuse_with: int | None = None
+        self.manifest_body: bytes | None = None
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self._open: dict[ServerConnection, Session] = {}
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self):
+        self._server = await serve(
+            self._handle, "127.0.0.1", 0, process_request=self._http, ping_interval=None, close_timeout=1
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"ws://127.0.0.1:{self.port}/strata"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        await self._server.wait_closed()
+
+    def _http(self, connection, request):
+        if request.path == "/.well-known/strata-relay.json":
+            if self.manifest_body is None and not self.model.extensions:
+                return connection.respond(HTTPStatus.NOT_FOUND, "no\n")
+            body = self.manifest_body or json.dumps({"extensions": sorted(self.model.extensions)}).encode()
+            return connection.respond(HTTPStatus.OK, body.decode())
+        if self.refuse_with is not None:
+            return connection.respond(HTTPStatus(self.refuse_with), "no\n")
+        return None
+
+    async def _handle(self, socket):
+        session = self.model.connect()
+        self._open[socket] = session
+        self.connections += 1
+        try:
+            async for data in socket:
+                assert isinstance(data, str), "R-128: one JSON object per text frame"
+                self.model.receive(session, data.encode())
+                self.received.put_nowait(session.received[-1])
+                await self.flush()
+        except ConnectionClosed:
+            pass
+        finally:
+            self.model.disconnect(session)
+            del self._open[socket]
+
+    async def flush(self):
+        """Send what the model has to say; a peer that went away meanwhile is no concern of the test."""
+        for socket, session in list(self._open.items()):
+            frames, session.outbox[:] = session.outbox[:], []
+            for frame in frames:
+                with contextlib.suppress(ConnectionClosed):
+                    await socket.send(frame, text=True)
+
+    async def append(self, *some: Packet):
+        for packet in some:
+            self.model.append(packet)
+        await self.flush()
+
+    def cut(self):
+        for socket in list(self._open):
+            socket.transport.abort()
+
+    async def shut(self, code: int):
+        for socket in list(self._open):
+            await socket.close(code)
+
+    async def next(self, kind: type):
+        """The next message of this kind that the client sent."""
+        while True:
+            message = await self.received.get()
+            if isinstance(message, kind):
+                return message
+
+
+@pytest.fixture(scope="session")
+def make():
+    return make_packet
+
+
+@pytest.fixture(scope="session")
+def naive_relay():
+    return NaiveRelay
+
+
+@pytest.fixture(scope="session")
+def identities():
+    return AUTHOR, OTHER
+
+
+@pytest.fixture(params=[ALL_EXTENSIONS, ()], ids=["extended", "plain"])
+async def fake(request):
+    """A running relay, with all our additions and as RFC-0004 alone has it."""
+    async with FakeRelay(NaiveRelay(request.param)) as relay:
+        yield relay
+
+
+@pytest.fixture
+async def extended():
+    async with FakeRelay(NaiveRelay(ALL_EXTENSIONS)) as relay:
+        yield relay
+
+
+@pytest.fixture
+async def plain():
+    async with FakeRelay(NaiveRelay()) as relay:
+        yield relay

@@ -1,0 +1,45 @@
+"""One relay process for a module, and the options of the long runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode
+
+from bare_client import open_client
+from relay_process import PostgresHost, RelayProcess, running
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("relayd system tests")
+    group.addoption("--kill-cycles", type=int, default=50, help="kills in the durability test")
+    group.addoption("--model-runs", type=int, default=6, help="runs of the model test")
+    group.addoption("--seed", type=int, default=None, help="seed of the first random run")
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay with default settings; it must not have complained by the end of the module."""
+    with running(RelayProcess(tmp_path_factory.mktemp("relay"))) as process:
+        yield process
+        assert process.is_running(), process.last_words()
+        assert not process.complaints()
+        assert process.stop() == 0
+
+
+@pytest.fixture
+async def client(relay: RelayProcess):
+    async with open_client(relay.ws) as bare:
+        yield bare
+
+
+@pytest.fixture(scope="module")
+def shared_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a PostgreSQL server that belongs to no relay."""
+    host = PostgresHost(tmp_path_factory.mktemp("postgres"))
+    yield host.url
+    host.close()

@@ -1,0 +1,245 @@
+"""Real relay processes for tests: `relayd serve` on a free port, and what the outside can see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "wait_until"]
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 30.0
+
+
+class RelayFailed(AssertionError):
+    """The relay did not do what a healthy one does; the message ends with its log."""
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
+    """Poll until `condition` holds. Raises `AssertionError` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {timeout:g} s: {what}")
+        time.sleep(0.02)
+
+
+def environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's environment with exactly these settings of the relay, by name."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RELAYD_")}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    return clean | {f"RELAYD_{name.upper()}": _text(value) for name, value in settings.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+class RelayProcess:
+    """One `relayd serve`. Start it with `start`; what it says on stderr is kept in `log`."""
+
+    def __init__(
+        self, folder: Path, *, arguments: tuple[str, ...] = (), port: int = 0, **settings: object
+    ) -> None:
+        self.folder = folder
+        self.log = folder / "relay.log"
+        self.port = port
+        self.arguments = arguments
+        self.settings: dict[str, object] = {"log_format": "json", **settings}
+        if "database_url" not in settings:
+            self.settings.setdefault("data_dir", folder / "data")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready: dict[str, str] = {}
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start the process without waiting for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, env=environment(self.settings), cwd=self.folder
+            )
+        return self.process
+
+    def start(self) -> RelayProcess:
+        """Start, and wait for the ready line."""
+        process = self.spawn()
+        self.ready = self.await_ready()
+        assert process.poll() is None
+        return self
+
+    def await_ready(self) -> dict[str, str]:
+        """Read the one JSON line on stdout."""
+        assert self.process is not None and self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_TIMEOUT)
+        line = self.process.stdout.readline() if readable else b""
+        if not line:
+            self.kill()
+            raise RelayFailed(f"no ready line; the log ends:\n{self.last_words()}")
+        said: dict[str, str] = json.loads(line)
+        assert said.pop("event") == "ready"
+        return said
+
+    @property
+    def ws(self) -> str:
+        return self.ready["ws"]
+
+    @property
+    def http(self) -> str:
+        return self.ready["http"]
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask for a clean stop, without waiting."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        assert self.process is not None
+        code = self.process.wait(STOP_TIMEOUT)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def stop(self) -> int:
+        """Stop cleanly; the exit code."""
+        if self.is_running():
+            self.terminate()
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RelayFailed(f"SIGTERM did not end the relay; the log ends:\n{self.last_words()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL, and everything the relay left running."""
+        if self.process is None:
+            return
+        children = self.children()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        psutil.wait_procs(children, timeout=STOP_TIMEOUT)
+
+    def children(self) -> list[psutil.Process]:
+        """Every process below the relay: PostgreSQL and its backends, workers."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
+
+    def postgres(self) -> psutil.Process:
+        """The embedded PostgreSQL server."""
+        pid_file = next(Path(str(self.settings["data_dir"])).glob("postgres-*/postmaster.pid"))
+        return psutil.Process(int(pid_file.read_text().split("\n", 1)[0]))
+
+    def rss(self) -> int:
+        """Resident bytes of the relay process itself."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """A plain GET: status, headers (lower case), body."""
+        return http_get(self.http + path)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics, summed over what `labels` leaves open."""
+        _, _, body = http_get(self.ready["metrics"])
+        found = [
+            float(match[2])
+            for match in re.finditer(rf"^{name}(?:{{(.*)}})? (\S+)$", body.decode(), re.M)
+            if all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items())
+        ]
+        if not found:
+            raise KeyError(name)
+        return sum(found)
+
+    def last_words(self, lines: int = 30) -> str:
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+    def complaints(self) -> list[str]:
+        """Log lines of level error and tracebacks: each one is a bug of ours, or a fault the test made."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return [line for line in lines if '"level":"error"' in line.replace(" ", "") or "Traceback" in line]
+
+
+def http_get(url: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    request = urllib.request.Request(url, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, _lower(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, _lower(error.headers), error.read()
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+class PostgresHost:
+    """A PostgreSQL server of its own process, for several relays to share."""
+
+    _SCRIPT = """
+import asyncio, sys
+from relayd.store.embedded import EmbeddedPostgres
+async def main():
+    async with EmbeddedPostgres(sys.argv[1]) as server:
+        print(server.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._SCRIPT, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment({}),
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().decode().strip()
+        assert self.url, "PostgreSQL did not start"
+
+    def close(self) -> None:
+        """Stop the server."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(STOP_TIMEOUT)
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(relay: RelayProcess) -> Iterator[RelayProcess]:
+    """A started relay that is gone afterwards, however the block ends."""
+    try:
+        yield relay.start()
+    finally:
+        if relay.process is not None:
+            relay.kill()

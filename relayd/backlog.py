@@ -103,6 +103,8 @@ class Backlog:
         if not subscription.started:
             # Packets that other processes have acknowledged belong to history, so ask the log itself.
             await relay.tail.reach(await relay.store.head())
+            if subscription not in self._behind:
+                return  # it ended meanwhile, and others kept this task running
             subscription.start(fanout.position)
         if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
             return

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import structlog
+import uvloop
 from strata.ids import Identity
 
 from relayd import logs
@@ -35,12 +36,18 @@ from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 from relayd.tls import TlsError, TlsFiles
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # Windows has no uvloop
-    from asyncio import new_event_loop
-
-__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_OK", "EXIT_PORT", "PortTaken", "run", "serve"]
+__all__ = [
+    "EXIT_CONFIGURATION",
+    "EXIT_DATABASE",
+    "EXIT_OK",
+    "EXIT_PORT",
+    "PortTaken",
+    "database",
+    "print_ready",
+    "run",
+    "serve",
+    "stop_on_signals",
+]
 
 EXIT_OK: Final = 0
 EXIT_CONFIGURATION: Final = 2
@@ -74,7 +81,7 @@ def run(settings: Settings) -> int:
     else:
         main = _serve_alone(settings)
     try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
     except StoreError as error:
         return _failed(EXIT_DATABASE, "database", error)
@@ -202,7 +209,7 @@ class _Process:
     async def run(self, announce: Announce, stop: asyncio.Event, *, reuse_port: bool) -> None:
         relay = self._relay
         await self._store.listen(relay.tail.ring)
-        jobs = [
+        jobs: list[asyncio.Task[Any]] = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("writer", relay.writer.run()),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+import uvloop
 
 from relayd import logs, server
 from relayd.config import Settings
@@ -54,14 +55,13 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
                 addresses = [await worker.ready() for worker in workers]
                 announce(addresses[0])
                 loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, lambda: [w.signal(signal.SIGHUP) for w in workers])
+                loop.add_signal_handler(signal.SIGHUP, _signal_all, workers, signal.SIGHUP)
                 while not stop.is_set():
                     await _revive(workers)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
             finally:
-                for worker in workers:
-                    worker.signal(signal.SIGTERM)
+                _signal_all(workers, signal.SIGTERM)
                 await asyncio.gather(*(worker.ended() for worker in workers))
 
 
@@ -81,6 +81,11 @@ def _reserved(settings: Settings) -> Iterator[Settings]:
                 f"port {settings.port} on {settings.host} is taken; choose another with --port"
             ) from None
         yield dataclasses.replace(settings, port=holder.getsockname()[1])
+
+
+def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
+    for worker in workers:
+        worker.signal(number)
 
 
 async def _revive(workers: list[_Worker]) -> None:
@@ -154,7 +159,7 @@ def _work(settings: Settings, database_url: str, pipe: Pipe) -> None:
             await server.serve(settings, database_url, announce=pipe.send, stop=stop, reuse_port=True)
 
     try:
-        with asyncio.Runner(loop_factory=server.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     except (StoreError, server.PortTaken, TlsError) as error:
         pipe.send(error)

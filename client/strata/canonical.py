@@ -5,7 +5,8 @@ is a number whose canonical text would be an integer beyond ±(2**53 − 1), how
 canonical form that we would refuse on reading it back is no canonical form (A-003).
 
 Two ways lead to the same bytes. The slow one decodes strictly, looks at every value and lets `rfc8785`
-write. The fast one lets msgspec decode and write, and is taken only where its result is provably the same:
+write. The fast one lets msgspec decode and write, and is taken only where its result is provably the same
+(where only the decoding is in doubt, msgspec still writes what the strict parser read):
 
 * **Text.** msgspec writes every character as JCS does: itself, but for the two-character escapes and
   lowercase `\\u00xx` of control characters (a test goes through all of Unicode). It refuses what the strict
@@ -71,8 +72,7 @@ def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[Any, bytes]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # The strict parser finds the same fault, and names it.
     value = _parse_strictly(raw)
-    _require_canonical_form(value, max_depth)
-    return value, rfc8785.dumps(value)
+    return value, encode(value, max_depth=max_depth)
 
 
 def canonicalize(raw: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:

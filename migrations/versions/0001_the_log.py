@@ -58,7 +58,7 @@ CREATE INDEX packets_author ON packets (author_id, sequence);
 CREATE INDEX packets_type ON packets (content_type, sequence);
 CREATE INDEX packets_timestamp ON packets USING brin ("timestamp") WITH (pages_per_range = 16);
 
-CREATE TABLE packets_kept (LIKE packets INCLUDING STORAGE INCLUDING COMPRESSION);
+CREATE TABLE packets_kept (LIKE packets INCLUDING ALL EXCLUDING INDEXES);
 ALTER TABLE packets ATTACH PARTITION packets_kept FOR VALUES FROM (MINVALUE) TO (0);
 
 CREATE TABLE packet_ids (
@@ -82,7 +82,7 @@ DECLARE
     v_end bigint;
 BEGIN
     IF to_regclass(v_child) IS NULL THEN
-        EXECUTE format('CREATE TABLE %I (LIKE packets INCLUDING STORAGE INCLUDING COMPRESSION)', v_child);
+        EXECUTE format('CREATE TABLE %I (LIKE packets INCLUDING ALL EXCLUDING INDEXES)', v_child);
         EXECUTE format('ALTER TABLE packets ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)',
                        v_child, p_day << 32, (p_day + 1) << 32);
     END IF;

@@ -14,17 +14,17 @@ stream that was left, and is ignored: it will come again after the position.
        ▲                      │   ◀──    │                    the queue has no room, or the relay said later.
        └──────────────────────┴──────────┘           ENDED:   nothing more will be queued.
 
-With `gapless` (A-067) one SUBSCRIBE gives one stream in order, each event with its cursor. When the queue is
-full the subscription is dropped and taken up again from the position once the consumer has made room: the
-relay's store is the buffer, and nothing else on the connection waits.
+History is read in pages, each after the last one's cursor, each asked for when the queue has room for it. Then
+`gapless` (A-067) gives one live stream in which every event has its cursor. When the queue is full the stream
+is left, and taken up again from the position, by pages, once the consumer has made room: the relay's store is
+the buffer, and nothing else on the connection waits.
 
-Without it history is read in pages, each after the last one's cursor, and each is left before the next is
-asked for; so live packets that come amid them belong to a later page. A relay that marks the end of history
-(A-047) says when it is complete. A plain one does not, and may give fewer than asked (A-043): only an empty
-page, ended by silence, proves that history is done, and that last subscription then stays, live since it was
-made (A-045). This assumes what RFC-0004 does not state, that a plain relay sends history before live events.
-Its live events need not carry cursors; after half a window of those the subscription is made anew from the
-position, so that the overlap after a cut never outgrows the window.
+Each page is left before the next is asked for, so live packets that come amid them belong to a later page.
+A relay that marks the end of history (A-047) says when it is complete. A plain one does not, and may give fewer
+than asked (A-043): only an empty page, ended by silence, proves that history is done, and that last
+subscription then stays, live since it was made (A-045). This assumes what RFC-0004 does not state, that a
+plain relay sends history before live events. Its live events need not carry cursors; after half a window of
+those the subscription is made anew from the position, so that the overlap after a cut never outgrows the window.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class SubscriptionState:
         self._since = query.since
         self._newest_received_at: int | None = None
         self._gapless = self._marked = False
+        self._behind = True
         self._page_limit = self._page_events = 0
         self._caught_up = False
         self._without_cursor = 0
@@ -173,6 +174,7 @@ class SubscriptionState:
     def connection_lost(self) -> None:
         """The stream broke off. What is queued stays; the rest will be read after the position."""
         self._announced = None
+        self._behind = True
         self.wire_id = None
         self.wake_at = math.inf
         if self.phase in (Phase.HISTORY, Phase.LIVE):
@@ -208,6 +210,7 @@ class SubscriptionState:
                 return
         if not self._has_room(0) and self._position is not None:
             self._statistics.subscriptions_deferred += 1
+            self._behind = True
             self._leave()
             self._move(Phase.WAITING)
             self.wake_at = math.inf
@@ -223,7 +226,11 @@ class SubscriptionState:
             self._advance(message.cursor)
         # A relay that says "more" and does not move would be asked for ever.
         if message.complete or self._position == self._asked_position:
-            self._finish_history()
+            self._behind = False
+            if self._can_be_gapless and not self._gapless:
+                self._resubscribe(now)
+            else:
+                self._finish_history()
         else:
             self._resubscribe(now)
 
@@ -270,8 +277,10 @@ class SubscriptionState:
             self.wake_at = self._retry_at
             return
         extensions = self._announced.extensions
-        self._gapless = self.query.live and "gapless" in extensions
         self._marked = "history_marker" in extensions
+        # A gapless stream pours out history faster than it can be left, and what is poured out in vain is
+        # sent twice. So where the end of history can be seen, pages come first.
+        self._gapless = self._can_be_gapless and not (self._behind and self._marked)
         limit = None if self._gapless else self._next_page_limit()
         if limit == 0 or not self._has_room(limit or self._options.queue_events // 2):
             return  # `taken` asks again
@@ -284,6 +293,10 @@ class SubscriptionState:
         self._caught_up = False
         self._move(Phase.HISTORY)
         self._watch(now)
+
+    @property
+    def _can_be_gapless(self) -> bool:
+        return self.query.live and self._announced is not None and "gapless" in self._announced.extensions
 
     def _subscribe_message(self, limit: int | None) -> wire.Subscribe:
         assert self._announced is not None and self.wire_id is not None

@@ -114,7 +114,9 @@ class World:
             self.to_relay(100)
             self.to_client(100)
             self.consume(100)
-            quiet = not self.up and not self.session.outbox and before[:2] == (len(self.got), len(self.settled))
+            quiet = (
+                not self.up and not self.session.outbox and before[:2] == (len(self.got), len(self.settled))
+            )
             timer = self.core.get_timer()
             if quiet:
                 if timer == math.inf or timer > self.now + 1e5:
@@ -200,7 +202,9 @@ def test_a_bounded_query_ends_with_exactly_what_was_asked(
 
 
 @pytest.mark.req("R-339")
-@pytest.mark.parametrize("extensions", [EXTENDED, ("history_marker",), ()], ids=["gapless", "marked", "plain"])
+@pytest.mark.parametrize(
+    "extensions", [EXTENDED, ("history_marker",), ()], ids=["gapless", "marked", "plain"]
+)
 def test_an_invalid_cursor_is_replaced_by_since_without_repeats(naive_relay, make, extensions):
     relay = naive_relay(extensions)
     world = World(relay, make, Query())

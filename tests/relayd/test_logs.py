@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+from relayd import logs
+from relayd.logs import truncated_address
+
+
+@pytest.fixture
+def stream():
+    """What `configure` writes to; whatever the tests' own logging was comes back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object(stream):
+    logs.configure("json", "info", stream)
+    logs.get_logger("relayd.test").info("opened", subscriptions=2)
+    (line,) = lines(stream)
+    assert line.pop("at").endswith("Z")
+    assert line == {"event": "opened", "subscriptions": 2, "level": "info", "logger": "relayd.test"}
+
+
+def test_auto_is_json_where_nobody_looks_and_console_on_a_terminal(stream, monkeypatch):
+    logs.configure("auto", "info", stream)
+    logs.get_logger("relayd.test").info("first")
+    assert lines(stream)[0]["event"] == "first"
+    stream.seek(0)
+    stream.truncate()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    logs.configure("auto", "info", stream)
+    logs.get_logger("relayd.other").info("second")
+    assert not stream.getvalue().startswith("{")
+    assert "second" in stream.getvalue()
+
+
+def test_other_libraries_lines_take_the_same_form(stream):
+    logs.configure("json", "info", stream)
+    logging.getLogger("somewhere").warning("careful %s", "now")
+    (line,) = lines(stream)
+    assert (line["event"], line["logger"]) == ("careful now", "somewhere")
+
+
+def test_less_severe_lines_are_left_out(stream):
+    logs.configure("json", "warning", stream)
+    logs.get_logger("relayd.test").info("quiet")
+    logs.get_logger("relayd.test").warning("loud")
+    logging.getLogger("websockets.server").info("connection open")
+    assert [line["event"] for line in lines(stream)] == ["loud"]
+
+
+def test_the_connection_is_on_every_line_of_its_task(stream):
+    logs.configure("json", "info", stream)
+    tokens = logs.bind_connection("c-7")
+    logs.get_logger("relayd.test").info("inside")
+    structlog.contextvars.reset_contextvars(**tokens)
+    logs.get_logger("relayd.test").info("outside")
+    inside, outside = lines(stream)
+    assert inside["connection"] == "c-7"
+    assert "connection" not in outside
+
+
+@pytest.mark.req("R-328")
+@pytest.mark.parametrize(
+    "field", ["packet", "body", "content", "payload", "signature", "seed", "database_url"]
+)
+def test_content_and_keys_are_struck_out_whatever_a_caller_does(stream, field):
+    logs.configure("json", "debug", stream)
+    logs.get_logger("relayd.test").debug("event", **{field: "MARKER"})
+    assert "MARKER" not in stream.getvalue()
+    assert lines(stream)[0][field] == "[withheld]"
+
+
+@pytest.mark.req("R-330")
+def test_an_address_is_logged_without_its_host(stream):
+    logs.configure("json", "info", stream)
+    logs.get_logger("relayd.test").info("opened", peer="203.0.113.77")
+    assert lines(stream)[0]["peer"] == "203.0.113.0/24"
+
+
+@pytest.mark.req("R-330")
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("203.0.113.77", "203.0.113.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/48"),
+        ("fe80::1%eth0", "fe80::/48"),
+        ("::ffff:203.0.113.77", "203.0.113.0/24"),
+        ("", "?"),
+        ("a host", "?"),
+    ],
+)
+def test_the_network_of_an_address(address, network):
+    assert truncated_address(address) == network
+
+
+def test_an_exception_is_told_on_its_line(stream):
+    logs.configure("json", "info", stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logs.get_logger("relayd.test").exception("failed")
+    (line,) = lines(stream)
+    assert "ValueError: broken" in str(line["exception"])

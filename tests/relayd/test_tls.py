@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import shutil
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from relayd.tls import TlsError, TlsFiles, read_certificate, write_dev_certificates
+
+
+@pytest.fixture
+def made(tmp_path):
+    return write_dev_certificates(tmp_path / "certs", ("relay.test", "10.0.0.1"))
+
+
+def handshake(server: ssl.SSLContext, ca: Path, name: str) -> ssl.SSLObject:
+    """Shake hands in memory; returns the client's side. Raises `ssl.SSLError` when the client objects."""
+    client = ssl.create_default_context(cafile=str(ca))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server, server_hostname=name)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [ours, theirs]
+    while waiting:
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(side)
+    return ours
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "relay.test", "10.0.0.1"])
+def test_a_client_that_trusts_the_ca_accepts_every_name(made, name):
+    side = handshake(TlsFiles(made.cert, made.key).context, made.ca, name)
+    assert side.version() in {"TLSv1.2", "TLSv1.3"}
+
+
+def test_another_name_or_another_ca_is_refused(made, tmp_path):
+    context = TlsFiles(made.cert, made.key).context
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(context, made.ca, "elsewhere.test")
+    stranger = write_dev_certificates(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(context, stranger.ca, "localhost")
+
+
+def test_the_key_is_private_and_nothing_is_ever_replaced(made):
+    assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
+    before = made.cert.read_bytes()
+    with pytest.raises(FileExistsError):
+        write_dev_certificates(made.cert.parent)
+    assert made.cert.read_bytes() == before
+
+
+def test_a_reload_shows_the_new_certificate_to_new_handshakes(made, tmp_path):
+    files = TlsFiles(made.cert, made.key)
+    new = write_dev_certificates(tmp_path / "new")
+    shutil.copy(new.cert, made.cert)
+    shutil.copy(new.key, made.key)
+    files.reload()
+    handshake(files.context, new.ca, "localhost")
+
+
+@pytest.mark.parametrize("broken", ["cert", "key"])
+def test_a_reload_of_broken_files_keeps_the_old_ones(made, tmp_path, broken):
+    files = TlsFiles(made.cert, made.key)
+    other = write_dev_certificates(tmp_path / "other")
+    shutil.copy(getattr(other, broken), getattr(made, broken))  # no longer a pair
+    with pytest.raises(TlsError):
+        files.reload()
+    handshake(files.context, made.ca, "localhost")
+
+
+def test_what_is_wrong_is_said_with_the_file(made, tmp_path):
+    with pytest.raises(TlsError, match=r"none\.pem: No such file"):
+        TlsFiles(tmp_path / "none.pem", made.key)
+    made.key.write_text("nonsense")
+    with pytest.raises(TlsError, match=r"cert\.pem and .*key\.pem"):
+        TlsFiles(made.cert, made.key)
+    with pytest.raises(TlsError, match="not a certificate"):
+        read_certificate(made.key)
+    with pytest.raises(TlsError, match="No such file"):
+        read_certificate(tmp_path / "none.pem")
+
+
+def test_a_certificate_tells_its_names_and_times(made):
+    facts = read_certificate(made.cert)
+    assert {"localhost", "relay.test", "10.0.0.1"} <= set(facts.names)
+    assert facts.not_before < facts.not_after

@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._relay.metrics.connections.inc()
 
     def data_received(self, data: bytes) -> None:
-        self._relay.metrics.bytes_received.inc(len(data))
+        self._relay.tally.bytes_received += len(data)
         self._heard_at = now = time.monotonic()
         self._pings = 0
         if self._protocol.state is CONNECTING:
@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         self._outbox_bytes = 0
         if self._protocol.state is OPEN:
             self._transport.write(data)
-            self._relay.metrics.bytes_sent.inc(len(data))
+            self._relay.tally.bytes_sent += len(data)
 
     async def writable(self) -> None:
         """Wait until the transport has room. Cancelling it changes nothing."""
@@ -207,9 +207,7 @@ class Connection(asyncio.Protocol):
     # Publisher: what admission calls.
 
     def publish_accepted(self, request: PublishRequest, received_at: int, *, duplicate: bool) -> None:
-        metrics = self._relay.metrics
-        metrics.publishes["duplicate" if duplicate else "accepted"].inc()
-        metrics.publish_seconds.observe(time.monotonic() - request.started_at)
+        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         assert request.packet is not None
         payload = ok_payload(
             request.packet.packet_id, received_at, request.client_msg_id, duplicate=duplicate
@@ -319,7 +317,7 @@ class Connection(asyncio.Protocol):
         metrics = self._relay.metrics
         match action:
             case PublishReceived():
-                metrics.messages_received["PUBLISH"].inc()
+                self._relay.tally.publishes += 1
                 self._publishes += 1
                 self._pending_publishes += 1
                 self._relay.admission.submit(

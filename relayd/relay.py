@@ -26,7 +26,7 @@ from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
-from relayd.metrics import Metrics
+from relayd.metrics import Metrics, Tally
 from relayd.session import SessionLimits
 from relayd.store import Store, Writer
 from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
@@ -65,6 +65,7 @@ class Relay:
         self.store = store
         self.metrics = metrics
         self.clock = clock
+        self.tally = Tally()
         self.cursors = CursorCodec(store.secrets.cursor_key)
         self.limits = SessionLimits(
             default_limit=settings.default_limit,
@@ -143,12 +144,17 @@ class Relay:
 
     def sweep(self, now: float) -> None:
         """Let every connection look at its deadlines; `now` is monotonic. Called about once a second."""
-        metrics = self.metrics
-        metrics.publish_queue.set(self.admission.pending)
-        metrics.log_sequence.set(self.fanout.position)
+        self.count()
         for connection in list(self.connections):
             connection.check_deadlines(now)
         self.flush()
+
+    def count(self) -> None:
+        """Bring the metrics up to date with what was tallied since the last call."""
+        metrics = self.metrics
+        self.tally.count(metrics)
+        metrics.publish_queue.set(self.admission.pending)
+        metrics.log_sequence.set(self.fanout.position)
 
     def _committed(
         self, appended: Appended, batch: list[tuple[NewPacket, PublishRequest]], seconds: float
@@ -186,5 +192,5 @@ class Relay:
 
     def _dispatched(self, delivered: int) -> None:
         if delivered:
-            self.metrics.events_sent["live"].inc(delivered)
+            self.tally.live_events += delivered
         self.flush()

@@ -243,7 +243,7 @@ class _Process:
             readiness=self._readiness,
             manifest=self._manifest,
             by_id=self._store.by_id,
-            render_metrics=None if settings.metrics_listen else self._metrics.render,
+            render_metrics=None if settings.metrics_listen else self._render_metrics,
             websocket_path=settings.path,
         )
         context = self._tls.context if self._tls else None
@@ -260,7 +260,7 @@ class _Process:
             taken = await self._open(
                 metrics_host.strip("[]"),
                 int(metrics_port),
-                MetricsApi(self._metrics.render),
+                MetricsApi(self._render_metrics),
                 None,
                 reuse_port=reuse_port,
             )
@@ -287,6 +287,10 @@ class _Process:
         self._servers.append(server)
         bound: int = server.sockets[0].getsockname()[1]
         return bound
+
+    def _render_metrics(self) -> tuple[str, bytes]:
+        self._relay.count()
+        return self._metrics.render()
 
     def _readiness(self) -> str | None:
         if self._relay.draining:

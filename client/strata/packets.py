@@ -2,8 +2,8 @@
 
 A packet is its canonical bytes. `Packet` is a view of them whose existence says: the schema holds, the form
 is canonical, and `packet_id` is the BLAKE3 hash of the rest. It does not say that the signature is the
-author's, which costs twenty times more and is asked for apart (`verify_signature`, `Packet.verify`), nor that
-the packet is fresh (`check_freshness`).
+author's, which costs eight times as much and is asked for apart (`verify_signature`, `Packet.verify`), nor
+that the packet is fresh (`check_freshness`).
 
 Members nobody here knows stay in the bytes, hence in the hash, in storage and in what is passed on (R-005).
 """

@@ -1,16 +1,16 @@
 """Signature checks on threads of their own, in batches, so that the event loop never waits for one.
 
-The check releases the interpreter lock, so two threads nearly double what one does. A batch takes
-whatever has piled up, up to `BATCH`, and costs one wake-up of the loop; a single check on an idle relay
-starts at once.
+The check releases the interpreter lock, so two threads nearly double what one does. Jobs gather during a
+step of the loop and are handed over at its end, shared out among the threads; a thread takes whatever has
+piled up, up to `BATCH`, and costs the loop one wake-up for all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -38,10 +38,9 @@ class VerifyPool(Generic[J]):
         self._check = check
         self._on_checked = on_checked
         self._loop = loop
-        self._jobs: deque[J] = deque()
-        self._ready = threading.Condition()
-        self._idle = 0
-        self._closed = False
+        self._gathered: list[J] = []
+        # Batches for the threads; an empty one tells a thread to end.
+        self._batches: queue.SimpleQueue[list[J]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"verify-{number}", daemon=True)
             for number in range(threads)
@@ -50,23 +49,32 @@ class VerifyPool(Generic[J]):
             thread.start()
 
     def put(self, job: J) -> None:
-        """Queue a job; it is checked in its turn."""
-        with self._ready:
-            self._jobs.append(job)
-            # A busy thread looks at the queue again by itself, so only an idle one needs the bell.
-            if self._idle:
-                self._ready.notify()
+        """Queue a job; call it on the loop."""
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append(job)
+
+    def _hand_over(self) -> None:
+        """Give what this step of the loop has gathered to the threads."""
+        jobs, self._gathered = self._gathered, []
+        share = min(BATCH, -(-len(jobs) // len(self._threads)))
+        for start in range(0, len(jobs), share):
+            self._batches.put(jobs[start : start + share])
 
     def close(self) -> None:
         """Stop the threads after what they are doing; queued jobs are dropped."""
-        with self._ready:
-            self._closed = True
-            self._ready.notify_all()
+        while not self._batches.empty():
+            try:
+                self._batches.get_nowait()
+            except queue.Empty:
+                break
+        for _ in self._threads:
+            self._batches.put([])
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while (batch := self._take()) is not None:
+        while batch := self._take():
             started = time.perf_counter()
             for job in batch:
                 self._check(job)
@@ -76,16 +84,15 @@ class VerifyPool(Generic[J]):
             except RuntimeError:  # the loop has ended, and with it everyone who waited
                 return
 
-    def _take(self) -> list[J] | None:
-        jobs = self._jobs
-        with self._ready:
-            while not jobs and not self._closed:
-                self._idle += 1
-                self._ready.wait()
-                self._idle -= 1
-            if self._closed:
-                return None
-            batch: list[J] = []
-            while jobs and len(batch) < BATCH:
-                batch.append(jobs.popleft())
+    def _take(self) -> list[J]:
+        batch = self._batches.get()
+        while batch and len(batch) < BATCH:
+            try:
+                more = self._batches.get_nowait()
+            except queue.Empty:
+                break
+            if not more:
+                self._batches.put(more)  # the end is for the next look
+                break
+            batch += more
         return batch

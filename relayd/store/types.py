@@ -11,6 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 __all__ = [
     "DAY_SECONDS",
     "Appended",
@@ -61,8 +63,7 @@ class UnsafeDatabase(StoreError):
     """The database could lose what was acknowledged, or is not one this program can use."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewPacket:
+class NewPacket(msgspec.Struct, frozen=True, gc=False):
     """An admitted packet on its way into the log."""
 
     packet_id: bytes
@@ -75,8 +76,7 @@ class NewPacket:
     """The canonical bytes of the whole packet; the record everything else is derived from (A-006)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
     """A packet at its place in the log."""
 
     sequence: int

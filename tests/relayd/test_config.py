@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from relayd.config import HARD_MAX_PACKET_BYTES, ConfigurationError, Settings, load, setting_table
 from relayd.manual import describe_type, sample_file, settings_page, toml_value
 
@@ -141,7 +142,7 @@ def test_packets_up_to_256_kib_by_default_and_less_if_asked():
 def test_no_setting_admits_more_than_one_mebibyte():
     settings = load(None, {"RELAYD_MAX_PACKET_BYTES": str(4 * 2**20)})
     assert settings.max_packet_bytes == HARD_MAX_PACKET_BYTES == 1_048_576
-    assert settings.warnings == ("max_packet_bytes 4194304 is above the limit of 1048576",)
+    assert settings.warnings == ("max_packet_bytes 4194304 is above the hard limit; using 1048576",)
     assert load(None, {"RELAYD_MAX_PACKET_BYTES": "1048576"}).warnings == ()
 
 

@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
+from strata.wire import EXTENSIONS
+
 from relayd.config import Settings
 from relayd.http import HttpApi, MetricsApi
 from relayd.manifest import build_manifest
 from relayd.store.types import Gone, StoredPacket, StoreTimeout, StoreUnavailable
-from strata.wire import EXTENSIONS
 
 BODY = b'{"a":"\xc3\xa9","b":1.0}'
 ID = "0x" + "ab" * 32

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import structlog
+
 from relayd import logs
 from relayd.logs import truncated_address
 

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strata.errors import ErrorCode, InvalidPacket
+
 from relayd.cursor import CursorCodec
 from relayd.session import (
     Action,
@@ -23,7 +25,6 @@ from relayd.session import (
     read_failure_payload,
     refusal_payload,
 )
-from strata.errors import ErrorCode, InvalidPacket
 
 CODEC = CursorCodec(bytes(32))
 

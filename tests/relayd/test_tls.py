@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from relayd.tls import TlsError, TlsFiles, read_certificate, write_dev_certificates
 
 

@@ -89,11 +89,12 @@ class BareClient:
     async def publish_all(self, packets: list[Packet]) -> list[Message]:
         """Publish all without waiting in between; the answers, in the order of the packets."""
         names = [self.name() for _ in packets]
+        wanted = set(names)
         for name, packet in zip(names, packets, strict=True):
             await self.send(publish_text(packet, name))
         answers: dict[str, Message] = {}
         while len(answers) < len(names):
-            message = await self.expect(lambda m: m["type"] in ("OK", "ERROR"))
+            message = await self.expect(lambda m: m.get("client_msg_id") in wanted)
             answers[message["client_msg_id"]] = message
         return [answers[name] for name in names]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from relayd.admission.checks import Policy, judge
 from strata import packets
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import Identity
 from strata.packets import Packet
+
+from relayd.admission.checks import Policy, judge
 
 NOW = 1_760_000_000
 ALICE = Identity(bytes(range(32)))

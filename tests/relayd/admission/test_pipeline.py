@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from relayd.admission.checks import Policy
-from relayd.admission.pipeline import Admission, Lane, PublishRequest
-from relayd.store.types import NewPacket, StoreUnavailable
 from strata import packets
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import Identity
+
+from relayd.admission.checks import Policy
+from relayd.admission.pipeline import Admission, Lane, PublishRequest
+from relayd.store.types import NewPacket, StoreUnavailable
 
 NOW = 1_760_000_000
 ALICE = Identity(bytes(range(32)))

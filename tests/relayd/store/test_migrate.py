@@ -1,0 +1,107 @@
+"""The schema: made once by whoever comes first, refused when it is not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import asyncpg
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from relayd.store import Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
+from relayd.store.migrate import REVISION, current_revision, latest_revision
+from relayd.store.schema import METADATA, is_ours
+from relayd.store.upgrade import _engine, alembic_config, upgrade
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def test_the_revision_we_ask_for_is_the_newest_migration():
+    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == REVISION == latest_revision()
+
+
+def test_the_migrations_are_found_in_an_installed_wheel_first(tmp_path, monkeypatch):
+    import relayd
+
+    package = tmp_path / "relayd"
+    package.mkdir()
+    monkeypatch.setattr(relayd, "__file__", str(package / "__init__.py"))
+    assert Path(alembic_config().get_main_option("script_location")) == tmp_path / "migrations"
+    (package / "_migrations").mkdir()
+    assert Path(alembic_config().get_main_option("script_location")) == package / "_migrations"
+
+
+@pytest.mark.req("R-308")
+async def test_processes_that_start_together_migrate_once(empty_database):
+    assert await current_revision(empty_database) is None
+    assert await asyncio.gather(*(migrate(empty_database) for _ in range(3))) == [REVISION] * 3
+    assert await current_revision(empty_database) == REVISION
+    await upgrade(empty_database)
+    async with await Store.open(empty_database) as store:
+        assert await store.head() == 0
+
+
+@pytest.mark.req("R-308")
+async def test_a_schema_that_is_not_ours_is_refused(empty_database):
+    with pytest.raises(UnsafeDatabase, match="relayd migrate"):
+        await Store.open(empty_database)
+    await migrate(empty_database)
+    await execute(empty_database, "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(UnsafeDatabase, match="newer"):
+        await migrate(empty_database)
+    with pytest.raises(UnsafeDatabase, match="9999"):
+        await Store.open(empty_database)
+
+
+@pytest.mark.req("R-308")
+async def test_a_migration_that_fails_leaves_nothing(empty_database):
+    await execute(empty_database, "CREATE TABLE packet_ids (mine int)")
+    with pytest.raises(StoreError, match="already exists"):
+        await migrate(empty_database)
+    assert await current_revision(empty_database) is None
+    await execute(empty_database, "DROP TABLE packet_ids")
+    assert await migrate(empty_database) == REVISION
+
+
+async def test_the_metadata_describes_what_the_migrations_make(database):
+    def differences(connection: sa.Connection) -> list[object]:
+        options = {"include_object": is_ours, "compare_type": True}
+        return compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+
+    engine = _engine(database)
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("postgresql://127.0.0.1:1/none", StoreUnavailable),
+        ("postgresql://nobody@/none?host=/nonexistent", StoreUnavailable),
+        ("http://127.0.0.1", StoreError),
+    ],
+)
+async def test_a_database_that_cannot_be_reached(url, error):
+    with pytest.raises(error):
+        await migrate(url)
+    with pytest.raises(error):
+        await Store.open(url, connect_timeout=1)
+
+
+async def test_secrets_are_made_once_and_shared(store, second_store, database):
+    assert store.secrets == second_store.secrets
+    assert len(store.secrets.identity_seed) == len(store.secrets.cursor_key) == 32
+    assert store.secrets.identity_seed != store.secrets.cursor_key
+    assert store.secrets.identity_seed.hex() not in repr(store.secrets)
+    assert repr(store.secrets.cursor_key) not in repr(store.secrets)

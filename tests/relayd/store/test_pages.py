@@ -1,0 +1,264 @@
+"""Pages: the SQL of every shape of query against a filter anyone can read, and the plans behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relayd.store import LogQuery, NewPacket, Page, Store, StoredPacket
+from relayd.store.queries import page_statement
+from relayd.store.types import DAY_SECONDS
+
+NOW = 1_790_000_000
+AUTHORS = [f"did:strata:{name}" for name in ("alice", "bob", "carol", "dave")]
+TYPES = ["TEXT", "MEDIA", "", "a\0b"]
+START = NOW - 4 * DAY_SECONDS
+IDS = [bytes([n]) * 32 for n in range(250)]
+
+
+def make_log() -> list[tuple[int, NewPacket]]:
+    """Packets with the time each was received: four days, unevenly, many in one second."""
+    chance = random.Random(7)
+    log, received_at = [], START
+    for n in range(200):
+        received_at += chance.choice([0, 0, 0, 1, 60, 7000])
+        log.append(
+            (
+                received_at,
+                NewPacket(
+                    IDS[n],
+                    chance.choice(AUTHORS),
+                    chance.choice(TYPES),
+                    # As admission has it: at most 300 s ahead, up to a day behind.
+                    received_at - chance.choice([-300, -299, 0, 5, 3600, 86_400]),
+                    chance.choice([None, None, None, received_at + 10_000, NOW - 1, NOW, NOW + 1]),
+                    b"b" * chance.choice([0, 1, 40, 900, 5000]),
+                ),
+            )
+        )
+    return log
+
+
+LOG = make_log()
+
+
+def matches(packet: NewPacket, sequence: int, received_at: int, query: LogQuery, now: int) -> bool:
+    checks = [
+        packet.expires_at is None or now <= packet.expires_at,
+        query.after < sequence,
+        query.up_to is None or sequence <= query.up_to,
+        not query.authors or packet.author_id in query.authors,
+        not query.types or packet.content_type in query.types,
+        not query.packet_ids or packet.packet_id in query.packet_ids,
+        query.since is None or packet.timestamp >= query.since,
+        query.until is None or packet.timestamp <= query.until,
+        query.received_since is None or received_at >= query.received_since,
+        query.received_until is None or received_at <= query.received_until,
+    ]
+    return all(checks)
+
+
+def naive_page(
+    stored: list[tuple[int, int, NewPacket]], query: LogQuery, limit: int, now: int, max_bytes: int
+) -> list[StoredPacket]:
+    found = [row for row in stored if matches(row[2], row[0], row[1], query, now)]
+    found.sort(key=lambda row: row[0], reverse=not query.ascending)
+    page: list[StoredPacket] = []
+    for sequence, received_at, packet in found[:limit]:
+        if sum(len(row.body) for row in page) >= max_bytes:
+            break
+        page.append(StoredPacket(sequence, received_at, packet.body))
+    return page
+
+
+async def fill(store: Store) -> list[tuple[int, int, NewPacket]]:
+    stored = []
+    for received_at, group in itertools.groupby(LOG, key=lambda item: item[0]):
+        packets = [packet for _, packet in group]
+        appended = await store.append(packets, received_at)
+        stored += [
+            (place.sequence, place.received_at, packet)
+            for place, packet in zip(appended.dispositions, packets, strict=True)
+        ]
+    return stored
+
+
+times = st.integers(START - 400, NOW + 400) | st.sampled_from([0, -(2**53) + 1, 2**53 - 1]) | st.sampled_from(
+    [t + d for t, _ in LOG[::17] for d in (-300, -1, 0, 1)]
+)  # fmt: skip
+
+
+@st.composite
+def queries(draw: st.DrawFn, sequences: list[int]) -> LogQuery:
+    def maybe(strategy):
+        return draw(st.none() | st.none() | strategy)
+
+    places = st.sampled_from(sequences) | st.sampled_from([0, sequences[-1] + 10])
+    return LogQuery(
+        after=draw(st.just(0) | places),
+        up_to=maybe(places),
+        ascending=draw(st.booleans()),
+        authors=frozenset(maybe(st.sets(st.sampled_from([*AUTHORS, "nobody"]))) or ()),
+        types=frozenset(maybe(st.sets(st.sampled_from([*TYPES, "NONE"]))) or ()),
+        packet_ids=frozenset(maybe(st.sets(st.sampled_from(IDS))) or ()),
+        since=maybe(times),
+        until=maybe(times),
+        received_since=maybe(times),
+        received_until=maybe(times),
+    )
+
+
+@pytest.mark.req("R-100", "R-103", "R-152", "R-302", "R-303", "R-304", "R-305", "R-306")
+def test_every_query_gives_what_a_plain_filter_gives(database):
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        store = runner.run(Store.open(database))
+        stored = runner.run(fill(store))
+        sequences = [row[0] for row in stored]
+
+        @settings(max_examples=400, deadline=None)
+        @given(
+            query=queries(sequences),
+            limit=st.integers(1, 30) | st.just(500),
+            now=st.sampled_from([START, NOW - 1, NOW, NOW + 1, NOW + 2]),
+            max_bytes=st.sampled_from([1, 900, 6000, 2**22]),
+        )
+        def check(query: LogQuery, limit: int, now: int, max_bytes: int) -> None:
+            expected = naive_page(stored, query, limit, now, max_bytes)
+            page = runner.run(store.page(query, limit, now, max_bytes))
+            assert page.rows == expected
+            # `exhausted` may be claimed only when nothing is left, and must be in the end.
+            everything = naive_page(stored, query, len(stored), now, 2**40)
+            assert not page.exhausted or len(expected) == len(everything)
+            assert expected or page.exhausted
+
+        try:
+            check()
+        finally:
+            runner.run(store.close())
+
+
+@pytest.mark.req("R-154", "R-306")
+@pytest.mark.parametrize("ascending", [True, False])
+async def test_walking_all_pages_yields_everything_once(store, ascending):
+    stored = await fill(store)
+    walked, after, up_to = [], 0, None
+    while True:
+        query = LogQuery(after=after, up_to=up_to, ascending=ascending, authors=frozenset(AUTHORS))
+        page = await store.page(query, 7, START)
+        walked += [row.sequence for row in page.rows]
+        if page.exhausted:
+            break
+        if ascending:
+            after = walked[-1]
+        else:
+            up_to = walked[-1] - 1
+    expected = [row[0] for row in stored if row[2].expires_at is None or row[2].expires_at >= START]
+    assert walked == (expected if ascending else expected[::-1])
+
+
+@pytest.mark.req("R-152")
+async def test_a_thousand_packets_of_one_second_page_completely(store, packet):
+    for start in range(0, 1000, 250):
+        await store.append([packet(n) for n in range(start, start + 250)], NOW)
+    walked, after = [], 0
+    while page := (await store.page(LogQuery(after=after), 33, NOW)).rows:
+        walked += [row.body for row in page]
+        after = page[-1].sequence
+    assert walked == [packet(n).body for n in range(1000)]
+
+
+async def test_a_page_stops_at_its_size_but_never_before_the_first_row(store, packet):
+    await store.append([packet(n, size=1000) for n in range(10)], NOW)
+    assert [len((await store.page(LogQuery(), 10, NOW, size)).rows) for size in (1, 1000, 1001, 9000, 9001)] == [
+        1, 1, 2, 9, 10,
+    ]  # fmt: skip
+
+
+async def test_very_many_values_make_pages_shorter_not_wrong(store, packet):
+    await store.append([packet(n, author=f"did:strata:{n % 900}") for n in range(3000)], NOW)
+    query = LogQuery(authors=frozenset(f"did:strata:{n}" for n in range(800)))
+    walked, after = [], 0
+    while True:
+        page = await store.page(
+            LogQuery(after=after, authors=query.authors), 500, NOW
+        )
+        walked += [row.body for row in page.rows]
+        if page.exhausted:
+            break
+        after = page.rows[-1].sequence
+    assert walked == [packet(n).body for n in range(3000) if n % 900 < 800]
+
+
+async def test_an_unsettled_bound_is_not_remembered(store, packet):
+    """`received_until` in the present: what arrives later within the bound must still be found."""
+    await store.append([packet(1)], NOW)
+    query = LogQuery(received_until=NOW + 10)
+    assert len((await store.page(query, 10, NOW)).rows) == 1
+    await store.append([packet(2)], NOW + 5)
+    await store.append([packet(3)], NOW + 10)
+    await store.append([packet(4)], NOW + 11)
+    assert len((await store.page(query, 10, NOW)).rows) == 3
+    await store.append([packet(5)], NOW + 12)
+    assert len((await store.page(query, 10, NOW)).rows) == 3
+
+
+@pytest.mark.req("R-302", "R-303", "R-304", "R-300")
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (LogQuery(), "packets_d20717_pkey"),
+        (LogQuery(ascending=False), "packets_d20717_pkey"),
+        (LogQuery(authors=frozenset(["did:strata:3"])), "packets_d20717_author_id_sequence_idx"),
+        (LogQuery(authors=frozenset(["did:strata:3", "did:strata:4"])), "packets_d20717_author_id_sequence_idx"),
+        (LogQuery(types=frozenset(["T3"])), "packets_d20717_content_type_sequence_idx"),
+        (LogQuery(types=frozenset(["T3", "T4"])), "packets_d20717_content_type_sequence_idx"),
+        (LogQuery(packet_ids=frozenset([b"x" * 32])), "packet_ids_d20717_d99999_id"),
+        (LogQuery(until=NOW - 1_000_000, ascending=False), "packets_d20717_timestamp_idx"),
+        (LogQuery(since=NOW + 295), "packets_d20717_timestamp_idx"),
+    ],
+    ids=["all", "descending", "author", "authors", "type", "types", "id", "until", "since"],
+)
+async def test_every_shape_uses_its_index(database, packet, sql, query, index):
+    async with await Store.open(database) as store:
+        for start in range(0, 5000, 500):
+            batch = [
+                packet(n, author=f"did:strata:{n % 50}", type=f"T{n % 10}", timestamp=NOW - 40 + n // 100, size=400)
+                for n in range(start, start + 500)
+            ]
+            await store.append(batch, NOW)
+        await sql.execute("ANALYZE packets")  # as autovacuum does once a minute
+        async with store._reader._pages.lease() as connection:
+            text, parameters, _ = page_statement(query, 100, NOW, 2**22, 0, None)
+            plan = "\n".join(row[0] for row in await connection.fetch("EXPLAIN " + text, *parameters))
+    assert index in plan
+    assert "Seq Scan on packets_d" not in plan
+
+
+@pytest.mark.req("R-304")
+async def test_a_bound_on_time_leaves_out_the_days_before_it(store, packet, sql):
+    for day in range(5):
+        await store.append([packet(day)], NOW + day * DAY_SECONDS)
+    position = await sql.fetchval("SELECT relay_position($1)", NOW + 3 * DAY_SECONDS - 300)
+    text, parameters, _ = page_statement(LogQuery(since=NOW + 3 * DAY_SECONDS), 10, NOW, 2**22, position, None)
+    plan = "\n".join(row[0] for row in await sql.fetch("EXPLAIN " + text, *parameters))
+    scanned = {day for day in range(5) if f"packets_d{NOW // DAY_SECONDS + day}" in plan}
+    assert scanned == {3, 4}
+
+
+async def test_positions_agree_with_the_rows(store, sql):
+    stored = await fill(store)
+    for time in {t + d for _, t, _ in stored for d in (-1, 0, 1)} | {0, START - 10**6, NOW + 10**6}:
+        position = await sql.fetchval("SELECT relay_position($1)", time)
+        assert all((received_at < time) == (sequence <= position) for sequence, received_at, _ in stored)
+
+
+async def test_an_empty_log_has_empty_pages(store):
+    assert await store.page(LogQuery(), 10, NOW) == Page([], exhausted=True)
+    assert await store.page(LogQuery(received_since=5, received_until=NOW), 10, NOW) == ([], True)
+    assert await store.tail(0, None, 10) == []
+    assert await store.head() == 0

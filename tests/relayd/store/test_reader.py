@@ -1,0 +1,150 @@
+"""Reads under stress: slow ones, cancelled ones, lost connections, replicas that lag."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relayd.store import LogQuery, Store, StoreTimeout, StoreUnavailable
+from relayd.store.connection import Pool
+from relayd.store.reader import Reader
+
+NOW = 1_790_000_000
+READING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'relayd pages' AND state = 'active'"
+
+
+@pytest.fixture
+async def locked(store, sql, packet):
+    """A log whose packets cannot be read: a page waits until the test ends."""
+    await store.append([packet(1)], NOW)
+    transaction = sql.transaction()
+    await transaction.start()
+    await sql.execute("LOCK TABLE packets IN ACCESS EXCLUSIVE MODE")
+    yield
+    await transaction.rollback()
+
+
+async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(database, locked, sql):
+    async with await Store.open(database, read_timeout=0.1, read_connections=1) as store:
+        with pytest.raises(StoreTimeout):
+            await store.page(LogQuery(), 10, NOW)
+        assert await sql.fetch(READING) == []
+        pid = store._reader._pages._idle[0].get_server_pid()
+        await sql.execute("ROLLBACK")
+        assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
+        assert store._reader._pages._idle[0].get_server_pid() == pid
+        await sql.execute("BEGIN")
+
+
+async def test_cancelling_a_read_cancels_it_in_the_database(database, locked, sql, eventually):
+    async with await Store.open(database, read_connections=1) as store:
+        reading = asyncio.create_task(store.page(LogQuery(), 10, NOW))
+        await eventually(lambda: sql.fetch(READING))
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+        async def gone() -> bool:
+            return not await sql.fetch(READING)
+
+        await eventually(gone)
+        await sql.execute("ROLLBACK")
+        assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
+        await sql.execute("BEGIN")
+
+
+async def test_slow_pages_do_not_hold_up_lookups(database, locked, sql, eventually):
+    async with await Store.open(database, read_connections=2) as store:
+        pages = [asyncio.create_task(store.page(LogQuery(), 10, NOW)) for _ in range(8)]
+
+        async def both_busy() -> bool:
+            return len(await sql.fetch(READING)) == 2
+
+        await eventually(both_busy)
+        assert await store.head() > 0
+        await store.ping()
+        for page in pages:
+            page.cancel()
+        await asyncio.wait(pages)
+
+
+async def test_a_lost_connection_is_replaced(database, packet, sql):
+    async with await Store.open(database, read_connections=1) as store:
+        await store.append([packet(1)], NOW)
+        await store.page(LogQuery(), 10, NOW)
+        await sql.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'relayd%' AND datname = current_database()"
+        )
+        for _ in range(3):
+            try:
+                page = await store.page(LogQuery(), 10, NOW)
+                break
+            except StoreUnavailable:
+                continue
+        assert len(page.rows) == 1
+        for _ in range(3):
+            try:
+                await store.append([packet(2)], NOW)
+                break
+            except StoreUnavailable:
+                continue
+        assert len((await store.page(LogQuery(), 10, NOW)).rows) == 2
+
+
+async def test_a_closed_store_says_so(database, packet):
+    store = await Store.open(database)
+    await store.close()
+    await store.close()
+    for call in (store.head(), store.page(LogQuery(), 1, NOW), store.append([packet(1)], NOW), store.ping()):
+        with pytest.raises(StoreUnavailable):
+            await call
+
+
+async def test_closing_ends_what_is_waiting(database, locked, sql, eventually):
+    store = await Store.open(database)
+    reading = asyncio.create_task(store.page(LogQuery(), 10, NOW))
+    await eventually(lambda: sql.fetch(READING))
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await reading
+
+
+@pytest.mark.req("R-154")
+async def test_a_replica_that_lags_is_not_asked_for_what_it_lacks(server, database, empty_database, packet):
+    """A second database stands in for a replica: what matters is how far its head has come."""
+    from relayd.store import migrate
+
+    await migrate(empty_database)
+    async with (
+        await Store.open(empty_database) as behind,
+        await Store.open(database, read_url=empty_database) as store,
+    ):
+        first = [packet(n) for n in range(3)]
+        await store.append(first, NOW)
+        await behind.append(first, NOW)
+        await store.append([packet(3)], NOW)
+        assert len((await store.page(LogQuery(), 10, NOW)).rows) == 4
+        head = await behind.head()
+        # Up to where the replica stands, it answers: told apart by a packet that only it has.
+        await behind.append([packet(99)], NOW)
+        rows = (await store.page(LogQuery(up_to=head + 1), 10, NOW)).rows
+        assert rows[-1].body == packet(99).body
+        assert (await store.page(LogQuery(up_to=head), 10, NOW)).rows == rows[:3]
+        await store.append([packet(4)], NOW)
+        assert (await store.page(LogQuery(up_to=head + 2), 10, NOW)).rows[-1].body == packet(4).body
+
+
+async def test_a_replica_that_is_away_is_done_without(database, packet):
+    async with await Store.open(database, read_url="postgresql://127.0.0.1:1/none") as store:
+        await store.append([packet(1)], NOW)
+        assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
+
+
+async def test_a_server_that_stops_answering_is_unavailable_in_time(database, locked, sql, monkeypatch):
+    pool = Pool(database, 1, name="relayd pages", connect_timeout=5)
+    reader = Reader(pool, pool, None, read_timeout=-4.8)  # no statement timeout on the server
+    with pytest.raises(StoreUnavailable, match="in time"):
+        await reader.page(LogQuery(), 10, NOW, 1000)
+    await pool.close()

@@ -1,0 +1,169 @@
+"""Dropping days: what goes, what stays, and who is still served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relayd.store import Gone, LogQuery, Outcome, Store
+from relayd.store.retention import EXEMPT_TYPES, Swept
+from relayd.store.types import DAY_SECONDS, day_of
+
+NOW = 1_790_000_000
+TODAY = NOW // DAY_SECONDS
+
+
+async def bodies(store, query=LogQuery(), now=NOW):  # noqa: B008
+    return [row.body for row in (await store.page(query, 500, now)).rows]
+
+
+async def partitions(sql, parent):
+    rows = await sql.fetch(
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = $1::regclass ORDER BY 1", parent
+    )
+    return [row[0] for row in rows]
+
+
+async def fill_days(store, packet, days):
+    """On each day one packet of each exempt type and two plain ones."""
+    for day in range(days):
+        batch = [packet(10 * day), packet(10 * day + 1)]
+        batch += [packet(10 * day + 2 + n, type=type_) for n, type_ in enumerate(EXEMPT_TYPES)]
+        await store.append(batch, NOW + day * DAY_SECONDS)
+
+
+@pytest.mark.req("R-309")
+async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet, sql):
+    async with await Store.open(database, retention_days=3) as store:
+        await fill_days(store, packet, 6)
+        before = {row.body: row for row in (await store.page(LogQuery(), 500, NOW)).rows}
+        now = NOW + 5 * DAY_SECONDS
+        assert await store.maintain(now) == Swept(days=2, generations=0)
+        assert await partitions(sql, "packets") == [
+            *(f"packets_d{TODAY + day}" for day in range(2, 7)),
+            "packets_kept",
+        ]
+        kept = [10 * day + 2 + n for day in range(2) for n in range(4)]
+        left = [10 * day + n for day in range(2, 6) for n in range(6)]
+        page = await store.page(LogQuery(), 500, now)
+        expected = [packet(n).body for n in kept + left]
+        assert page.rows == [before[body] for body in expected]
+        # Every way to them still works.
+        types = frozenset(EXEMPT_TYPES[:2])
+        assert len(await bodies(store, LogQuery(types=types, ascending=False))) == 12
+        assert (await store.by_id(packet(2).packet_id, now))[2] == packet(2).body
+        assert isinstance(await store.by_id(packet(0).packet_id, now), Gone)
+        assert await store.maintain(now) == Swept(0, 0)
+
+
+@pytest.mark.req("R-310", "R-108", "R-102")
+async def test_ids_outlive_their_packets_by_the_duplicate_window(database, packet):
+    settings = {"retention_days": 2, "dedup_window_seconds": 7 * DAY_SECONDS}
+    async with await Store.open(database, **settings) as store:
+        await store.maintain(NOW)
+        await store.append([packet(1), packet(2, expires_at=NOW + 1)], NOW)
+        for day in range(1, 8):
+            now = NOW + day * DAY_SECONDS
+            await store.maintain(now)
+            appended = await store.append([packet(1), packet(2), packet(100 + day)], now)
+            outcomes = [place.outcome for place in appended.dispositions]
+            assert outcomes == [Outcome.DUPLICATE, Outcome.DUPLICATE, Outcome.STORED], day
+        assert packet(1).body not in await bodies(store)
+
+
+@pytest.mark.req("R-310")
+async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(database, packet, sql):
+    settings = {"retention_days": 2, "dedup_window_seconds": 2 * DAY_SECONDS}
+    async with await Store.open(database, **settings) as store:
+        await store.maintain(NOW)
+        await store.append([packet(1), packet(2, type="KEY_EVENT")], NOW)
+        for day in range(1, 6):
+            now = NOW + day * DAY_SECONDS
+            await store.append([packet(100 + day)], now)
+            await store.maintain(now)
+        assert await store.by_id(packet(1).packet_id, now) is None
+        assert (await store.by_id(packet(2).packet_id, now))[2] == packet(2).body
+        appended = await store.append([packet(2), packet(1)], now)
+        assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
+        # Look-ups by id probe few partitions, however long the relay has run.
+        assert len(await partitions(sql, "packet_ids")) <= 5
+
+
+async def test_without_retention_everything_stays_in_one_generation(database, packet, sql):
+    async with await Store.open(database, retention_days=0) as store:
+        for day in (0, 400, 4000):
+            await store.append([packet(day)], NOW + day * DAY_SECONDS)
+            assert await store.maintain(NOW + day * DAY_SECONDS) == Swept(0, 0)
+        assert len(await bodies(store)) == 3
+        assert len(await partitions(sql, "packet_ids")) == 2
+
+
+async def test_tomorrow_is_prepared(store, sql, packet):
+    await store.maintain(NOW)
+    assert await partitions(sql, "packets") == [f"packets_d{TODAY}", f"packets_d{TODAY + 1}", "packets_kept"]
+    # A clock that was wrong when it prepared days does not keep packets of today out.
+    await store.maintain(NOW + 90 * DAY_SECONDS)
+    appended = await store.append([packet(1)], NOW - DAY_SECONDS)
+    assert day_of(appended.dispositions[0].sequence) == TODAY - 1
+
+
+async def test_a_clock_far_ahead_never_drops_the_day_of_the_head(database, packet):
+    async with await Store.open(database, retention_days=1) as store:
+        await store.append([packet(1)], NOW)
+        await store.maintain(NOW + 90 * DAY_SECONDS)
+        assert await bodies(store) == [packet(1).body]
+        await store.append([packet(2)], NOW + 1)
+        assert await bodies(store) == [packet(1).body, packet(2).body]
+
+
+async def test_one_process_sweeps_at_a_time(database, packet):
+    async with (
+        await Store.open(database, retention_days=1) as store,
+        await Store.open(database, retention_days=1) as other,
+    ):
+        await fill_days(store, packet, 8)
+        now = NOW + 7 * DAY_SECONDS
+        swept = await asyncio.gather(store.maintain(now), other.maintain(now))
+        assert sum(one.days for one in swept) == 6
+
+
+async def test_a_reader_that_will_not_let_go_delays_a_sweep_but_not_the_log(
+    database, packet, sql, eventually
+):
+    """While the sweep waits for a long read it gives the log back again and again."""
+    async with await Store.open(database, retention_days=1) as store:
+        await fill_days(store, packet, 4)
+        now = NOW + 3 * DAY_SECONDS
+        reading = sql.transaction(isolation="repeatable_read")
+        await reading.start()
+        await sql.fetchval("SELECT count(*) FROM packets")
+        sweep = asyncio.create_task(store.maintain(now))
+        appended = await store.append([packet(1000)], now)
+        assert appended.dispositions[0].outcome is Outcome.STORED
+        assert not sweep.done()
+        await reading.rollback()
+        assert (await sweep).days == 2
+
+
+@pytest.mark.req("R-154")
+async def test_a_walk_goes_on_across_a_sweep(database, packet):
+    async with await Store.open(database, retention_days=1) as store:
+        await fill_days(store, packet, 5)
+        first = await store.page(LogQuery(), 7, NOW)
+        await store.maintain(NOW + 4 * DAY_SECONDS)
+        rest = await store.page(LogQuery(after=first.rows[-1].sequence), 500, NOW)
+        sequences = [row.sequence for row in first.rows + rest.rows]
+        assert sequences == sorted(set(sequences))
+        assert {packet(n).body for n in range(30, 46)} - {packet(n).body for n in range(36, 40)} <= {
+            row.body for row in rest.rows
+        }
+
+
+async def test_a_round_that_was_cut_off_is_finished_by_the_next(database, packet, sql):
+    async with await Store.open(database, retention_days=2) as store:
+        await fill_days(store, packet, 4)
+        name = f"packets_d{TODAY}"
+        await sql.execute(f"ALTER TABLE packets DETACH PARTITION {name}")
+        await store.maintain(NOW)
+        assert await sql.fetchval("SELECT to_regclass($1)", name) is None

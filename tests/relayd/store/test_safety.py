@@ -1,0 +1,73 @@
+"""A database that could lose what was acknowledged is not used."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from relayd.store import Store, UnsafeDatabase
+from relayd.store.safety import check_safety
+
+
+class FakeConnection:
+    """Answers the one question of `check_safety`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.row = {
+            "version": 150_004,
+            "standby": False,
+            "read_only": "off",
+            "fsync": "on",
+            "full_page_writes": "on",
+            "synchronous_commit": "on",
+            "encoding": "UTF8",
+        } | settings
+
+    async def fetchrow(self, query: str) -> dict[str, Any]:
+        return self.row
+
+
+@pytest.mark.parametrize("level", ["on", "local", "remote_write", "remote_apply"])
+async def test_every_level_that_waits_for_the_disk_is_fine(level):
+    await check_safety(FakeConnection(synchronous_commit=level))
+
+
+@pytest.mark.req("R-189")
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes", "synchronous_commit"])
+async def test_settings_that_lose_commits_are_refused_by_name(setting):
+    with pytest.raises(UnsafeDatabase, match=rf"{setting} is off.*allow_unsafe_database"):
+        await check_safety(FakeConnection(**{setting: "off"}))
+    await check_safety(FakeConnection(**{setting: "off"}), allow_unsafe=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "sentence"),
+    [
+        ("version", 140_011, "PostgreSQL 15"),
+        ("standby", True, "standby"),
+        ("read_only", "on", "read_only"),
+        ("encoding", "SQL_ASCII", "UTF8"),
+    ],
+)
+async def test_what_cannot_work_is_refused_in_any_case(setting, value, sentence):
+    with pytest.raises(UnsafeDatabase, match=sentence):
+        await check_safety(FakeConnection(**{setting: value}), allow_unsafe=True)
+
+
+@pytest.mark.req("R-189")
+@pytest.mark.parametrize("setting", ["synchronous_commit", "default_transaction_read_only"])
+async def test_a_real_server_is_asked(database, setting):
+    value = "off" if setting == "synchronous_commit" else "on"
+    connection = await asyncpg.connect(database)
+    name = urlsplit(database).path[1:]
+    try:
+        await connection.execute(f"ALTER DATABASE {name} SET {setting} = {value}")
+        with pytest.raises(UnsafeDatabase, match=setting):
+            await Store.open(database)
+        if setting == "synchronous_commit":
+            await (await Store.open(database, allow_unsafe=True)).close()
+    finally:
+        await connection.close()

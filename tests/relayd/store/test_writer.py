@@ -1,0 +1,210 @@
+"""Group commit: what goes into a batch, who is told, and what a lost database changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
+
+NOW = 1_790_000_000
+
+
+class FakeLog:
+    """Appends when the test lets it, and fails when it is told to."""
+
+    def __init__(self):
+        self.batches: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures: list[Exception] = []
+        self.called = asyncio.Event()
+
+    async def append(self, batch, now):
+        self.batches.append([int(packet.body.split(b":")[0]) for packet in batch])
+        self.called.set()
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        return Appended(0, [Disposition(Outcome.STORED, n, now) for n in range(len(batch))])
+
+
+@contextlib.asynccontextmanager
+async def running(writer):
+    task = asyncio.create_task(writer.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.fixture
+def log():
+    return FakeLog()
+
+
+@pytest.fixture
+def make(log):
+    def make(**options):
+        writer = Writer(
+            log,
+            lambda appended, batch, seconds: writer.committed.append((appended, batch, seconds)),
+            lambda ticket: writer.failed.append(ticket),
+            clock=lambda: NOW + 0.9,
+            **options,
+        )
+        writer.committed, writer.failed = [], []
+        return writer
+
+    return make
+
+
+def tickets(writer):
+    return [ticket for _, batch, _ in writer.committed for _, ticket in batch]
+
+
+async def test_a_lone_packet_is_committed_at_once(log, make, packet):
+    writer = make()
+    async with running(writer):
+        writer.put(packet(1), "one")
+        assert (writer.pending, writer.pending_bytes) == (1, 40)
+        assert await writer.drain(5)
+    [(appended, batch, seconds)] = writer.committed
+    assert batch == [(packet(1), "one")]
+    assert appended.dispositions[0].received_at == NOW
+    assert seconds >= 0
+    assert (writer.pending, writer.pending_bytes) == (0, 0)
+
+
+@pytest.mark.req("R-189")
+async def test_what_piles_up_during_a_commit_is_the_next_batch(log, make, packet):
+    writer = make()
+    log.gate.clear()
+    async with running(writer):
+        writer.put(packet(0), 0)
+        await log.called.wait()
+        for n in range(1, 100):
+            writer.put(packet(n), n)
+        assert writer.committed == []  # nobody hears of a packet before its commit
+        assert not await writer.drain(0)
+        log.gate.set()
+        assert await writer.drain(5)
+    assert log.batches == [[0], list(range(1, 100))]
+    assert tickets(writer) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [({"max_batch_packets": 3}, [3, 3, 1]), ({"max_batch_bytes": 81}, [3, 3, 1]), ({"max_batch_bytes": 1}, [1] * 7)],
+)
+async def test_batches_are_bounded(log, make, packet, options, sizes):
+    writer = make(**options)
+    for n in range(7):
+        writer.put(packet(n), n)
+    async with running(writer):
+        assert await writer.drain(5)
+    assert [len(batch) for batch in log.batches] == sizes
+    assert tickets(writer) == list(range(7))
+
+
+async def test_the_queue_is_bounded(log, make, packet):
+    writer = make(max_pending_bytes=100)
+    for n in range(3):
+        writer.put(packet(n), n)
+    with pytest.raises(StoreUnavailable):
+        writer.put(packet(3), 3)
+    async with running(writer):
+        assert await writer.drain(5)
+        writer.put(packet(3), 3)
+        assert await writer.drain(5)
+    assert tickets(writer) == [0, 1, 2, 3]
+
+
+async def test_a_lost_database_is_asked_again_with_the_same_batch(log, make, packet):
+    writer = make()
+    log.failures = [StoreUnavailable("away"), StoreUnavailable("away")]
+    writer.put(packet(1), 1)
+    writer.put(packet(2), 2)
+    async with running(writer):
+        assert await writer.drain(10)
+    assert log.batches == [[1, 2]] * 3
+    assert tickets(writer) == [1, 2]
+    assert writer.failed == []
+
+
+@pytest.mark.req("R-200")
+async def test_who_has_waited_too_long_is_told_and_the_others_wait_on(log, make, packet):
+    writer = make(publish_timeout=0)
+    log.failures = [StoreUnavailable("away")]
+    writer.put(packet(1), "late")
+    writer._publish_timeout = 60
+    writer.put(packet(2), "early")
+    async with running(writer):
+        assert await writer.drain(10)
+    assert writer.failed == ["late"]
+    assert tickets(writer) == ["early"]
+    assert (writer.pending, writer.pending_bytes) == (0, 0)
+
+
+@pytest.mark.req("R-200")
+async def test_a_batch_that_is_refused_as_a_whole_fails_and_the_next_is_tried(log, make, packet, caplog):
+    writer = make(max_batch_packets=1)
+    log.failures = [StoreError("a table is missing")]
+    writer.put(packet(1), 1)
+    writer.put(packet(2), 2)
+    async with running(writer):
+        assert await writer.drain(5)
+    assert writer.failed == [1]
+    assert tickets(writer) == [2]
+    assert "refused a batch" in caplog.text
+
+
+async def test_cancelling_keeps_what_was_not_committed(log, make, packet):
+    writer = make()
+    log.gate.clear()
+    writer.put(packet(1), 1)
+    async with running(writer):
+        await log.called.wait()
+        writer.put(packet(2), 2)
+    assert (writer.pending, writer.committed, writer.failed) == (2, [], [])
+    log.gate.set()
+    async with running(writer):
+        assert await writer.drain(5)
+    assert tickets(writer) == [1, 2]
+
+
+@pytest.mark.req("R-111", "R-189", "R-311")
+async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_nothing(store, packet, sql):
+    """Two writers put the same packets while their connections are cut again and again."""
+    committed: list[tuple[int, Outcome, int]] = []
+
+    def on_commit(appended, batch, seconds):
+        committed.extend(
+            (ticket, place.outcome, place.sequence)
+            for (_, ticket), place in zip(batch, appended.dispositions, strict=True)
+        )
+
+    writers = [Writer(store, on_commit, lambda ticket: pytest.fail("given up"), publish_timeout=60) for _ in "ab"]
+    async with running(writers[0]), running(writers[1]):
+        for n in range(400):
+            writers[n % 2].put(packet(n), n)
+            writers[1 - n % 2].put(packet(n), n)
+            if n % 40 == 0:
+                await sql.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'relayd writer' AND datname = current_database()"
+                )
+        for writer in writers:
+            assert await writer.drain(30)
+    assert sorted(ticket for ticket, _, _ in committed) == sorted([*range(400), *range(400)])
+    places = {ticket: sequence for ticket, _, sequence in committed}
+    assert all(places[ticket] == sequence for ticket, _, sequence in committed)
+    entries, after = [], 0
+    while page := await store.tail(after, None, 100):
+        entries += page
+        after = page[-1].sequence
+    assert sorted(entry.sequence for entry in entries) == sorted(places.values())
+    assert len(entries) == 400

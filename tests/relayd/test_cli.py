@@ -1,0 +1,207 @@
+"""The `relayd` command: its words, its exit codes, and what it never prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+from strata import packets
+from strata.ids import Identity
+from typer.testing import CliRunner
+
+from relayd import cli, server
+from relayd.config import Settings
+from relayd.store.types import StoreUnavailable
+from relayd.version import VERSION
+
+SEED = "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("RELAYD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    yield
+    structlog.reset_defaults()
+
+
+def relayd(*arguments: object, **options):
+    return CliRunner().invoke(
+        cli.app, [str(argument) for argument in arguments], prog_name="relayd", **options
+    )
+
+
+def test_help_and_version():
+    text = relayd("--help").stdout
+    for command in ("serve", "check-config", "migrate", "doctor", "export", "import", "dev-cert"):
+        assert command in text
+    assert relayd("--version").stdout.strip() == VERSION
+    assert relayd().exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "migrate", "doctor", "export", "import"])
+def test_bad_settings_are_all_named_and_exit_with_2(command):
+    done = relayd(command, env={"RELAYD_PROT": "1", "RELAYD_WORKERS": "0"})
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "relayd: unknown environment variable RELAYD_PROT; the nearest is RELAYD_PORT",
+        "relayd: RELAYD_WORKERS: expected `int` >= 1",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--prot", "1"], ["serve", "--port", "x"], ["sreve"]])
+def test_bad_usage_exits_with_2(arguments):
+    assert relayd(*arguments).exit_code == 2
+
+
+def test_serve_hands_over_the_settings_and_its_exit_code(monkeypatch):
+    seen: list[Settings] = []
+
+    def run(settings: Settings) -> int:
+        seen.append(settings)
+        return 4
+
+    monkeypatch.setattr(server, "run", run)
+    flags = [
+        "--host",
+        "::1",
+        "--port",
+        "0",
+        "--workers",
+        "2",
+        "--data-dir",
+        "d",
+        "--tls-cert",
+        "c",
+        "--tls-key",
+        "k",
+    ]
+    assert relayd("serve", *flags).exit_code == 4
+    (settings,) = seen
+    assert (settings.host, settings.port, settings.workers) == ("::1", 0, 2)
+    assert (settings.data_dir, settings.tls_cert, settings.tls_key) == (Path("d"), Path("c"), Path("k"))
+    relayd("serve", "--database-url", "postgresql://h/d")
+    assert seen[-1].database_url == "postgresql://h/d"
+
+
+def test_the_settings_in_effect_are_a_settings_file_without_secrets(tmp_path):
+    file = tmp_path / "relayd.toml"
+    file.write_text("port = 1234\nretention_days = 7")
+    done = relayd("check-config", "--config", file, env={"RELAYD_IDENTITY_SEED": SEED})
+    assert done.exit_code == 0
+    assert "port = 1234\n" in done.stdout
+    assert SEED not in done.stdout
+    as_json = json.loads(relayd("check-config", "--json", env={"RELAYD_CONFIG": str(file)}).stdout)
+    assert (as_json["port"], as_json["retention_days"], as_json["database_url"]) == (1234, 7, None)
+
+
+def test_a_warning_about_a_setting_goes_to_stderr():
+    done = relayd("check-config", env={"RELAYD_MAX_PACKET_BYTES": "4194304"})
+    assert done.exit_code == 0
+    assert "max_packet_bytes = 1048576" in done.stdout
+    assert "warning: max_packet_bytes 4194304" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["migrate", "doctor", "export", "import"])
+def test_a_database_that_cannot_be_reached_exits_with_3(command):
+    done = relayd(command, "--database-url", "postgresql://u:hunter2@127.0.0.1:1/d", input="")
+    assert done.exit_code == 3
+    assert "hunter2" not in done.output
+
+
+def test_the_doctor_tells_what_to_do(monkeypatch, tmp_path):
+    done = relayd("doctor", "--data-dir", tmp_path / "data")
+    assert done.exit_code == 0
+    assert "✓ database: embedded" in done.stdout
+    done = relayd("doctor", "--json", "--database-url", "postgresql://127.0.0.1:1/d")
+    report = json.loads(done.stdout)
+    assert (report["ok"], done.exit_code) == (False, 3)
+    assert all(check["advice"] for check in report["checks"] if check["verdict"] != "ok")
+
+
+def test_a_bad_certificate_is_a_matter_of_configuration(tmp_path):
+    done = relayd(
+        "doctor", "--data-dir", tmp_path, env={"RELAYD_TLS_CERT": "none.pem", "RELAYD_TLS_KEY": "none.pem"}
+    )
+    assert done.exit_code == 2
+    assert "✗ tls: none.pem: No such file" in done.stdout
+
+
+def test_dev_cert_says_how_to_use_what_it_made(tmp_path):
+    done = relayd("dev-cert", "relay.test", "--dir", "certs")
+    assert done.exit_code == 0
+    assert "relayd serve --tls-cert certs/cert.pem --tls-key certs/key.pem" in done.stdout
+    assert "SSL_CERT_FILE=certs/ca.pem" in done.stdout
+    again = relayd("dev-cert", "--dir", "certs")
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+
+
+def test_a_whole_log_moves_from_one_database_to_another(tmp_path):
+    identity = Identity.from_seed(bytes(32))
+    made = [
+        packets.build(identity, {"type": "POST", "text": str(n)}, timestamp=1_760_000_000 + n)
+        for n in range(3)
+    ]
+    lines = [b'{"packet":%b,"received_at":%d}' % (packet.canonical, packet.timestamp) for packet in made]
+    source, again = tmp_path / "log.jsonl", tmp_path / "again.jsonl"
+    source.write_bytes(b"\n".join([*lines, b"nonsense"]) + b"\n")
+    data = ("--data-dir", tmp_path / "data")
+
+    done = relayd("import", source, *data, "--json", "--quarantine", "refused.jsonl")
+    assert done.exit_code == 1
+    summary = json.loads(done.stdout)
+    assert (summary["stored"], summary["quarantined"]) == (3, 1)
+    assert json.loads(Path("refused.jsonl").read_text())["line"] == 4
+
+    done = relayd("export", "-o", again, *data, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["packets"]) == (0, 3)
+    assert again.read_bytes().splitlines() == lines
+    assert json.loads(relayd("export", "-o", again, *data, "--json").stdout)["packets"] == 0
+
+    done = relayd("export", *data)
+    assert done.stdout_bytes.splitlines() == lines
+    assert "packets 3" in done.stderr
+
+
+def test_migrate_is_idempotent(tmp_path):
+    for _ in range(2):
+        done = relayd("migrate", "--data-dir", tmp_path / "data")
+        assert done.exit_code == 0
+        assert "the schema is at revision" in done.stdout
+
+
+def test_an_interrupted_command_says_that_it_may_go_on(monkeypatch):
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(cli.typer.Exit) as left:
+        cli._run(interrupted())
+    assert left.value.exit_code == 130
+
+    async def lost() -> None:
+        raise StoreUnavailable("away")
+
+    with pytest.raises(cli.typer.Exit) as left:
+        cli._run(lost())
+    assert left.value.exit_code == 3
+
+
+def test_the_module_runs_as_the_command():
+    root = Path(cli.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "relayd", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={"PYTHONPATH": f"{root}:{root / 'client'}"},
+    )
+    assert done.stdout.strip() == VERSION

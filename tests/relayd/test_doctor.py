@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from datetime import timedelta
+
+import pytest
+
+from relayd import doctor
+from relayd.config import Settings
+from relayd.doctor import Check, Verdict, examine
+from relayd.store.types import StoreUnavailable, UnsafeDatabase, first_sequence_of_day
+from relayd.tls import read_certificate, write_dev_certificates
+
+NOW = 1_760_000_000.0
+DAY = int(NOW) // 86_400
+URL = "postgresql://h/d"
+
+
+class FakeStore:
+    """Opens as told to: `failure` is raised, else `last` is the log's head."""
+
+    failure: Exception | None = None
+    last = first_sequence_of_day(DAY) + 1
+    closed = 0
+
+    @classmethod
+    async def open(cls, url: str, *, allow_unsafe: bool) -> FakeStore:
+        if cls.failure is not None:
+            raise cls.failure
+        return cls()
+
+    async def head(self) -> int:
+        return self.last
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def store(monkeypatch):
+    class Store(FakeStore):
+        revision: str | Exception | None = doctor.latest_revision()
+
+    async def current_revision(url: str) -> str | None:
+        if isinstance(Store.revision, Exception):
+            raise Store.revision
+        return Store.revision
+
+    monkeypatch.setattr(doctor, "Store", Store)
+    monkeypatch.setattr(doctor, "current_revision", current_revision)
+    return Store
+
+
+async def check(settings: Settings, name: str, now: float = NOW) -> Check:
+    found = [item for item in await examine(settings, lambda: now) if item.name == name]
+    assert found, name
+    return found[-1]
+
+
+async def test_a_good_database_is_said_to_be_good(store):
+    settings = Settings(database_url=URL)
+    assert (await check(settings, "schema")).verdict is Verdict.OK
+    assert (await check(settings, "database")).verdict is Verdict.OK
+    assert store.closed == 2
+
+
+@pytest.mark.parametrize("revision", [None, "0000", StoreUnavailable("away"), UnsafeDatabase("newer")])
+async def test_a_database_away_or_not_migrated_is_a_problem_with_advice(store, revision):
+    store.revision = revision
+    found = await check(Settings(database_url=URL), "schema")
+    assert found.verdict is Verdict.PROBLEM
+    assert found.advice
+
+
+async def test_an_unsafe_database_is_a_problem(store):
+    store.failure = UnsafeDatabase("fsync is off")
+    found = await check(Settings(database_url=URL), "database")
+    assert (found.verdict, found.found) == (Verdict.PROBLEM, "fsync is off")
+
+
+async def test_a_log_that_ends_tomorrow_points_at_the_clock(store):
+    store.last = first_sequence_of_day(DAY + 1) + 1
+    assert (await check(Settings(database_url=URL), "log")).verdict is Verdict.WARNING
+
+
+async def test_the_embedded_server_is_neither_started_nor_made(tmp_path):
+    folder = tmp_path / "data"
+    found = await check(Settings(data_dir=folder), "database")
+    assert found.verdict is Verdict.OK
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path):
+    tmp_path.chmod(0o500)
+    assert (await check(Settings(data_dir=tmp_path / "data"), "database")).verdict is Verdict.PROBLEM
+
+
+async def test_little_room_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    assert (await check(Settings(data_dir=tmp_path), "disk")).verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(("synchronised", "verdict"), [(True, Verdict.OK), (False, Verdict.WARNING)])
+async def test_the_clock_is_judged_by_what_the_kernel_says(tmp_path, monkeypatch, synchronised, verdict):
+    monkeypatch.setattr(doctor, "_clock_is_synchronised", lambda: synchronised)
+    assert (await check(Settings(data_dir=tmp_path), "clock")).verdict is verdict
+
+
+async def test_open_files_have_to_suffice_for_the_connections(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    few = Settings(data_dir=tmp_path, max_connections=100)
+    assert (await check(few, "open files")).verdict is Verdict.OK
+    many = Settings(data_dir=tmp_path, max_connections=1000)
+    assert (await check(many, "open files")).verdict is Verdict.WARNING
+
+
+async def test_plain_websocket_is_fine_on_loopback_only(tmp_path):
+    assert (await check(Settings(data_dir=tmp_path), "tls")).verdict is Verdict.OK
+    assert (await check(Settings(data_dir=tmp_path, host="0.0.0.0"), "tls")).verdict is Verdict.WARNING
+
+
+async def test_a_certificate_is_judged_by_its_end(tmp_path):
+    made = write_dev_certificates(tmp_path / "certs")
+    end = read_certificate(made.cert).not_after
+    settings = Settings(data_dir=tmp_path, tls_cert=made.cert, tls_key=made.key)
+    for left, verdict in ((30, Verdict.OK), (20, Verdict.WARNING), (0, Verdict.PROBLEM)):
+        moment = (end - timedelta(days=left)).timestamp()
+        assert (await check(settings, "tls", moment)).verdict is verdict
+    made.key.write_text("nonsense")
+    assert (await check(settings, "tls")).verdict is Verdict.PROBLEM
+
+
+async def test_what_loading_changed_is_a_warning(tmp_path):
+    found = await check(Settings(data_dir=tmp_path, warnings=("clamped",)), "settings")
+    assert (found.verdict, found.found) == (Verdict.WARNING, "clamped")

@@ -1,0 +1,71 @@
+"""Plain HTTP on the same port (relay.md §16, design §4)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bare_client import BareClient
+from made_packets import make, new_identity
+from relay_process import RelayProcess, http_get
+
+
+@pytest.mark.req("R-300", "R-301")
+async def test_a_packet_by_id_is_its_stored_bytes(relay: RelayProcess, client: BareClient):
+    packet = make(new_identity(), weights=[1.0, 1e21], nul="\u0000")
+    ok = await client.publish(packet)
+    status, headers, body = relay.get(f"/packets/{packet.packet_id}")
+    assert status == 200
+    assert headers["content-type"] == "application/json"
+    assert packet.canonical in body
+    assert json.loads(body)["received_at"] == ok["received_at"]
+
+
+@pytest.mark.req("R-020", "R-301")
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/packets/0x" + "00" * 32, 404),
+        ("/packets/0x" + "AB" * 32, 400),
+        ("/packets/" + "ab" * 32, 400),
+        ("/packets/0x1e20" + "ab" * 32, 400),
+        ("/packets/", 400),
+        ("/packets/%27;--", 400),
+        ("/nowhere", 404),
+        ("/", 404),
+        ("/strata", 426),
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 200),
+    ],
+)
+def test_statuses(relay: RelayProcess, path, status):
+    assert relay.get(path)[0] == status
+
+
+@pytest.mark.req("R-139")
+def test_the_manifest_announces_the_additions_and_the_limits(relay: RelayProcess):
+    status, headers, body = relay.get("/.well-known/strata-relay.json")
+    manifest = json.loads(body)
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert manifest["relay_id"] == relay.ready["relay_id"]
+    assert manifest["ws_endpoint"] == relay.ws
+    assert manifest["extensions"] == [
+        "packet_ids",
+        "received_range",
+        "history_marker",
+        "gapless",
+        "http_packets",
+    ]
+    assert manifest["limits"]["max_packet_bytes"] == 262_144
+    assert manifest["limits"]["max_limit"] == 500
+
+
+@pytest.mark.req("R-313")
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
+def test_other_methods_do_nothing(relay: RelayProcess, method):
+    try:
+        status, _, _ = http_get(f"{relay.http}/packets/0x{'00' * 32}", method)
+    except OSError:
+        return  # refused by closing is an answer as well
+    assert status in (400, 405)

@@ -1,0 +1,167 @@
+"""A relay's life: restarts, signals, exit codes, TLS, workers (design §4)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from bare_client import open_client, publish_text
+from made_packets import ids_of, make, new_identity
+from relay_process import RelayProcess, running, wait_until
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
+
+from relayd.tls import write_dev_certificates
+
+
+@pytest.mark.req("R-097", "R-108", "R-110", "R-155")
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_what_was_acknowledged_and_where_a_reader_stood_survive_a_restart(tmp_path: Path, end):
+    identity = new_identity()
+    filters = {"authors": [identity.did]}
+    packets = [make(identity, n=n) for n in range(10)]
+    with running(RelayProcess(tmp_path)) as relay:
+        async with open_client(relay.ws) as client:
+            first = await client.publish_all(packets)
+            events, _ = await client.subscribe("s", {**filters, "limit": 4})
+        relay_id = relay.ready["relay_id"]
+        relay.stop() if end == "stop" else relay.kill()
+        relay.start()
+        assert relay.ready["relay_id"] == relay_id
+        async with open_client(relay.ws) as client:
+            again = await client.publish_all(packets)
+            assert all(answer.get("duplicate") for answer in again)
+            assert [a["received_at"] for a in again] == [a["received_at"] for a in first]
+            rest, _ = await client.subscribe("s", {**filters, "cursor": events[-1]["cursor"]})
+            assert ids_of(events + rest) == [packet.packet_id for packet in packets]
+            received = {answer["packet_id"]: answer["received_at"] for answer in first}
+            assert all(received[e["packet"]["packet_id"]] == e["received_at"] for e in events + rest)
+
+
+@pytest.mark.req("R-189", "R-192")
+async def test_sigterm_answers_what_was_taken_and_closes_with_1001(tmp_path: Path):
+    identity = new_identity()
+    with running(RelayProcess(tmp_path)) as relay:
+        async with open_client(relay.ws) as client, open_client(relay.ws) as idle:
+            packets = [make(identity, n=n) for n in range(200)]
+            for packet in packets:
+                await client.send(publish_text(packet, packet.packet_id))
+            accepted = {(await client.receive())["packet_id"]}
+            relay.terminate()
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    message = await client.receive()
+                    assert message["type"] == "OK"
+                    accepted.add(message["packet_id"])
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
+            with pytest.raises(ConnectionClosedOK):
+                await idle.receive()
+        assert relay.wait() == 0
+        relay.start()
+        async with open_client(relay.ws) as client:
+            events, _ = await client.subscribe("s", {"authors": [identity.did], "limit": 500})
+            stored = ids_of(events)
+            assert accepted <= set(stored)
+            assert stored == [p.packet_id for p in packets][: len(stored)]
+
+
+async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Path):
+    with running(RelayProcess(tmp_path)) as relay:
+        # A peer that answers nothing makes the drain wait for its deadline.
+        host, port = relay.http.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(
+                b"GET /strata HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            )
+            assert b"101" in peer.recv(4096)
+            relay.terminate()
+            wait_until(lambda: '"draining"' in relay.log.read_text(), "the drain")
+            assert relay.process is not None
+            relay.process.send_signal(signal.SIGTERM)
+            assert relay.wait() != 0
+
+
+@pytest.mark.req("R-308")
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"max_limit": 0}, 2),
+        ({"no_such_setting": 1}, 2),
+        ({"tls_cert": "/nonexistent", "tls_key": "/nonexistent"}, 2),
+        ({"database_url": "postgresql://nobody@127.0.0.1:1/none"}, 3),
+    ],
+)
+def test_exit_codes(tmp_path: Path, settings, code):
+    relay = RelayProcess(tmp_path, **settings)
+    relay.spawn()
+    assert relay.wait() == code
+    assert "Traceback" not in relay.last_words(200)
+
+
+def test_a_taken_port_is_exit_code_4(tmp_path: Path):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        relay = RelayProcess(tmp_path, port=holder.getsockname()[1])
+        relay.spawn()
+        assert relay.wait() == 4
+
+
+async def test_tls_from_files_and_a_renewed_certificate_on_sighup(tmp_path: Path):
+    old = write_dev_certificates(tmp_path / "old")
+    new = write_dev_certificates(tmp_path / "new")
+    with running(RelayProcess(tmp_path, tls_cert=old.cert, tls_key=old.key)) as relay:
+        assert relay.ws.startswith("wss://")
+        trusts_old = ssl.create_default_context(cafile=str(old.ca))
+        trusts_new = ssl.create_default_context(cafile=str(new.ca))
+        async with open_client(relay.ws, ssl=trusts_old) as early:
+            assert (await early.publish(make(new_identity())))["type"] == "OK"
+            old.cert.write_bytes(new.cert.read_bytes())
+            old.key.write_bytes(new.key.read_bytes())
+            assert relay.process is not None
+            relay.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "tls_reloaded" in relay.log.read_text(), "the reload")
+            async with open_client(relay.ws, ssl=trusts_new) as late:
+                assert (await late.publish(make(new_identity())))["type"] == "OK"
+            with pytest.raises(ssl.SSLCertVerificationError):
+                async with open_client(relay.ws, ssl=trusts_old):
+                    pass
+            assert (await early.publish(make(new_identity(), "x" * 100_000)))["type"] == "OK"
+            # Files that cannot be used change nothing.
+            old.key.write_text("broken")
+            relay.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "tls_not_reloaded" in relay.log.read_text(), "the refusal")
+            async with open_client(relay.ws, ssl=trusts_new) as late:
+                await late.barrier()
+
+
+@pytest.mark.req("R-111", "R-311")
+async def test_two_workers_behave_as_one_relay(tmp_path: Path):
+    identity = new_identity()
+    with running(RelayProcess(tmp_path, arguments=("--workers", "2"))) as relay:
+        clients = []
+        for _ in range(8):  # the kernel spreads connections over the workers
+            manager = open_client(relay.ws)
+            clients.append((manager, await manager.__aenter__()))
+        for _, client in clients:
+            await client.subscribe("s", {"authors": [identity.did], "limit": 0})
+        packets = [make(identity, n=n) for n in range(160)]
+        async with asyncio.TaskGroup() as group:
+            for number, (_, client) in enumerate(clients):
+                group.create_task(client.publish_all(packets[number::8] + packets[:5]))
+        orders = []
+        for _, client in clients:
+            orders.append(ids_of(await client.events("s", 160)))
+            await client.barrier()
+            assert not [m for m in client.inbox if m["type"] == "EVENT"]
+        assert set(orders[0]) == {packet.packet_id for packet in packets}
+        assert all(order == orders[0] for order in orders)
+        assert relay.metric("relayd_connections") >= 8
+        for manager, _ in clients:
+            await manager.__aexit__(None, None, None)
+        assert relay.stop() == 0

@@ -148,8 +148,8 @@ async def _pages(store: Store, rows: int) -> float:
     started = time.perf_counter()
     while read < rows:
         page = await store.page(LogQuery(after=after), _PAGE_ROWS, now)
-        read += len(page)
-        after = page[-1].sequence
+        read += len(page.rows)
+        after = page.rows[-1].sequence
     return read / (time.perf_counter() - started)
 
 

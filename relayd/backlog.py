@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import structlog
 from strata.errors import ErrorCode
 
+from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
+from relayd.relay import Relay
 from relayd.session import read_failure_payload
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
-if TYPE_CHECKING:
-    from relayd.connection import Connection
-    from relayd.relay import Relay
-
-__all__ = ["Backlog"]
+__all__ = ["Backlog", "StoreReader"]
 
 _log = structlog.get_logger("relayd.backlog")
 
@@ -32,10 +30,36 @@ _FEWEST_ROWS: Final = 20
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
+class StoreReader(Sink, Protocol):
+    """A connection, as its backlog sees it."""
+
+    @property
+    def id(self) -> int:
+        """Its number in the logs."""
+
+    async def writable(self) -> None:
+        """Wait until the socket has room."""
+
+    def queue(self, frames: bytes) -> None:
+        """Queue whole frames."""
+
+    def flush(self) -> None:
+        """Write what is queued."""
+
+    def answer(self, payload: bytes, code: ErrorCode) -> None:
+        """Queue an ERROR."""
+
+    def end_subscription(self, subscription: Subscription) -> None:
+        """End a subscription that cannot be served."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Start the closing handshake."""
+
+
 class Backlog:
     """The subscriptions of a connection that read from the store."""
 
-    def __init__(self, relay: Relay, connection: Connection) -> None:
+    def __init__(self, relay: Relay, connection: StoreReader) -> None:
         self._relay = relay
         self._connection = connection
         self._behind: dict[Subscription, None] = {}

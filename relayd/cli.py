@@ -59,7 +59,14 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main() -> None:
     """Entry point of the command."""
-    app(prog_name="relayd")
+    try:
+        app(prog_name="relayd")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"relayd", "strata"}:
+            raise
+        # The distribution alone is the client library; the daemon's dependencies are an extra.
+        _say(f"{error.name} is not installed; the daemon needs: pip install 'relayd[relay]'")
+        sys.exit(EXIT_CONFIGURATION)
 
 
 @app.callback(invoke_without_command=True)
@@ -88,7 +95,7 @@ def serve(
     """Run the relay until SIGTERM. Prints one JSON line on stdout when it accepts connections."""
     given = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **given)
-    from relayd.server import run
+    from relayd.daemon import run
 
     raise typer.Exit(run(settings))
 

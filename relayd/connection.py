@@ -17,7 +17,7 @@ import asyncio
 import http
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import structlog
 from strata.errors import ErrorCode, InvalidPacket
@@ -33,6 +33,8 @@ from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.backlog import Backlog
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import FrameReader, text_frame
+from relayd.http import Response as HttpResponse
+from relayd.relay import Relay
 from relayd.session import (
     Action,
     Answer,
@@ -44,10 +46,6 @@ from relayd.session import (
     ok_payload,
     refusal_payload,
 )
-
-if TYPE_CHECKING:
-    from relayd.http import Response as HttpResponse
-    from relayd.relay import Relay
 
 __all__ = ["Connection", "HttpResponder"]
 
@@ -69,7 +67,7 @@ class Connection(asyncio.Protocol):
     """A client connection, from accept to the last byte. `path` None refuses every WebSocket handshake."""
 
     def __init__(self, relay: Relay, responder: HttpResponder, path: str | None) -> None:
-        self.id = next(_numbers)
+        self._id = next(_numbers)
         self._relay = relay
         self._responder = responder
         self._path = path
@@ -87,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._resumed: asyncio.Future[None] | None = None
         self._fragments: list[bytes] = []
         self._fragments_text = True
+        self._close_sent = False
         self._http_task: asyncio.Task[None] | None = None
         self._close_reason: str | None = None
         self._opened_at = time.monotonic()
@@ -97,6 +96,11 @@ class Connection(asyncio.Protocol):
         self._abort_at: float | None = None
         self._events_sent = 0
         self._publishes = 0
+
+    @property
+    def id(self) -> int:
+        """Its number in the logs of this process."""
+        return self._id
 
     # asyncio.Protocol: what the event loop calls.
 
@@ -181,7 +185,7 @@ class Connection(asyncio.Protocol):
         data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
         self._outbox = []
         self._outbox_bytes = 0
-        if self._protocol.state is OPEN:
+        if not self._close_sent:
             self._transport.write(data)
             self._relay.tally.bytes_sent += len(data)
 
@@ -420,9 +424,10 @@ class Connection(asyncio.Protocol):
                 self._send_protocol_data()
 
     def _check_stuck(self, now: float) -> None:
-        waiting = self._transport.get_write_buffer_size()
-        if waiting != self._stuck_bytes or self._stuck_since is None:
-            self._stuck_bytes, self._stuck_since = waiting, now
+        waiting, before = self._transport.get_write_buffer_size(), self._stuck_bytes
+        self._stuck_bytes = waiting
+        if waiting < before or self._stuck_since is None:
+            self._stuck_since = now
         elif now - self._stuck_since > self._relay.settings.slow_consumer_timeout:
             self._relay.metrics.slow_consumers_closed.inc()
             self.close(1013, "the reader takes nothing")
@@ -460,6 +465,7 @@ class Connection(asyncio.Protocol):
         self.flush()
         if isinstance(self._protocol.parser_exc, PayloadTooBig):
             self._report_too_large()
+        self._close_sent = self._protocol.close_sent is not None
         for data in writes:
             if data:
                 self._transport.write(data)

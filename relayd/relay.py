@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 from strata.errors import ErrorCode, InvalidPacket
@@ -31,12 +31,31 @@ from relayd.session import SessionLimits
 from relayd.store import Store, Writer
 from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
 
-if TYPE_CHECKING:
-    from relayd.connection import Connection
-
-__all__ = ["Relay", "policy_of"]
+__all__ = ["Peer", "Relay", "policy_of"]
 
 _log = structlog.get_logger("relayd.relay")
+
+
+class Peer(Protocol):
+    """A connection, as the relay sees it."""
+
+    def flush(self) -> None:
+        """Write what is queued."""
+
+    def resume_if_room(self) -> None:
+        """There is room for publishes again."""
+
+    def check_deadlines(self, now: float) -> None:
+        """Called about once a second; `now` is monotonic."""
+
+    def stop_reading(self) -> None:
+        """Take nothing further from the peer."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Start the closing handshake."""
+
+    def abort(self) -> None:
+        """Drop the socket."""
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -75,7 +94,7 @@ class Relay:
             malformed_limit=settings.malformed_limit,
             malformed_window=settings.malformed_window,
         )
-        self.connections: set[Connection] = set()
+        self.connections: set[Peer] = set()
         self.draining = False
         self.fanout = Fanout(self.cursors, head)
         self.tail = Tail(self.fanout, store, clock=clock, on_dispatch=self._dispatched)
@@ -99,11 +118,11 @@ class Relay:
             on_verified=metrics.verify_seconds.observe,
             on_flush=self.flush,
         )
-        self._dirty: list[Connection] = []
-        self._held: set[Connection] = set()
+        self._dirty: list[Peer] = []
+        self._held: set[Peer] = set()
         self._changed = asyncio.Event()
 
-    def wants_flush(self, connection: Connection) -> None:
+    def wants_flush(self, connection: Peer) -> None:
         """A connection has queued bytes; they are written at the end of this step."""
         self._dirty.append(connection)
 
@@ -123,11 +142,11 @@ class Relay:
         """Whether publishes under way hold as many bytes as they may; connections then stop reading."""
         return self.admission.pending_bytes >= self.settings.publish_queue_bytes
 
-    def hold(self, connection: Connection) -> None:
+    def hold(self, connection: Peer) -> None:
         """Tell this connection when there is room for publishes again."""
         self._held.add(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Peer) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
         self._held.discard(connection)

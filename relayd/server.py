@@ -3,8 +3,7 @@
     database up ─ migrated ─ safe ─ store open ─ feed at the log's head ─ sockets ─ ready
     draining ─ publishes answered ─ sockets closed with 1001 ─ feed and writer stopped ─ database down
 
-With `workers` above one, the parent keeps the database and the port and starts that many processes, each of
-which runs `serve` (see `workers`).
+This is one process. `workers` runs several of them on one port, and `daemon` chooses.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import structlog
-import uvloop
 from strata.ids import Identity
 
-from relayd import logs
 from relayd.config import Settings
 from relayd.connection import Connection, HttpResponder
 from relayd.http import HttpApi, MetricsApi
@@ -37,22 +34,12 @@ from relayd.store.types import StoreError
 from relayd.tls import TlsError, TlsFiles
 
 __all__ = [
-    "EXIT_CONFIGURATION",
-    "EXIT_DATABASE",
-    "EXIT_OK",
-    "EXIT_PORT",
     "PortTaken",
     "database",
     "print_ready",
-    "run",
     "serve",
     "stop_on_signals",
 ]
-
-EXIT_OK: Final = 0
-EXIT_CONFIGURATION: Final = 2
-EXIT_DATABASE: Final = 3
-EXIT_PORT: Final = 4
 
 _log = structlog.get_logger("relayd.server")
 
@@ -69,43 +56,9 @@ class PortTaken(Exception):
     """The address to listen on cannot be had."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code (design §4). Prints the ready line on stdout."""
-    logs.configure(settings.log_format, settings.log_level)
-    for warning in settings.warnings:
-        _log.warning("setting", problem=warning)
-    if settings.workers > 1:
-        from relayd.workers import supervise
-
-        main = supervise(settings, print_ready)
-    else:
-        main = _serve_alone(settings)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main)
-    except StoreError as error:
-        return _failed(EXIT_DATABASE, "database", error)
-    except PortTaken as error:
-        return _failed(EXIT_PORT, "port", error)
-    except TlsError as error:
-        return _failed(EXIT_CONFIGURATION, "tls", error)
-    return EXIT_OK
-
-
 def print_ready(addresses: dict[str, str]) -> None:
     """The one line on stdout that says where the relay is."""
     print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
-
-
-def _failed(code: int, what: str, error: Exception) -> int:
-    _log.error("cannot_serve", what=what, problem=str(error))
-    return code
-
-
-async def _serve_alone(settings: Settings) -> None:
-    stop = stop_on_signals()
-    async with database(settings) as url:
-        await serve(settings, url, announce=print_ready, stop=stop)
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:

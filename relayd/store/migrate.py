@@ -5,6 +5,8 @@ A database that is up to date costs one query; only one that is not loads Alembi
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -39,13 +41,21 @@ async def migrate(url: str) -> str:
     """Upgrade the schema, all of it or none, and return the revision; no work when it is up to date.
 
     Processes that start together take turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase`
-    for a database that a newer program has migrated. Cancelling changes nothing.
+    for a database that a newer program has migrated. Cancelling does not stop what has begun; it is one
+    transaction.
     """
     if await current_revision(url) != REVISION:
-        from relayd.store.upgrade import upgrade
+        upgrade = await asyncio.to_thread(_load_upgrade)
 
-        await upgrade(url)
+        # Alembic is synchronous and slow to load: the loop goes on meanwhile.
+        await asyncio.to_thread(upgrade, url)
     return REVISION
+
+
+def _load_upgrade() -> Callable[[str], None]:
+    from relayd.store.upgrade import upgrade
+
+    return upgrade
 
 
 async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:

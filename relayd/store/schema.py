@@ -20,7 +20,13 @@ LOG_HEAD = sa.Table(
     sa.Column("only_row", sa.Boolean, primary_key=True, server_default=sa.true()),
     sa.Column("last_sequence", sa.BigInteger, nullable=False),
     sa.Column("last_received_at", sa.BigInteger, nullable=False),
-    sa.Column("generation_days", sa.Integer, nullable=False),
+    sa.Column(
+        "generation_days",
+        sa.Integer,
+        nullable=False,
+        comment="Days covered by the next partition of packet_ids; 0: no end.",
+    ),
+    comment="One row: the last sequence given out, and the lock of the log.",
 )
 
 RELAY_SECRETS = sa.Table(
@@ -30,6 +36,7 @@ RELAY_SECRETS = sa.Table(
     sa.Column("identity_seed", sa.LargeBinary, nullable=False),
     sa.Column("cursor_key", sa.LargeBinary, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    comment="One row: what all processes on this database share, and nobody else sees.",
 )
 
 PACKETS = sa.Table(
@@ -46,6 +53,7 @@ PACKETS = sa.Table(
     sa.Index("packets_author", "author_id", "sequence"),
     sa.Index("packets_type", "content_type", "sequence"),
     sa.Index("packets_timestamp", "timestamp", postgresql_using="brin"),
+    comment="The log. body is the record; the other columns are derived from it (A-006).",
 )
 
 PACKET_IDS = sa.Table(
@@ -54,6 +62,7 @@ PACKET_IDS = sa.Table(
     sa.Column("packet_id", sa.LargeBinary, nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("received_at", sa.BigInteger, nullable=False),
+    comment="The duplicate index: every id once stored; it outlives the packet (R-310).",
 )
 
 

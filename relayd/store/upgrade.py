@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
@@ -20,22 +21,34 @@ import relayd
 from relayd.store.connection import connect, translate_errors
 from relayd.store.types import UnsafeDatabase
 
-__all__ = ["alembic_config", "upgrade"]
+__all__ = ["alembic_config", "run_sync", "upgrade"]
+
+T = TypeVar("T")
 
 _LOCK = 0x72656C617964  # "relayd": the key of the advisory lock under which one process migrates
 _LOCK_TIMEOUT = "120s"
 _CONNECT_TIMEOUT = 10.0
 
 
-async def upgrade(url: str) -> None:
-    """Run what is missing, in one transaction. Raises as `migrate` does."""
+def upgrade(url: str) -> None:
+    """Run what is missing, in one transaction. Not for a running loop; raises as `migrate` does."""
+    run_sync(url, _upgrade)
+
+
+def run_sync(url: str, function: Callable[[sa.Connection], T]) -> T:
+    """Call a function that speaks SQLAlchemy, with a connection inside a transaction and our lock."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(_run(url, function))
+
+
+async def _run(url: str, function: Callable[[sa.Connection], T]) -> T:
     engine = _engine(url)
     try:
         with translate_errors(), _driver_errors():
             async with engine.begin() as connection:
                 await connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
                 await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-                await connection.run_sync(_upgrade)
+                return await connection.run_sync(function)
     finally:
         await engine.dispose()
 

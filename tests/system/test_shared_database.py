@@ -111,15 +111,16 @@ async def test_retention_takes_whole_days_and_never_shortens_the_memory(tmp_path
         await migrate(host.url)
         store = await Store.open(host.url)
         await store.append([_as_stored(old), _as_stored(exempt)], int(time.time()) - 3 * DAY)
+        await store.append([_as_stored(make(identity, type="LATER"))], int(time.time()))
         await store.close()
         with running(RelayProcess(tmp_path, database_url=host.url, retention_days=1)) as relay:
             assert relay.get(f"/packets/{old.packet_id}")[0] == 410
             assert relay.get(f"/packets/{exempt.packet_id}")[0] == 200
             async with open_client(relay.ws) as client:
-                events, _ = await client.subscribe("s", {"authors": [identity.did]})
+                events, _ = await client.subscribe("s", {"types": ["KEY_EVENT", "POST"]})
                 assert ids_of(events) == [exempt.packet_id]
                 assert (await client.publish(old)).get("duplicate") is True
-                events, _ = await client.subscribe("s", {"authors": [identity.did]})
+                events, _ = await client.subscribe("s", {"types": ["KEY_EVENT", "POST"]})
                 assert ids_of(events) == [exempt.packet_id]
     finally:
         host.close()

@@ -63,9 +63,7 @@ def publish(
     ] = None,
     stdin: Annotated[
         bool,
-        typer.Option(
-            "--stdin", help="Publish a packet for each line: a JSON object as content, else as text."
-        ),
+        typer.Option("--stdin", help="Publish a packet for each line: JSON as its content, else text."),
     ] = False,
     timeout: TimeoutOption = 30.0,
     json: JsonOption = False,
@@ -98,7 +96,7 @@ def subscribe(
     since: Annotated[
         str | None,
         typer.Option(
-            "--since", metavar="TIME", help="Unix seconds, ISO 8601, `now`, or an age: 90s 10m 2h 3d."
+            "--since", metavar="TIME", help="Unix seconds, ISO 8601, now, or an age: 90s 10m 2h 3d."
         ),
     ] = None,
     until: Annotated[

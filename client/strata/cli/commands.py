@@ -32,6 +32,8 @@ _BROKEN_PIPE = 141
 
 Line = tuple[int, dict[str, Any] | ValueError]
 """The number of a line of input, and its content or why it has none."""
+Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
+"""Publishes in progress, by line and in their order; None ends them."""
 
 
 def run(work: Coroutine[Any, Any, int]) -> None:
@@ -103,10 +105,8 @@ def subscribe(
     """Print what a subscription brings."""
     now = time.time()
     try:
-        arguments = {
-            "since": None if since is None else moment(since, now),
-            "until": None if until is None else moment(until, now),
-        }
+        since_at = None if since is None else moment(since, now)
+        until_at = None if until is None else moment(until, now)
     except ValueError as error:
         output.fail(str(error), code=2)
     if live and until is not None:
@@ -122,7 +122,8 @@ def subscribe(
                 limit=None if live else count,
                 cursor=cursor,
                 cursor_fallback_since=fallback,
-                **arguments,
+                since=since_at,
+                until=until_at,
             ),
             count=count,
             as_json=as_json,
@@ -177,9 +178,8 @@ async def _publish(
     progress = output.ProgressBar("publishing", None if contents else size_of_stdin())
     if contents is None:
         contents = _from_stdin(type, progress)
-    # Bounded: with this many in progress, reading waits.
-    running: asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
-    running = asyncio.Queue(_OPTIONS.max_in_flight)
+    unreadable = 0
+    running: Running = asyncio.Queue(_OPTIONS.max_in_flight)  # with this many in progress, reading waits
     try:
         with progress:
             async with (
@@ -187,21 +187,18 @@ async def _publish(
                 asyncio.TaskGroup() as tasks,
             ):
                 reporter = tasks.create_task(_report(running, as_json=as_json), name="strata-report")
-                unreadable = 0
                 async for number, content in contents:
                     if isinstance(content, ValueError):
                         output.note(f"error: line {number}: {content}")
                         unreadable += 1
-                        continue
-                    attempt = tasks.create_task(
-                        _attempt(relay, content, timeout), name=f"strata-line-{number}"
-                    )
-                    await running.put((number, attempt))
+                    else:
+                        attempt = tasks.create_task(_attempt(relay, content, timeout), name="strata-publish")
+                        await running.put((number, attempt))
                 await running.put(None)
-                refused = await reporter
+            failed = unreadable + reporter.result()
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
-    return 1 if refused or unreadable else 0
+    return 1 if failed else 0
 
 
 async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Published | StrataError:
@@ -211,9 +208,7 @@ async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Pub
         return error
 
 
-async def _report(
-    running: asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None], *, as_json: bool
-) -> int:
+async def _report(running: Running, *, as_json: bool) -> int:
     """Print each result in turn; returns how many failed. Raises what ends the whole command."""
     failed = 0
     while (item := await running.get()) is not None:

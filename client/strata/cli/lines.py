@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -10,48 +11,49 @@ from collections.abc import AsyncIterator
 
 __all__ = ["size_of_stdin", "stdin_lines"]
 
-_QUEUE = 1024
+_MAX_PIECES = 16
 _PIECE_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 2**20
 
 
 def size_of_stdin() -> int | None:
     """Bytes to come, if stdin is a file."""
-    size = os.fstat(sys.stdin.fileno()).st_size
-    return size or None
+    return os.fstat(sys.stdin.fileno()).st_size or None
 
 
 async def stdin_lines() -> AsyncIterator[bytes]:
     """Each line, without its end. Raises `ValueError` for one longer than a mebibyte.
 
-    A thread reads, since neither pipes nor files nor terminals can all be read by the loop; at most 1024 lines
-    wait. It is a daemon and reads the descriptor itself: blocked in `read`, it keeps nothing from ending.
+    A thread reads, since there is no one way for the loop to read pipes, files and terminals; it waits while
+    16 pieces of 64 KiB wait for us. It is a daemon and reads the descriptor itself: blocked in `read`, it
+    keeps nothing from ending.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue(_QUEUE)
+    queue: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue()
+    room = threading.Semaphore(_MAX_PIECES)  # bounds the queue
+    descriptor = sys.stdin.fileno()
 
     def hand_over(item: list[bytes] | Exception | None) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        room.acquire()
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+            loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
         try:
             rest = b""
             while piece := os.read(descriptor, _PIECE_BYTES):
                 *lines, rest = (rest + piece).split(b"\n")
-                if lines:
-                    hand_over(lines)
                 if len(rest) > _MAX_LINE_BYTES:
                     raise ValueError("a line of the input is longer than a mebibyte")
+                hand_over(lines)
             hand_over([rest] if rest else [])
             hand_over(None)
-        except RuntimeError:
-            pass  # the loop has ended: nobody listens
-        except Exception as error:
+        except (OSError, ValueError) as error:
             hand_over(error)
 
-    descriptor = sys.stdin.fileno()
     threading.Thread(target=read, name="strata-stdin", daemon=True).start()
     while (item := await queue.get()) is not None:
+        room.release()
         if isinstance(item, Exception):
             raise item
         for line in item:

@@ -59,7 +59,7 @@ def fail(problem: str, *, code: int = 1) -> NoReturn:
 
 
 def harmless(text: str) -> str:
-    """Text on one line, without what could steer a terminal: control, format and lone surrogate characters."""
+    """Text on one line, without the characters that could steer a terminal: control, format, surrogate."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 

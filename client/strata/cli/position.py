@@ -24,8 +24,8 @@ _DECODER = msgspec.json.Decoder(Position)
 class PositionFile:
     """Reads and replaces one position.
 
-    A file is written beside the old one, flushed to the disk and renamed over it, so at every moment there is
-    a whole file. It is saved after its packet was printed: what is killed in between prints that packet again.
+    A file is written beside the old one, flushed to the disk and renamed over it, so at every moment there
+    is a whole file. It is saved after its packet was printed: a kill in between prints that packet again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -14,17 +14,17 @@ stream that was left, and is ignored: it will come again after the position.
        ▲                      │   ◀──    │                    the queue has no room, or the relay said later.
        └──────────────────────┴──────────┘           ENDED:   nothing more will be queued.
 
-History is read in pages, each after the last one's cursor, each asked for when the queue has room for it. Then
-`gapless` (A-067) gives one live stream in which every event has its cursor. When the queue is full the stream
-is left, and taken up again from the position, by pages, once the consumer has made room: the relay's store is
-the buffer, and nothing else on the connection waits.
+History is read in pages, each after the last one's cursor, each asked for when the queue has room for it.
+Then `gapless` (A-067) gives one live stream in which every event has its cursor. When the queue is full the
+stream is left, and taken up again from the position, by pages, once the consumer has made room: the relay's
+store is the buffer, and nothing else on the connection waits.
 
-Each page is left before the next is asked for, so live packets that come amid them belong to a later page.
-A relay that marks the end of history (A-047) says when it is complete. A plain one does not, and may give fewer
+Each page is left before the next is asked for, so live packets that come amid them belong to a later page. A
+relay that marks the end of history (A-047) says when it is complete. A plain one does not, and may give fewer
 than asked (A-043): only an empty page, ended by silence, proves that history is done, and that last
 subscription then stays, live since it was made (A-045). This assumes what RFC-0004 does not state, that a
 plain relay sends history before live events. Its live events need not carry cursors; after half a window of
-those the subscription is made anew from the position, so that the overlap after a cut never outgrows the window.
+those the subscription is made anew from the position, so that the overlap after a cut fits the window.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class SubscriptionState:
         self._refusals = 0
         cursor = message.cursor
         if self.phase is Phase.LIVE and cursor is not None and not self._gapless and not self._marked:
-            # A plain relay's live event with a cursor, or its history after a long silence: nothing tells them
-            # apart, and to take it for history costs one empty page.
+            # A plain relay's live event with a cursor, or its history after a long silence: nothing tells
+            # them apart, and to take it for history costs one empty page.
             self._caught_up = False
             self._move(Phase.HISTORY)
         if not self._gapless and self.phase is Phase.HISTORY:

@@ -113,6 +113,14 @@ async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
+async def observer(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection that is never inside a transaction: pg_stat_activity stands still within one."""
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
 def packet() -> Callable[..., NewPacket]:
     """Make a packet; `packet(7)` is always the same one."""
 

@@ -10,7 +10,8 @@ from relayd.store import StoreUnavailable
 
 NOW = 1_790_000_000
 LISTENING = (
-    "SELECT pid FROM pg_stat_activity WHERE application_name = 'relayd doorbell' AND datname = current_database()"
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE application_name = 'relayd doorbell' AND datname = current_database()"
 )
 
 
@@ -53,7 +54,7 @@ async def test_what_was_committed_while_it_was_deaf_rings_afterwards(
     await eventually(lambda: rings[-1] == head + 1)
 
 
-async def test_an_append_that_was_lost_sight_of_rings(store, packet, sql, eventually):
+async def test_an_append_that_was_lost_sight_of_rings(store, packet, sql, observer, eventually):
     """It may be in the log, and nobody else would say so."""
     rings: list[int] = []
     await store.append([packet(0)], NOW)
@@ -64,7 +65,7 @@ async def test_an_append_that_was_lost_sight_of_rings(store, packet, sql, eventu
         waiting = (
             "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
         )
-        pid = await eventually(lambda: sql.fetchval(waiting))
+        pid = await eventually(lambda: observer.fetchval(waiting))
         await sql.execute("SELECT pg_terminate_backend($1)", pid)
         with pytest.raises(StoreUnavailable):
             await attempt

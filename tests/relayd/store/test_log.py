@@ -118,7 +118,12 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
     ids = [b"i" * 32] * 2
     with pytest.raises(asyncpg.UniqueViolationError):
         await sql.fetch(
-            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3)", NOW, ids, [b"x"] * 2, [1, 1], [None, None]
+            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3)",
+            NOW,
+            ids,
+            [b"x"] * 2,
+            [1, 1],
+            [None, None],
         )
 
 
@@ -154,7 +159,17 @@ async def test_days_without_a_relay_are_passed_over(store, packet):
 @pytest.mark.req("R-312", "R-307")
 @pytest.mark.parametrize(
     "text",
-    ["", "\0", "a\0b", "'; DROP TABLE packets; --", "\\x00", "é😀", "x" * 600, "x" * 100_000, "\uffff\u0000" * 300],
+    [
+        "",
+        "\0",
+        "a\0b",
+        "'; DROP TABLE packets; --",
+        "\\x00",
+        "é😀",
+        "x" * 600,
+        "x" * 100_000,
+        "\uffff\u0000" * 300,
+    ],
     ids=["empty", "nul", "inner-nul", "quotes", "escape", "unicode", "long", "very-long", "long-nul"],
 )
 async def test_any_text_is_stored_and_found_exactly(store, text):
@@ -214,14 +229,18 @@ async def test_find_and_by_id(store, packet):
 
 
 @pytest.mark.req("R-189", "R-311")
-async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(store, packet, sql, eventually):
+async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(
+    store, packet, sql, observer, eventually
+):
     """The connection dies while the append waits for the log; the second try finds the way again."""
     await store.append([packet(0)], NOW)
     async with sql.transaction():
         await sql.execute("SELECT FROM log_head FOR UPDATE")
         attempt = asyncio.create_task(store.append([packet(1), packet(2)], NOW))
-        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
-        pid = await eventually(lambda: sql.fetchval(waiting))
+        waiting = (
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
+        )
+        pid = await eventually(lambda: observer.fetchval(waiting))
         await sql.execute("SELECT pg_terminate_backend($1)", pid)
         with pytest.raises(StoreUnavailable):
             await attempt
@@ -230,13 +249,17 @@ async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(store, 
     assert [entry.sequence for entry in await everything(store)] == [FIRST, FIRST + 1, FIRST + 2]
 
 
-async def test_an_append_that_was_cancelled_leaves_the_writer_usable(store, packet, sql, eventually):
+async def test_an_append_that_was_cancelled_leaves_the_writer_usable(
+    store, packet, sql, observer, eventually
+):
     await store.append([packet(0)], NOW)
     async with sql.transaction():
         await sql.execute("SELECT FROM log_head FOR UPDATE")
         attempt = asyncio.create_task(store.append([packet(1)], NOW))
-        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
-        await eventually(lambda: sql.fetchval(waiting))
+        waiting = (
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%relay_append%'"
+        )
+        await eventually(lambda: observer.fetchval(waiting))
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await attempt

@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from relayd.store import Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
 from relayd.store.migrate import REVISION, current_revision, latest_revision
 from relayd.store.schema import METADATA, is_ours
-from relayd.store.upgrade import _engine, alembic_config, upgrade
+from relayd.store.upgrade import alembic_config, run_sync, upgrade
 
 
 async def execute(url: str, statement: str) -> None:
@@ -46,7 +46,7 @@ async def test_processes_that_start_together_migrate_once(empty_database):
     assert await current_revision(empty_database) is None
     assert await asyncio.gather(*(migrate(empty_database) for _ in range(3))) == [REVISION] * 3
     assert await current_revision(empty_database) == REVISION
-    await upgrade(empty_database)
+    await asyncio.to_thread(upgrade, empty_database)
     async with await Store.open(empty_database) as store:
         assert await store.head() == 0
 
@@ -78,10 +78,7 @@ async def test_the_metadata_describes_what_the_migrations_make(database):
         options = {"include_object": is_ours, "compare_type": True}
         return compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
 
-    engine = _engine(database)
-    async with engine.connect() as connection:
-        assert await connection.run_sync(differences) == []
-    await engine.dispose()
+    assert await asyncio.to_thread(run_sync, database, differences) == []
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ async def locked(store, sql, packet):
     await transaction.rollback()
 
 
-async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(database, locked, sql):
+async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(database, locked, sql, observer):
     async with await Store.open(database, read_timeout=0.1, read_connections=1) as store:
         with pytest.raises(StoreTimeout):
             await store.page(LogQuery(), 10, NOW)
-        assert await sql.fetch(READING) == []
+        assert await observer.fetch(READING) == []
         pid = store._reader._pages._idle[0].get_server_pid()
         await sql.execute("ROLLBACK")
         assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
@@ -37,16 +37,16 @@ async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(databa
         await sql.execute("BEGIN")
 
 
-async def test_cancelling_a_read_cancels_it_in_the_database(database, locked, sql, eventually):
+async def test_cancelling_a_read_cancels_it_in_the_database(database, locked, sql, observer, eventually):
     async with await Store.open(database, read_connections=1) as store:
         reading = asyncio.create_task(store.page(LogQuery(), 10, NOW))
-        await eventually(lambda: sql.fetch(READING))
+        await eventually(lambda: observer.fetch(READING))
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
 
         async def gone() -> bool:
-            return not await sql.fetch(READING)
+            return not await observer.fetch(READING)
 
         await eventually(gone)
         await sql.execute("ROLLBACK")
@@ -54,12 +54,12 @@ async def test_cancelling_a_read_cancels_it_in_the_database(database, locked, sq
         await sql.execute("BEGIN")
 
 
-async def test_slow_pages_do_not_hold_up_lookups(database, locked, sql, eventually):
+async def test_slow_pages_do_not_hold_up_lookups(database, locked, sql, observer, eventually):
     async with await Store.open(database, read_connections=2) as store:
         pages = [asyncio.create_task(store.page(LogQuery(), 10, NOW)) for _ in range(8)]
 
         async def both_busy() -> bool:
-            return len(await sql.fetch(READING)) == 2
+            return len(await observer.fetch(READING)) == 2
 
         await eventually(both_busy)
         assert await store.head() > 0
@@ -102,10 +102,10 @@ async def test_a_closed_store_says_so(database, packet):
             await call
 
 
-async def test_closing_ends_what_is_waiting(database, locked, sql, eventually):
+async def test_closing_ends_what_is_waiting(database, locked, sql, observer, eventually):
     store = await Store.open(database)
     reading = asyncio.create_task(store.page(LogQuery(), 10, NOW))
-    await eventually(lambda: sql.fetch(READING))
+    await eventually(lambda: observer.fetch(READING))
     await store.close()
     with pytest.raises(StoreUnavailable):
         await reading

@@ -98,7 +98,11 @@ async def test_what_piles_up_during_a_commit_is_the_next_batch(log, make, packet
 
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [({"max_batch_packets": 3}, [3, 3, 1]), ({"max_batch_bytes": 81}, [3, 3, 1]), ({"max_batch_bytes": 1}, [1] * 7)],
+    [
+        ({"max_batch_packets": 3}, [3, 3, 1]),
+        ({"max_batch_bytes": 81}, [3, 3, 1]),
+        ({"max_batch_bytes": 1}, [1] * 7),
+    ],
 )
 async def test_batches_are_bounded(log, make, packet, options, sizes):
     writer = make(**options)
@@ -187,7 +191,9 @@ async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_no
             for (_, ticket), place in zip(batch, appended.dispositions, strict=True)
         )
 
-    writers = [Writer(store, on_commit, lambda ticket: pytest.fail("given up"), publish_timeout=60) for _ in "ab"]
+    writers = [
+        Writer(store, on_commit, lambda ticket: pytest.fail("given up"), publish_timeout=60) for _ in "ab"
+    ]
     async with running(writers[0]), running(writers[1]):
         for n in range(400):
             writers[n % 2].put(packet(n), n)

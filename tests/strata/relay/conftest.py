@@ -180,7 +180,9 @@ class FakeRelay:
         self.manifest_body: bytes | None = None
         self.received: asyncio.Queue[Any] = asyncio.Queue()
         self._open: dict[ServerConnection, Session] = {}
-        self._changed = asyncio.Event()
+        self.abandoned = asyncio.Event()
+        self.abandoned.set()
+        """Set while nobody is connected."""
 
     async def __aenter__(self):
         self._server = await serve(
@@ -207,6 +209,7 @@ class FakeRelay:
     async def _handle(self, socket):
         session = self.model.connect()
         self._open[socket] = session
+        self.abandoned.clear()
         self.connections += 1
         try:
             async for data in socket:
@@ -219,6 +222,8 @@ class FakeRelay:
         finally:
             self.model.disconnect(session)
             del self._open[socket]
+            if not self._open:
+                self.abandoned.set()
 
     async def flush(self):
         """Send what the model has to say; a peer that went away meanwhile is no concern of the test."""
@@ -243,10 +248,11 @@ class FakeRelay:
 
     async def next(self, kind: type):
         """The next message of this kind that the client sent."""
-        while True:
-            message = await self.received.get()
-            if isinstance(message, kind):
-                return message
+        async with asyncio.timeout(20):
+            while True:
+                message = await self.received.get()
+                if isinstance(message, kind):
+                    return message
 
 
 @pytest.fixture(scope="session")

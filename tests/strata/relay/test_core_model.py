@@ -236,11 +236,9 @@ def test_the_overlap_on_a_plain_relay_never_outgrows_the_window(naive_relay, mak
 def test_a_slow_consumer_leaves_the_feed_and_misses_nothing(naive_relay, make):
     relay = naive_relay(EXTENDED)
     world = World(relay, make, Query())
+    world.settle()
     world.foreign(100)
-    world.connect()
-    world.to_relay(10)
     world.to_client(1000)
-    assert not relay.sessions[0].subscriptions or world.up, "it has left, or is about to"
     world.to_relay(10)
     assert relay.sessions[0].subscriptions == {}
     assert not world.core.must_pause
@@ -251,7 +249,7 @@ def test_a_slow_consumer_leaves_the_feed_and_misses_nothing(naive_relay, make):
     assert len(world.settled) == 1
     world.settle()
     assert world.got == [make(n).packet_id for n in range(101)]
-    assert world.core.statistics.subscriptions_deferred > 5
+    assert world.core.statistics.subscriptions_deferred == 1, "and it has caught up by pages"
 
 
 def test_without_any_cursor_the_connection_pauses_instead(naive_relay, make):

@@ -1,0 +1,57 @@
+"""`relayd serve` as a process: logging, one process or several, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+import uvloop
+
+from relayd import logs
+from relayd.config import Settings
+from relayd.server import PortTaken, database, print_ready, serve, stop_on_signals
+from relayd.store.types import StoreError
+from relayd.tls import TlsError
+from relayd.workers import supervise
+
+__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_OK", "EXIT_PORT", "run"]
+
+EXIT_OK: Final = 0
+EXIT_CONFIGURATION: Final = 2
+EXIT_DATABASE: Final = 3
+EXIT_PORT: Final = 4
+
+_log = structlog.get_logger("relayd.daemon")
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code (design §4). Prints the ready line on stdout."""
+    logs.configure(settings.log_format, settings.log_level)
+    for warning in settings.warnings:
+        _log.warning("setting", problem=warning)
+    if settings.workers > 1:
+        main = supervise(settings, print_ready)
+    else:
+        main = _serve_alone(settings)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+    except StoreError as error:
+        return _failed(EXIT_DATABASE, "database", error)
+    except PortTaken as error:
+        return _failed(EXIT_PORT, "port", error)
+    except TlsError as error:
+        return _failed(EXIT_CONFIGURATION, "tls", error)
+    return EXIT_OK
+
+
+def _failed(code: int, what: str, error: Exception) -> int:
+    _log.error("cannot_serve", what=what, problem=str(error))
+    return code
+
+
+async def _serve_alone(settings: Settings) -> None:
+    stop = stop_on_signals()
+    async with database(settings) as url:
+        await serve(settings, url, announce=print_ready, stop=stop)

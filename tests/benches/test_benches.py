@@ -1,0 +1,57 @@
+"""Every benchmark, briefly, against a real relay: they run, their totals are exact, their report is whole.
+
+What they measure is not looked at here. A run checks itself: each publish has its own OK, each subscriber
+each packet once, each stream the whole log; otherwise it is void.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MEASURES = {
+    "publish": ["acknowledged, 8 x 32", "CPU of relay and PostgreSQL"],
+    "fanout": ["10 subscribers, 8 x 32 in flight", "10 subscribers, 1 in flight"],
+    "latency": ["PUBLISH to OK, p50", "PUBLISH to OK, p99"],
+    "catchup": ["one stream, gapless", "pages of 500, one reader", "pages of 500, 4 readers"],
+    "idle": ["a connection, of 50", "the same with a live subscription"],
+}
+
+
+def run_benches(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benches", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+
+
+@pytest.mark.parametrize("bench", MEASURES)
+def test_each_benchmark_runs_and_reports(bench: str) -> None:
+    done = run_benches("--brief", "--json", bench)
+    assert done.returncode == 0, done.stderr
+    measures = json.loads(done.stdout)["measures"]
+    assert [measure["name"] for measure in measures] == MEASURES[bench]
+    for measure in measures:
+        assert measure["bench"] == bench
+        assert measure["unit"]
+        assert measure["limit"] > 0
+        assert measure["limit_name"]
+        assert measure["ratio"] == pytest.approx(measure["value"] / measure["limit"])
+        assert (measure["met"] is None) == (measure["target"] is None)
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
+    done = run_benches("nothing")
+    assert done.returncode == 2
+    assert "publish, fanout, latency, catchup, idle" in done.stderr
+
+
+def test_a_relay_that_does_not_start_makes_the_run_void() -> None:
+    done = run_benches("--brief", "--serve", f"{sys.executable} -c 'raise SystemExit(3)'", "latency")
+    assert done.returncode == 1
+    assert "void: the relay did not start" in done.stderr

@@ -1,0 +1,217 @@
+"""The embedded server: it lives and dies with its process, and never leaves a folder unusable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from relayd.store import EmbeddedPostgres, EmbeddedPostgresError, Store, migrate
+from relayd.store.binaries import Owner, is_reachable
+
+NOW = 1_790_000_000
+
+HOLDER = """
+import asyncio, sys
+from relayd.store import EmbeddedPostgres
+async def main():
+    async with EmbeddedPostgres(sys.argv[1]) as server:
+        print(server.pid, server.url, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def holder(data_dir: Path):
+    """Another process that runs a server on the folder: (process, pid of its server, url)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(data_dir)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    try:
+        pid, url = process.stdout.readline().split()
+        yield process, int(pid), url
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+async def one(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval("SELECT 1")
+    finally:
+        await connection.close()
+
+
+@pytest.mark.req("R-299")
+async def test_it_is_a_database_that_keeps_what_was_stored(data_dir, packet):
+    async with EmbeddedPostgres(data_dir) as server:
+        assert server.is_alive()
+        await migrate(server.url)
+        async with await Store.open(server.url) as store:
+            await store.append([packet(1)], NOW)
+        pid = server.pid
+    assert not server.is_alive() and not alive(pid)
+    async with EmbeddedPostgres(data_dir) as server, await Store.open(server.url) as store:
+        assert (await store.find([packet(1).packet_id])) != {}
+    assert (data_dir / "postgres-18").stat().st_mode & 0o777 == 0o700
+
+
+async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, unused_tcp_port):
+    async with EmbeddedPostgres(data_dir) as server:
+        with pytest.raises(EmbeddedPostgresError):
+            _ = server.tcp_url
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+    async with EmbeddedPostgres(data_dir, tcp_port=unused_tcp_port) as server:
+        assert await one(server.tcp_url) == 1
+        assert await one(server.url) == 1
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(server.tcp_url, password="wrong")
+
+
+async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path):
+    data_dir = tmp_path / ("deep" * 30) / ("deeper" * 20)
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
+        alias = server._alias
+    assert alias is not None and not alias.parent.exists()
+
+
+async def test_two_on_one_folder_is_refused_at_once(data_dir):
+    async with EmbeddedPostgres(data_dir) as server:
+        with pytest.raises(EmbeddedPostgresError, match="another relay uses"):
+            await EmbeddedPostgres(data_dir).start()
+        assert await one(server.url) == 1
+
+
+async def test_a_folder_of_another_version_is_not_touched(data_dir):
+    (data_dir / "postgres-17").mkdir(parents=True)
+    with pytest.raises(EmbeddedPostgresError, match="another version"):
+        await EmbeddedPostgres(data_dir).start()
+    assert [path.name for path in data_dir.iterdir() if path.is_dir()] == ["postgres-17"]
+
+
+async def test_an_interrupted_first_start_leaves_no_half_of_a_cluster(data_dir):
+    (data_dir / "postgres-18.new" / "base").mkdir(parents=True)
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
+    assert not (data_dir / "postgres-18.new").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+async def test_killing_the_relay_takes_the_server_down_and_the_next_start_works(data_dir, eventually):
+    with holder(data_dir) as (process, pid, _):
+        process.kill()
+        process.wait()
+        async with EmbeddedPostgres(data_dir) as server:  # at once: it waits for the old one to be gone
+            assert not alive(pid)
+            assert await one(server.url) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.req("R-189")
+async def test_killing_both_loses_nothing_and_the_next_start_works(data_dir, packet, eventually):
+    with holder(data_dir) as (process, pid, url):
+        await migrate(url)
+        store = await Store.open(url)
+        await store.append([packet(n) for n in range(50)], NOW)
+        os.kill(process.pid, signal.SIGSTOP)  # so that it cannot shut the server down first
+        os.kill(pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        await store.close()
+    assert (data_dir / "postgres-18" / "postmaster.pid").exists()
+    async with EmbeddedPostgres(data_dir) as server, await Store.open(server.url) as store:
+        assert len(await store.tail(0, None, 100)) == 50
+
+
+async def test_a_stale_pid_file_with_somebody_elses_number_is_cleared(data_dir):
+    async with EmbeddedPostgres(data_dir):
+        stale = (data_dir / "postgres-18" / "postmaster.pid").read_text().split("\n")
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        stale[0] = str(sleeper.pid)
+        (data_dir / "postgres-18" / "postmaster.pid").write_text("\n".join(stale))
+        async with EmbeddedPostgres(data_dir) as server:
+            assert await one(server.url) == 1
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+async def test_a_server_that_dies_is_started_again(data_dir, eventually):
+    async with EmbeddedPostgres(data_dir) as server:
+        supervisor = asyncio.create_task(server.supervise())
+        first = server.pid
+        os.kill(first, signal.SIGKILL)
+
+        async def back() -> bool:
+            try:
+                return server.pid not in (None, first) and await one(server.url) == 1
+            except (OSError, asyncpg.PostgresError):
+                return False
+
+        await eventually(back)
+        supervisor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await supervisor
+
+
+async def test_a_server_that_cannot_start_says_why(data_dir):
+    async with EmbeddedPostgres(data_dir):
+        pass
+    (data_dir / "postgres-18" / "postgresql.conf").write_text("nonsense = 1\n")
+    with pytest.raises(EmbeddedPostgresError, match="nonsense"):
+        await EmbeddedPostgres(data_dir).start()
+    (data_dir / "postgres-18" / "postgresql.conf").write_text("")
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
+
+
+async def test_stopping_twice_is_fine(data_dir):
+    server = EmbeddedPostgres(data_dir)
+    await server.start()
+    await server.stop()
+    await server.stop()
+    assert not server.is_alive()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+async def test_for_root_it_runs_as_somebody_else_even_below_a_closed_folder(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    async with EmbeddedPostgres(closed / "data") as server:
+        assert Path(f"/proc/{server.pid}").stat().st_uid != 0
+        assert await one(server.url) == 1
+    assert closed.stat().st_mode & 0o777 == 0o700
+
+
+def test_reachable_means_every_folder_on_the_way(tmp_path):
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    stranger = Owner(54_321, 54_321)
+    tmp_path.chmod(0o711)
+    outer = [parent for parent in tmp_path.parents if not parent.stat().st_mode & 0o001]
+    if not outer:
+        assert is_reachable(folder, stranger)
+    (tmp_path / "a").chmod(0o700)
+    assert not is_reachable(folder, stranger)
+    assert is_reachable(folder, None)
+    assert is_reachable(tmp_path / "a", Owner(os.getuid(), os.getgid())) or outer

@@ -1,0 +1,138 @@
+"""A database that vanishes and returns while publishers and readers wait (R-189, R-192, R-200)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from bare_client import BareClient, open_client, publish_text
+from made_packets import ids_of, make, new_identity
+from relay_process import RelayProcess, running
+
+
+def url_of(relay: RelayProcess) -> str:
+    """The embedded database of a relay, for a superuser of this machine."""
+    folder = next(Path(str(relay.settings["data_dir"])).glob("postgres-*"))
+    return f"postgresql://relayd@/relayd?host={folder}&port=5432"
+
+
+@contextlib.contextmanager
+def frozen(relay: RelayProcess) -> Iterator[None]:
+    """PostgreSQL stopped in its tracks: connections stay open and nothing answers."""
+    server = relay.postgres()
+    processes = [server, *server.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+async def readiness(relay: RelayProcess, status: int, timeout: float = 20.0) -> None:
+    async with asyncio.timeout(timeout):
+        while (await asyncio.to_thread(relay.get, "/readyz"))[0] != status:
+            await asyncio.sleep(0.05)
+
+
+async def complete(client: BareClient, author: str, packets: list) -> None:
+    events, _ = await client.subscribe("all", {"authors": [author], "limit": 500})
+    assert ids_of(events) == [packet.packet_id for packet in packets]
+
+
+@pytest.mark.req("R-189", "R-192", "R-200")
+@pytest.mark.parametrize("loss", ["killed", "terminated", "frozen"])
+async def test_publishers_wait_for_the_database_and_nothing_is_lost_or_doubled(tmp_path: Path, loss):
+    identity = new_identity()
+    packets = [make(identity, n=n) for n in range(300)]
+    with running(RelayProcess(tmp_path, publish_timeout=30)) as relay:
+        async with open_client(relay.ws) as client, open_client(relay.ws) as reader:
+            await reader.send(
+                {
+                    "type": "SUBSCRIBE",
+                    "subscription_id": "s",
+                    "filters": {"authors": [identity.did]},
+                    "gapless": True,
+                }
+            )
+            await reader.barrier()
+            for packet in packets[:100]:
+                await client.send(publish_text(packet, packet.packet_id))
+            if loss == "killed":
+                relay.postgres().kill()
+            elif loss == "terminated":
+                connection = await asyncpg.connect(url_of(relay))
+                for _ in range(3):
+                    await connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                        " AND backend_type = 'client backend'"
+                    )
+                await connection.close()
+            with frozen(relay) if loss == "frozen" else contextlib.nullcontext():
+                for packet in packets[100:200]:
+                    await client.send(publish_text(packet, packet.packet_id))
+                await client.barrier()  # the relay answers what needs no database
+                if loss == "frozen":
+                    await readiness(relay, 503)
+            for packet in packets[200:]:
+                await client.send(publish_text(packet, packet.packet_id))
+            answers = [await client.expect(lambda m: m["type"] in ("OK", "ERROR"), 60) for _ in packets]
+            assert {answer["type"] for answer in answers} == {"OK"}
+            assert sorted(a["packet_id"] for a in answers) == sorted(p.packet_id for p in packets)
+            assert ids_of(await reader.events("s", 300, timeout=60)) == [p.packet_id for p in packets]
+            await reader.barrier()
+            assert not reader.inbox
+            await readiness(relay, 200)
+            await complete(client, identity.did, packets)
+
+
+@pytest.mark.req("R-192", "R-199", "R-200")
+async def test_what_cannot_be_stored_in_time_is_one_internal_error_and_safe_to_repeat(tmp_path: Path):
+    identity = new_identity()
+    packets = [make(identity, n=n) for n in range(20)]
+    with running(RelayProcess(tmp_path, publish_timeout=0.5)) as relay:
+        async with open_client(relay.ws) as client:
+            with frozen(relay):
+                answers = await asyncio.wait_for(client.publish_all(packets), 60)
+                assert {(answer["type"], answer.get("code")) for answer in answers} == {
+                    ("ERROR", "internal_error")
+                }
+                refused = await client.publish(make(identity, age=200_000))
+                assert refused["code"] == "timestamp_too_old"
+            again = await client.publish_all(packets)
+            assert {answer["type"] for answer in again} == {"OK"}
+            events, _ = await client.subscribe("all", {"authors": [identity.did], "limit": 500})
+            assert sorted(ids_of(events)) == sorted(packet.packet_id for packet in packets)
+            assert relay.get(f"/packets/{packets[0].packet_id}")[0] == 200
+
+
+@pytest.mark.req("R-200")
+async def test_history_and_http_come_back_with_the_database(tmp_path: Path):
+    identity = new_identity()
+    packets = [make(identity, n=n) for n in range(50)]
+    with running(RelayProcess(tmp_path, read_timeout=1)) as relay:
+        async with open_client(relay.ws) as client:
+            await client.publish_all(packets)
+            with frozen(relay):
+                name = client.name()
+                await client.send(
+                    {
+                        "type": "SUBSCRIBE",
+                        "subscription_id": "s",
+                        "filters": {"authors": [identity.did]},
+                        "history_marker": True,
+                        "client_msg_id": name,
+                    }
+                )
+                status, _, _ = await asyncio.to_thread(relay.get, f"/packets/{packets[0].packet_id}")
+                assert status == 503
+                assert (await asyncio.to_thread(relay.get, "/healthz"))[0] == 200
+            await client.answer(name)
+            assert ids_of(client.taken("s")) == [packet.packet_id for packet in packets]

@@ -1,0 +1,225 @@
+"""Readers that stop, sockets that go silent, and what they must not cost anybody else (R-130, R-170)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from bare_client import open_client
+from made_packets import ids_of, make, new_identity
+from relay_process import RelayProcess, running
+from strata.packets import Packet
+
+MIB = 2**20
+HANDSHAKE = (
+    "GET /strata HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+class SlowReader:
+    """A raw socket with a small receive buffer that reads when told to, and answers no ping."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, text: str, opcode: int = 0x1) -> None:
+        data = text.encode()
+        header = bytes([0x80 | opcode]) + (
+            bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack("!H", len(data))
+        )
+        self.writer.write(header + bytes(4) + data)
+        await self.writer.drain()
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame's opcode and payload. Raises `IncompleteReadError` at the end."""
+        async with asyncio.timeout(20):
+            first, length = await self.reader.readexactly(2)
+            if length == 126:
+                (length,) = struct.unpack("!H", await self.reader.readexactly(2))
+            elif length == 127:
+                (length,) = struct.unpack("!Q", await self.reader.readexactly(8))
+            return first & 0x0F, await self.reader.readexactly(length)
+
+    async def close_code(self) -> int | None:
+        """Read to the end; the code of the close frame, None if the socket just ended."""
+        with_code = None
+        try:
+            while True:
+                opcode, data = await self.frame()
+                if opcode == 0x8:
+                    (with_code,) = struct.unpack("!H", data[:2])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return with_code
+
+
+@asynccontextmanager
+async def slow_reader(relay: RelayProcess) -> AsyncIterator[SlowReader]:
+    host, port = relay.http.removeprefix("http://").split(":")
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=4096)
+    try:
+        writer.write(HANDSHAKE.encode())
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        yield SlowReader(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+async def until_metric(relay: RelayProcess, name: str, value: float, timeout: float = 20.0) -> None:
+    async with asyncio.timeout(timeout):
+        while relay.metric(name) != value:
+            await asyncio.sleep(0.02)
+
+
+def subscribe(author: str, **members: object) -> str:
+    return json.dumps(
+        {"type": "SUBSCRIBE", "subscription_id": "s", "filters": {"authors": [author]}, **members}
+    )
+
+
+@pytest.mark.req("R-170", "R-167")
+@pytest.mark.parametrize("options", [{}, {"gapless": True}])
+async def test_a_stalled_reader_costs_bounded_memory_and_gets_everything_once(tmp_path: Path, options):
+    identity = new_identity()
+    with running(RelayProcess(tmp_path, outbound_queue_bytes=256 * 1024)) as relay:
+        async with (
+            slow_reader(relay) as stalled,
+            open_client(relay.ws) as client,
+            open_client(relay.ws) as other,
+        ):
+            await stalled.send(subscribe(identity.did, **options))
+            await other.subscribe("s", {"authors": [identity.did], "limit": 0})
+            await client.barrier()
+            await until_metric(relay, "relayd_subscriptions_behind", 0)
+            packets: list[Packet] = []
+            for burst in range(12):  # 24 MiB in all
+                made = [make(identity, "x" * 32_000, n=burst * 64 + n) for n in range(64)]
+                assert {answer["type"] for answer in await client.publish_all(made)} == {"OK"}
+                packets += made
+                # The other subscriber is not held up: its events are there before the next burst.
+                assert ids_of(await other.events("s", 64)) == [p.packet_id for p in made]
+                if burst == 1:
+                    rss = relay.rss()
+            assert relay.metric("relayd_subscriptions_behind") == 1
+            assert relay.rss() - rss < 12 * MIB
+            got = []
+            while len(got) < len(packets):
+                opcode, data = await stalled.frame()
+                if opcode == 0x1:
+                    got.append(json.loads(data)["packet"]["packet_id"])
+            assert got == [packet.packet_id for packet in packets]
+            # Caught up, it is live again.
+            await until_metric(relay, "relayd_subscriptions_behind", 0)
+            last = make(identity, "last")
+            await client.publish(last)
+            opcode, data = await stalled.frame()
+            assert json.loads(data)["packet"]["packet_id"] == last.packet_id
+        assert not relay.complaints()
+
+
+@pytest.mark.req("R-170")
+async def test_a_reader_that_takes_nothing_is_closed_with_1013_and_counted(tmp_path: Path):
+    identity = new_identity()
+    with running(RelayProcess(tmp_path, outbound_queue_bytes=64 * 1024, slow_consumer_timeout=1)) as relay:
+        async with slow_reader(relay) as stalled, open_client(relay.ws) as client:
+            await stalled.send(subscribe(identity.did))
+            made = [make(identity, "x" * 60_000, n=n) for n in range(120)]
+            await client.publish_all(made)
+            await until_metric(relay, "relayd_slow_consumers_closed_total", 1)
+            assert await stalled.close_code() in (1013, None)  # None: not even that fitted in time
+            await until_metric(relay, "relayd_connections", 1)
+            await until_metric(relay, "relayd_subscriptions", 0)
+            assert relay.metric("relayd_connections_closed_total", reason="slow_consumer") == 1
+            await client.barrier()
+
+
+@pytest.mark.req("R-130", "R-170")
+async def test_a_reader_that_was_slow_and_reads_again_is_not_taken_for_dead(tmp_path: Path):
+    identity = new_identity()
+    settings = {"outbound_queue_bytes": 64 * 1024, "ping_interval": 0.5, "ping_misses": 2}
+    with running(RelayProcess(tmp_path, **settings)) as relay:
+        async with slow_reader(relay) as stalled, open_client(relay.ws) as client:
+            await stalled.send(subscribe(identity.did, gapless=True))
+            made = [make(identity, "x" * 60_000, n=n) for n in range(150)]
+            await client.publish_all(made)
+            await until_metric(relay, "relayd_subscriptions_behind", 1)
+            swept = asyncio.get_running_loop().time() + 4  # longer than the pings would have waited
+            while asyncio.get_running_loop().time() < swept:
+                await client.barrier()
+                await asyncio.sleep(0.1)
+            got = []
+            while len(got) < len(made):
+                opcode, data = await stalled.frame()
+                if opcode == 0x9:
+                    await stalled.send("", opcode=0xA)
+                elif opcode == 0x1:
+                    got.append(json.loads(data)["packet"]["packet_id"])
+                    await asyncio.sleep(0.02)  # slow, and alive
+            assert got == [packet.packet_id for packet in made]
+
+
+@pytest.mark.req("R-130")
+async def test_a_half_open_socket_is_found_by_pings(tmp_path: Path):
+    with running(RelayProcess(tmp_path, ping_interval=0.3, ping_misses=2)) as relay:
+        async with slow_reader(relay) as silent, open_client(relay.ws) as alive:
+            await silent.send(subscribe("did:strata:zNobody"))
+            await until_metric(relay, "relayd_subscriptions", 1)
+            await until_metric(relay, "relayd_subscriptions", 0)
+            assert await silent.close_code() is None
+            assert relay.metric("relayd_connections_closed_total", reason="ping_timeout") == 1
+            await alive.barrier()  # it answered every ping
+
+
+@pytest.mark.req("R-130")
+async def test_a_handshake_that_never_comes_is_cut_off(tmp_path: Path):
+    with running(RelayProcess(tmp_path, handshake_timeout=0.5)) as relay:
+        host, port = relay.http.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /strata HTTP/1.1\r\nHost: x")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+        await until_metric(relay, "relayd_connections", 0)
+
+
+@pytest.mark.req("R-179")
+async def test_a_hundred_thousand_subscriptions_come_and_go(tmp_path: Path):
+    sessions, each = 100, 1000
+    with running(RelayProcess(tmp_path, max_subscriptions=each)) as relay:
+        before = relay.rss()
+        clients = []
+        for _ in range(sessions):
+            manager = open_client(relay.ws)
+            clients.append((manager, await manager.__aenter__()))
+        started = asyncio.get_running_loop().time()
+        for number, (_, client) in enumerate(clients):
+            for index in range(each):
+                await client.send(
+                    f'{{"type":"SUBSCRIBE","subscription_id":"s{index}",'
+                    f'"filters":{{"types":["T{number * each + index}"],"limit":0}}}}'
+                )
+        await until_metric(relay, "relayd_subscriptions", sessions * each, timeout=60)
+        await until_metric(relay, "relayd_subscriptions_behind", 0, timeout=60)
+        took = asyncio.get_running_loop().time() - started
+        grown = relay.rss() - before
+        print(f"{sessions * each} subscriptions: {took:.1f} s, {grown / sessions / each:.0f} bytes each")
+        assert grown < sessions * each * 4096
+        identity = new_identity()
+        packet = make(identity, type="T77777")
+        assert (await clients[0][1].publish(packet))["type"] == "OK"
+        assert ids_of(await clients[77][1].events("s777", 1)) == [packet.packet_id]
+        for manager, _ in clients:
+            await manager.__aexit__(None, None, None)
+        await until_metric(relay, "relayd_subscriptions", 0)
+        await until_metric(relay, "relayd_connections", 0)

@@ -14,7 +14,7 @@ from benches.daemon import RelayProcess
 from benches.load import CONTENT_TYPE, client_frame, make_load
 from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError, Peer, connect_peers, messages
-from benches.publish import own_cpu, publish
+from benches.publish import publish
 
 __all__ = ["measure"]
 
@@ -34,7 +34,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress, store: St
         (f"pages of {_PAGE_ROWS}, {_READERS} readers", _READERS, _pages),
     ):
         rates: list[float] = []
-        own_before, before = own_cpu(), relay.cpu_times()
+        before = relay.cpu_times()
         for _ in range(plan.rounds):
             peers = await connect_peers(relay.ws_url, readers)
             started = time.perf_counter()
@@ -44,7 +44,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress, store: St
                 peer.close()
             progress(f"catch-up, {name}: {rates[-1]:,.0f} rows/s")
         rows = length * readers * plan.rounds
-        used = relay.cpu_times().since(before)
+        cost = relay.cpu_times().since(before)
         measures.append(
             Measure(
                 "catchup",
@@ -54,12 +54,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress, store: St
                 _TARGET,
                 limit=store.page,
                 limit_name="pages from the log, 1 connection",
-                details={
-                    "rounds": rates,
-                    "relay us": used.relay / rows * 1e6,
-                    "PostgreSQL us": used.postgres / rows * 1e6,
-                    "load generator us": (own_cpu() - own_before) / rows * 1e6,
-                },
+                details={"rounds": rates, **cost.each(rows)},
             )
         )
     return measures

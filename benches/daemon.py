@@ -23,22 +23,37 @@ __all__ = ["CpuTimes", "RelayProcess"]
 
 _START_TIMEOUT = 120.0
 _STOP_TIMEOUT = 30.0
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """CPU seconds used so far: by the relay itself, and by its PostgreSQL."""
+    """CPU seconds: of the relay itself, its PostgreSQL, this load generator, and everything else there is."""
 
     relay: float
     postgres: float
+    load: float
+    others: float
 
     def since(self, before: CpuTimes) -> CpuTimes:
         """What was used between two readings."""
-        return CpuTimes(self.relay - before.relay, self.postgres - before.postgres)
+        return CpuTimes(
+            self.relay - before.relay,
+            self.postgres - before.postgres,
+            self.load - before.load,
+            self.others - before.others,
+        )
 
-    @property
-    def total(self) -> float:
-        return self.relay + self.postgres
+    def each(self, count: int) -> dict[str, float]:
+        """Microseconds for each of `count` things, and how far the machine was ours."""
+        ours = self.relay + self.postgres + self.load
+        foreign = max(0.0, self.others)
+        return {
+            "relay us": self.relay / count * 1e6,
+            "PostgreSQL us": self.postgres / count * 1e6,
+            "load generator us": self.load / count * 1e6,
+            "CPU of other programs, %": 100 * foreign / (ours + foreign) if ours + foreign else 0.0,
+        }
 
 
 class RelayProcess:
@@ -80,6 +95,9 @@ class RelayProcess:
 
     def cpu_times(self) -> CpuTimes:
         """CPU used so far, including that of processes which have ended since."""
+        machine = psutil.cpu_times()
+        busy = sum(getattr(machine, name, 0.0) for name in _BUSY)
+        load = time.process_time()
         relay = postgres = 0.0
         for process in self._processes():
             try:
@@ -91,7 +109,7 @@ class RelayProcess:
                     relay += used
             except psutil.NoSuchProcess:
                 continue  # its parent has inherited its times, and is read after it or next time
-        return CpuTimes(relay, postgres)
+        return CpuTimes(relay, postgres, load, busy - load - relay - postgres)
 
     def resident_bytes(self) -> int:
         """Memory of the relay without PostgreSQL."""

@@ -14,7 +14,7 @@ from benches.daemon import RelayProcess
 from benches.load import CONTENT_TYPE, Load, client_frame, make_load
 from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError, Peer, Publisher, connect_peers, messages
-from benches.publish import CONNECTIONS, WINDOW, own_cpu
+from benches.publish import CONNECTIONS, WINDOW
 
 __all__ = ["measure"]
 
@@ -33,7 +33,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[M
 async def _batched(
     relay: RelayProcess, plan: Plan, progress: Progress, subscribers: int, packets: int
 ) -> Measure:
-    rates, own, cpu = await _rounds(relay, plan, progress, subscribers, packets, CONNECTIONS, WINDOW)
+    rates, cpu = await _rounds(relay, plan, progress, subscribers, packets, CONNECTIONS, WINDOW)
     alone = await writes(subscribers, _FRAME_BYTES, _TYPICAL_BATCH, plan.limit_seconds)
     return Measure(
         "fanout",
@@ -43,14 +43,14 @@ async def _batched(
         _TARGETS.get((subscribers, True)),
         limit=alone,
         limit_name=f"raw writes of {_TYPICAL_BATCH} frames",
-        details={"rounds": rates, "relay CPU us": cpu, "load generator CPU us": own},
+        details={"rounds": rates, **cpu},
     )
 
 
 async def _single(
     relay: RelayProcess, plan: Plan, progress: Progress, subscribers: int, packets: int
 ) -> Measure:
-    rates, own, cpu = await _rounds(relay, plan, progress, subscribers, packets, 1, 1)
+    rates, cpu = await _rounds(relay, plan, progress, subscribers, packets, 1, 1)
     alone = await writes(subscribers, _FRAME_BYTES, 1, plan.limit_seconds)
     return Measure(
         "fanout",
@@ -60,7 +60,7 @@ async def _single(
         _TARGETS.get((subscribers, False)),
         limit=alone,
         limit_name="raw writes of 1 frame",
-        details={"rounds": rates, "relay CPU us": cpu, "load generator CPU us": own},
+        details={"rounds": rates, **cpu},
     )
 
 
@@ -72,27 +72,25 @@ async def _rounds(
     packets: int,
     connections: int,
     window: int,
-) -> tuple[list[float], float, float]:
-    """Rates of each round, then the CPU of the load generator and of the relay for one delivery, in us."""
+) -> tuple[list[float], dict[str, float]]:
+    """The rate of each round, and what one delivery cost over all of them."""
     load = make_load(packets * plan.rounds, progress)
     peers = await connect_peers(relay.ws_url, subscribers)
     await _subscribe(peers)
     publishers = await connect_peers(relay.ws_url, connections, Publisher)
     rates: list[float] = []
-    own_before, before = own_cpu(), relay.cpu_times()
+    before = relay.cpu_times()
     for number in range(plan.rounds):
         part = load.take(number * packets, packets)
         peers[0].witness = number == 0
         seconds = await _deliver(peers, publishers, part, window)
         rates.append(subscribers * packets / seconds)
         progress(f"fan-out to {subscribers}, {connections * window} in flight: {rates[-1]:,.0f}/s")
-    deliveries = subscribers * packets * plan.rounds
-    own = (own_cpu() - own_before) / deliveries * 1e6
-    cpu = relay.cpu_times().since(before).total / deliveries * 1e6
+    cost = relay.cpu_times().since(before).each(subscribers * packets * plan.rounds)
     _check_witness(peers[0], load.take(0, packets), publishers=connections)
     for peer in [*peers, *publishers]:
         peer.close()
-    return rates, own, cpu
+    return rates, cost
 
 
 async def _subscribe(peers: list[Peer]) -> None:

@@ -16,7 +16,7 @@ from benches.load import Load, make_load
 from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError, Publisher, connect_peers, messages
 
-__all__ = ["CONNECTIONS", "WINDOW", "measure", "own_cpu", "publish"]
+__all__ = ["CONNECTIONS", "WINDOW", "measure", "publish"]
 
 CONNECTIONS = 8
 WINDOW = 32
@@ -57,19 +57,17 @@ async def measure(
     accepted = await _accepted(relay)
     rates: list[float] = []
     costs: list[CpuTimes] = []
-    own: list[float] = []
     for number in range(plan.rounds):
         part = load.take(count // 10 + number * count, count)
-        before, own_before = relay.cpu_times(), own_cpu()
+        before = relay.cpu_times()
         seconds = await publish(relay.ws_url, part)
         costs.append(relay.cpu_times().since(before))
-        own.append(own_cpu() - own_before)
         rates.append(count / seconds)
         progress(f"publish: {rates[-1]:,.0f}/s")
     if await _accepted(relay) - accepted != count * plan.rounds:
         raise BenchError("the relay has not counted as many packets as were acknowledged")
-    relay_us = statistics.median(cost.relay for cost in costs) / count * 1e6
-    postgres_us = statistics.median(cost.postgres for cost in costs) / count * 1e6
+    cost = sorted(costs, key=lambda cost: cost.relay + cost.postgres)[len(costs) // 2]
+    cpu_us = (cost.relay + cost.postgres) / count * 1e6
     check_us = signature.seconds * 1e6
     return [
         Measure(
@@ -89,7 +87,7 @@ async def measure(
         Measure(
             "publish",
             "CPU of relay and PostgreSQL",
-            relay_us + postgres_us,
+            cpu_us,
             "us",
             _CPU_TARGET * check_us,
             at_most=True,
@@ -97,17 +95,11 @@ async def measure(
             limit_name="one signature check",
             details={
                 "signature us": check_us,
-                "relay without it us": relay_us - check_us,
-                "PostgreSQL us": postgres_us,
-                "load generator us": statistics.median(own) / count * 1e6,
+                "relay beside it us": cost.relay / count * 1e6 - check_us,
+                **cost.each(count),
             },
         ),
     ]
-
-
-def own_cpu() -> float:
-    """CPU seconds of this process, the load generator."""
-    return time.process_time()
 
 
 async def _accepted(relay: RelayProcess) -> int:

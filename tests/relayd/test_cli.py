@@ -14,7 +14,7 @@ from strata import packets
 from strata.ids import Identity
 from typer.testing import CliRunner
 
-from relayd import cli, server
+from relayd import cli, daemon
 from relayd.config import Settings
 from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
@@ -69,7 +69,7 @@ def test_serve_hands_over_the_settings_and_its_exit_code(monkeypatch):
         seen.append(settings)
         return 4
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(daemon, "run", run)
     flags = [
         "--host",
         "::1",

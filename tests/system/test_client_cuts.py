@@ -1,0 +1,85 @@
+"""The real client over the real relay, through kill -9: each packet once and in order, each publish kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+import strata
+from relay_process import RelayProcess
+from strata import packets
+
+CUTS = 6
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.req("R-116", "R-189", "R-193", "R-194", "R-336", "R-339")
+async def test_across_any_cuts_each_packet_comes_once_and_in_order(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    process = RelayProcess(tmp_path / "relay", port=free_port())
+    process.start()
+    try:
+        options = strata.Options(publish_timeout=120.0, ack_timeout=5.0)
+        me = strata.Identity.generate()
+        acknowledged: list[str] = []
+        received: list[tuple[str, str | None]] = []
+        publishing = asyncio.Event()
+        enough = asyncio.Event()
+
+        async def publish(relay: strata.Relay, lane: int) -> None:
+            number = 0
+            while not enough.is_set():
+                content = {"type": "POST", "text": f"{lane}:{number}"}
+                packet = packets.build(me, content, timestamp=int(time.time()))
+                assert (await relay.publish(packet)).packet_id == packet.packet_id
+                acknowledged.append(packet.packet_id)
+                publishing.set()
+                number += 1
+
+        async def read(relay: strata.Relay) -> None:
+            async for delivery in relay.subscribe(authors=[me.did]):
+                received.append((delivery.packet.packet_id, delivery.cursor))
+
+        async with (
+            strata.connect(process.ws, options=options) as writing,
+            strata.connect(process.ws, options=options) as reading,
+        ):
+            reader = asyncio.create_task(read(reading))
+            writers = [asyncio.create_task(publish(writing, lane)) for lane in range(8)]
+            for _ in range(CUTS):
+                publishing.clear()
+                await publishing.wait()
+                await asyncio.sleep(chance.uniform(0.0, 0.3))  # how far it gets, not what is waited for
+                await asyncio.to_thread(process.kill)
+                await asyncio.to_thread(process.start)
+            publishing.clear()
+            await publishing.wait()
+            enough.set()
+            await asyncio.gather(*writers)
+            async with asyncio.timeout(60):
+                while len(received) < len(acknowledged):
+                    await asyncio.sleep(0.05)
+            reader.cancel()
+            ids = [packet_id for packet_id, _ in received]
+            assert len(ids) == len(set(ids)), "nothing twice"
+            assert set(acknowledged) <= set(ids), "nothing acknowledged is lost"
+            log = [d.packet.packet_id async for d in reading.fetch(authors=[me.did])]
+            assert ids == log, "in the order of the log"
+            assert reading.statistics.connections >= CUTS
+            print(f"{CUTS} kills, {len(acknowledged)} acknowledged, {len(received)} received")
+    finally:
+        process.kill()

@@ -144,6 +144,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._stuck_since = None
+        self._heard_at = time.monotonic()  # whoever takes bytes is alive, though no ping could reach it
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
         self._resumed = None
@@ -292,7 +293,8 @@ class Connection(asyncio.Protocol):
                 self._fragments = [bytes(frame.data)]
                 self._fragments_text = frame.opcode is Opcode.TEXT
             case Opcode.CONT:
-                self._fragments.append(bytes(frame.data))
+                if frame.data:  # the library bounds their bytes, not how many empty ones there are
+                    self._fragments.append(bytes(frame.data))
                 if frame.fin:
                     data, self._fragments = b"".join(self._fragments), []
                     self._message(data, self._fragments_text, now)
@@ -306,8 +308,8 @@ class Connection(asyncio.Protocol):
             self._act(self._session.receive_binary(now))
 
     def _text(self, data: bytes, now: float) -> None:
-        if self._protocol.state is not OPEN:
-            return
+        if self._protocol.state is not OPEN and (self._close_reason or self._protocol.close_rcvd is None):
+            return  # we are closing; what a peer sent before its own close frame still counts
         if not data.isascii():
             try:
                 data.decode()

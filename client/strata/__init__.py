@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strata.ids import Identity
     from strata.packets import Packet
     from strata.relay import (
+        WHAT_RELAYS_SEE,
         Announced,
         Delivery,
         Options,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "WHAT_RELAYS_SEE",
     "Announced",
     "Closed",
     "ConnectionFailed",
@@ -86,6 +88,7 @@ _HOMES = {
     "strata.ids": ("Identity",),
     "strata.packets": ("Packet",),
     "strata.relay": (
+        "WHAT_RELAYS_SEE",
         "Announced",
         "Delivery",
         "Options",

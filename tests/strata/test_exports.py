@@ -19,7 +19,7 @@ def test_every_name_can_be_had_from_the_package_and_is_public_where_it_lives():
         home = importlib.import_module(strata._HOME_OF[name])
         assert getattr(strata, name) is getattr(home, name)
         assert name in home.__all__
-    assert sorted(strata._HOME_OF) == strata.__all__
+    assert set(strata._HOME_OF) == set(strata.__all__)
 
 
 @pytest.mark.parametrize("module", ["strata.errors", "strata.relay"])
@@ -54,3 +54,11 @@ def test_importing_one_part_costs_no_other(statement, spared):
     code += "; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not spared & set(loaded.stdout.split())
+
+
+@pytest.mark.req("R-334", "R-335")
+def test_the_notice_names_what_relays_see_and_promises_nothing():
+    notice = strata.WHAT_RELAYS_SEE
+    for seen in ("network address", "filters", "author, type, time", "size", "authenticate", "limit"):
+        assert seen in " ".join(notice.split())
+    assert "does not make your metadata private" in " ".join(notice.split())

@@ -12,7 +12,7 @@ import strata
 from relay_process import RelayProcess
 from strata import packets
 
-CUTS = 6
+CUTS = 8
 
 
 def free_port() -> int:
@@ -33,7 +33,7 @@ async def test_across_any_cuts_each_packet_comes_once_and_in_order(tmp_path: Pat
     process = RelayProcess(tmp_path / "relay", port=free_port())
     process.start()
     try:
-        options = strata.Options(publish_timeout=120.0, ack_timeout=5.0)
+        options = strata.Options(publish_timeout=120.0, ack_timeout=5.0, backoff_cap=0.5)
         me = strata.Identity.generate()
         acknowledged: list[str] = []
         received: list[tuple[str, str | None]] = []

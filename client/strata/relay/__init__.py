@@ -8,11 +8,13 @@ long to wait. `dialing` and `discovery` open the socket.
 from __future__ import annotations
 
 from strata.relay.client import Relay, connect
+from strata.relay.notice import WHAT_RELAYS_SEE
 from strata.relay.options import Options
 from strata.relay.subscription import Subscription
 from strata.relay.values import Announced, Delivery, Published, Query, Statistics
 
 __all__ = [
+    "WHAT_RELAYS_SEE",
     "Announced",
     "Delivery",
     "Options",

@@ -135,7 +135,7 @@ def may_retry(error: Exception) -> bool:
 
 def describe(error: Exception, url: str) -> ConnectionFailed:
     """The failure as one sentence that says what to do."""
-    return ConnectionFailed(f"cannot stay connected to {shown(url)}: {_reason(error)}")
+    return ConnectionFailed(f"no connection to {shown(url)}: {_reason(error)}")
 
 
 def shown(url: str) -> str:
@@ -156,10 +156,12 @@ def _reason(error: Exception) -> str:
                 404: "there is no relay at this path; the usual one is /strata",
             }.get(status)
             return f"the server answered HTTP {status}" + (f": {hint}" if hint else "")
+        case InvalidMessage() if isinstance(error.__cause__, EOFError):
+            return "the connection was cut"
         case InvalidHandshake():
             return "the server does not speak WebSocket there"
         case ssl_module.SSLCertVerificationError():
-            return f"its certificate is not trusted ({error.verify_message})"
+            return f"its certificate is not trusted ({getattr(error, 'verify_message', error)})"
         case ConnectionRefusedError():
             return "nothing listens there; is the relay running?"
         case TimeoutError():

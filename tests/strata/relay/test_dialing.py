@@ -67,7 +67,7 @@ def cut_short():
 )
 def test_try_again_or_give_up(error, again):
     assert may_retry(error) is again
-    assert str(describe(error, "ws://h/strata")).startswith("cannot stay connected to ws://h/strata: ")
+    assert str(describe(error, "ws://h/strata")).startswith("no connection to ws://h/strata: ")
 
 
 def test_a_url_is_shown_without_its_secrets():

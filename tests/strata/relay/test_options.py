@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ def test_every_option_says_what_it_is():
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
     documented = {
         node.target.id
-        for node, after in zip(body, body[1:], strict=False)
+        for node, after in itertools.pairwise(body)
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
     }
     assert documented == {field.name for field in fields(Options)}

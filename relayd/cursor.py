@@ -1,6 +1,6 @@
 """Cursors: a position in the relay's log, as an opaque string that cannot be forged (A-041).
 
-    "1." + base64url( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 bytes )
+    "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 bytes )
 
 The key belongs to the database, so a cursor survives restarts, is good at every process on that database
 and at no other relay. It is bound to the order of the walk and to nothing else (R-155, R-156): filters and
@@ -9,8 +9,6 @@ limit may change between pages.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 from typing import Final
@@ -18,7 +16,7 @@ from typing import Final
 __all__ = ["CursorCodec", "InvalidCursor"]
 
 _VERSION: Final = "1."
-_TEXT_LENGTH: Final = len(_VERSION) + 22  # 16 bytes in base64url, its two padding signs left away
+_TEXT_LENGTH: Final = len(_VERSION) + 32
 _DESCENDING: Final = 1 << 63
 
 
@@ -33,11 +31,11 @@ class CursorCodec:
         self._mac = hashlib.blake2s(key=key, digest_size=8)
 
     def encode(self, sequence: int, *, ascending: bool = True) -> str:
-        """The cursor of a position; about a microsecond, for it is made once for each packet."""
+        """The cursor of a position; half a microsecond, for one is made for every packet."""
         position = (sequence if ascending else sequence | _DESCENDING).to_bytes(8, "big")
         mac = self._mac.copy()
         mac.update(position)
-        return _VERSION + base64.urlsafe_b64encode(position + mac.digest())[:22].decode("ascii")
+        return _VERSION + (position + mac.digest()).hex()
 
     def decode(self, text: str, *, ascending: bool) -> int:
         """The position a cursor stands for.
@@ -47,16 +45,15 @@ class CursorCodec:
         """
         if len(text) != _TEXT_LENGTH or not text.startswith(_VERSION):
             raise InvalidCursor("not a cursor of this relay")
+        digits = text[len(_VERSION) :]
         try:
-            raw = base64.b64decode(text[len(_VERSION) :] + "==", altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
+            raw = bytes.fromhex(digits)
+        except ValueError:
             raise InvalidCursor("not a cursor of this relay") from None
         mac = self._mac.copy()
         mac.update(raw[:8])
-        # Spare bits in the last base64 digit would let two texts mean one cursor: encode again and compare.
-        if not hmac.compare_digest(mac.digest(), raw[8:]) or base64.urlsafe_b64encode(raw)[:22] != text[
-            len(_VERSION) :
-        ].encode("ascii"):
+        # One position has one text: upper case and blanks, which fromhex allows, do not pass.
+        if not hmac.compare_digest(mac.digest(), raw[8:]) or raw.hex() != digits:
             raise InvalidCursor("the cursor fails its integrity check")
         position = int.from_bytes(raw[:8], "big")
         if bool(position & _DESCENDING) is ascending:

@@ -31,6 +31,7 @@ __all__ = [
     "build",
     "byte_hash",
     "check_freshness",
+    "observed_at",
     "verify_signature",
 ]
 
@@ -104,8 +105,12 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         *,
         max_bytes: int | None = None,
         max_depth: int = MAX_DEPTH,
+        media_needs_header: bool = True,
     ) -> Packet:
         """Check a packet that arrived, in the order of relay.md §11 (5, 6, 7).
+
+        A relay refuses media without a provenance header (R-033); a reader, who passes
+        `media_needs_header=False`, takes such a packet for one of unknown origin (R-036, A-015).
 
         Raises `InvalidPacket`: `invalid_schema` for schema and canonical form, `packet_too_large` if the
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
@@ -120,7 +125,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         signature, signature_bytes = _read_signature(value)
         version, timestamp, author_id, content_type = _read_required(value)
         expires_at, nonce = _read_optional(value)
-        _check_content(value)
+        _check_content(value, media_needs_header=media_needs_header)
         # R-121: equal to the limit passes.
         if max_bytes is not None and len(text) > max_bytes:
             _refuse_size(max_bytes)
@@ -196,6 +201,14 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
 def verify_signature(packet: Packet, public_key: bytes) -> bool:
     """Whether the packet's signature verifies under this key (R-023). Releases the interpreter lock."""
     return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
+
+
+def observed_at(packet: Packet, received_at: int | None) -> int:
+    """The time by which a reader judges a packet's age, expiry and key window (R-105).
+
+    That is when a relay received it; the author's own timestamp only where no relay has said.
+    """
+    return packet.timestamp if received_at is None else received_at
 
 
 def check_freshness(
@@ -309,7 +322,7 @@ def _read_optional(value: dict[str, Any]) -> tuple[int | None, str | None]:
     return expires_at, nonce
 
 
-def _check_content(value: dict[str, Any]) -> None:
+def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
     content = value["content"]
     _optional(content, "text", str, "content.")
     thread_ref = content.get("thread_ref")
@@ -321,7 +334,7 @@ def _check_content(value: dict[str, Any]) -> None:
     media = _optional(content, "media", list, "content.")
     if not media:
         return
-    if header is None:
+    if header is None and media_needs_header:
         _refuse("content.media without provenance_header")  # R-033
     for reference in media:
         _check_media_reference(reference)

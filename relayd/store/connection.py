@@ -20,7 +20,8 @@ _LOST = (
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # shutdown, crash recovery, "cannot connect now"
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,  # connections, memory, disk: it may pass, so try again
+    asyncpg.TransactionRollbackError,  # a deadlock, or on a replica a conflict with replay
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )

@@ -16,21 +16,19 @@ import fcntl
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
 import asyncpg
 
-from relayd.store.binaries import EmbeddedPostgresError, Owner, find_binaries, is_reachable, server_owner
+from relayd.store.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.store.connection import close_quietly, translate_errors
+from relayd.store.process import ServerProcess, is_postgres
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
@@ -38,9 +36,9 @@ _MAJOR = 18
 _USER = "relayd"
 _PORT = 5432
 _MAX_SOCKET_BYTES = 100
+_MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
 _BACKOFF = (0.1, 0.5, 2.0, 5.0, 10.0)
-_LINUX: bool = sys.platform == "linux"
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _SETTINGS = {
@@ -77,7 +75,7 @@ class EmbeddedPostgres:
         self._owner: Owner | None = None
         self._lock_fd: int | None = None
         self._alias: Path | None = None
-        self._server: _Server | None = None
+        self._server: ServerProcess | None = None
         self._stopping = False
 
     async def __aenter__(self) -> EmbeddedPostgres:
@@ -193,7 +191,7 @@ class EmbeddedPostgres:
             "--data-checksums", "--encoding=UTF8",
             "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
         ]  # fmt: skip
-        with _handle(fresh, self._owner) as (folder, fds):
+        with open_to(fresh, self._owner) as (folder, fds):
             process = subprocess.run(
                 self._launch([*command, f"--pgdata={folder}"]),
                 stdin=subprocess.DEVNULL,
@@ -231,7 +229,7 @@ class EmbeddedPostgres:
                 pid = int(pid_file.read_text().split("\n", 1)[0])
             except (FileNotFoundError, ValueError):
                 return
-            if not _is_postgres(pid):
+            if not is_postgres(pid):
                 pid_file.unlink(missing_ok=True)
                 return
             if time.monotonic() > deadline:
@@ -248,8 +246,11 @@ class EmbeddedPostgres:
     async def _start_server(self) -> None:
         listen = "" if self._tcp_port is None else "127.0.0.1"
         settings = _SETTINGS | {"listen_addresses": listen, "port": str(self._port)}
-        server = _Server()
-        with _handle(self._cluster, self._owner) as (folder, fds):
+        with contextlib.suppress(FileNotFoundError):
+            if self._log.stat().st_size > _MAX_LOG_BYTES:
+                self._log.replace(self._log.with_suffix(".log.1"))
+        server = ServerProcess()
+        with open_to(self._cluster, self._owner) as (folder, fds):
             command = [str(find_binaries(self._owner) / "postgres"), "-D", folder]
             command += [f"--{name}={value}" for name, value in settings.items()]
             server.start(self._launch(command), self._log, fds)
@@ -308,112 +309,3 @@ class EmbeddedPostgres:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-
-class _Server:
-    """The server's process and the thread that started it and waits for it.
-
-    The kernel's "parent death" means the death of the thread that forked, so that thread must live as long as
-    the server: this one does nothing else.
-    """
-
-    def __init__(self) -> None:
-        self.exited = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog_fd: int | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    def start(self, command: list[str], log: Path, fds: tuple[int, ...]) -> None:
-        """Start the process; `OSError` if the launcher itself cannot run."""
-        started: list[OSError | None] = []
-        ready = threading.Event()
-
-        def keep() -> None:
-            read_fd, write_fd = os.pipe()
-            try:
-                with log.open("ab") as output:
-                    # A session of its own: a Ctrl-C in the terminal is for us to judge, not for the server.
-                    self._process = subprocess.Popen(
-                        command,
-                        stdin=read_fd,
-                        stdout=output,
-                        stderr=output,
-                        pass_fds=fds,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                os.close(write_fd)
-                started.append(error)
-                ready.set()
-                return
-            finally:
-                os.close(read_fd)
-            started.append(None)
-            ready.set()
-            self._process.wait()
-            os.close(write_fd)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._loop.call_soon_threadsafe(self.exited.set)
-
-        threading.Thread(target=keep, name="embedded-postgres", daemon=True).start()
-        ready.wait()
-        if started[0] is not None:
-            raise started[0]
-
-    async def stop(self, timeout: float = 60.0) -> None:
-        """Fast shutdown; immediate when that takes too long (the log replays at the next start)."""
-        for sign, patience in ((signal.SIGINT, timeout), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
-            if not self.is_alive():
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sign)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.exited.wait(), patience)
-
-
-@contextlib.contextmanager
-def _handle(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A name for `folder` that `owner` can use, and the descriptors the process has to inherit for it.
-
-    A folder below one that is closed to the owner (/root) is passed as an open descriptor: its name in /proc
-    leads straight to it. So the data stays where the operator wants it and no permission is loosened.
-    """
-    if is_reachable(folder, owner):
-        yield str(folder), ()
-    elif _LINUX:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield f"/proc/self/fd/{fd}", (fd,)
-        finally:
-            os.close(fd)
-    else:
-        raise EmbeddedPostgresError(
-            f"{folder} lies in a folder that the server's user cannot enter; choose another --data-dir"
-        )
-
-
-def _is_postgres(pid: int) -> bool:
-    """Whether a live process is a PostgreSQL server, as far as the system tells."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
-    except OSError:
-        if _LINUX:
-            return False
-    answer = subprocess.run(
-        ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return "postgres" in answer.stdout

@@ -21,6 +21,7 @@ from relayd.store.types import (
     LogQuery,
     Page,
     StoredPacket,
+    StoreTimeout,
     StoreUnavailable,
     first_sequence_of_day,
 )
@@ -169,7 +170,7 @@ class Reader:
                 if await self._has_replayed(connection, needed):
                     stack.push_async_exit(attempt.pop_all())
                     return connection
-        except StoreUnavailable:
+        except (StoreUnavailable, StoreTimeout):
             pass
         return None
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from relayd.store.connection import translate_errors
-from relayd.store.types import DAY_SECONDS, first_sequence_of_day
+from relayd.store.queries import HEAD
+from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
 
 __all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
 
@@ -24,6 +25,7 @@ EXEMPT_TYPES = ("KEY_EVENT", "RECOVERY_APPROVAL", "CLIENT_MANIFEST", "RELAY_DESC
 
 _SWEEP_LOCK = 0x7377656570  # "sweep": the key of the advisory lock that lets one process at a time do this
 _AHEAD_DAYS = 1
+_YEAR_DAYS = 366
 
 _PATIENCE = ("250ms",) * 8 + ("1500ms",) * 4
 """How long each try may hold the log while it waits for readers to finish. Autovacuum gives way only after a
@@ -69,54 +71,54 @@ class Retention:
         self._retention_days = retention_days
         window_days = -(-dedup_window_seconds // DAY_SECONDS)
         # R-310: an id is remembered for as long as its packet, and never shorter than the duplicate window.
-        self._memory_days = max(retention_days, window_days, 1) if retention_days else 0
+        self._memory_days = max(retention_days, window_days, 1)
+        # Two or three partitions to probe for an id; without retention, one for each year.
+        self._generation_days = self._memory_days if retention_days else _YEAR_DAYS
 
     async def sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
         """One round. Does nothing where another process is at it; what cannot be locked waits for the next.
 
-        Raises `StoreUnavailable`. Cancelling leaves every packet either where it was or removed.
+        The connection is for this alone: closing it ends the turn. Raises `StoreUnavailable`. Cancelling
+        leaves every packet either where it was or removed.
         """
         with translate_errors():
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _SWEEP_LOCK):
                 return Swept(0, 0)
-            try:
-                return await self._sweep(connection, now // DAY_SECONDS)
-            finally:
-                if not connection.is_closed():
-                    await connection.execute("SELECT pg_advisory_unlock($1)", _SWEEP_LOCK)
+            return await self._sweep(connection, now // DAY_SECONDS)
 
     async def _sweep(self, connection: asyncpg.Connection[Any], today: int) -> Swept:
         await self._prepare_days(connection, today)
-        partitions = await _partitions(connection)
-        for partition in partitions:
+        for partition in await _partitions(connection):
             if not partition.attached:  # detached by a round that was cut off before it could drop it
                 await _drop(connection, partition)
         if not self._retention_days:
             return Swept(0, 0)
         # The day of the head is never dropped, whatever the clock says: the next sequence belongs there.
-        head_day = (await connection.fetchval("SELECT last_sequence FROM log_head")) >> 32
-        removed = {"packets": 0, "packet_ids": 0}
-        floors = {"packets": today - self._retention_days, "packet_ids": today - self._memory_days}
-        for partition in sorted(p for p in partitions if p.attached and p.parent == "packets"):
-            if partition.end_day <= min(floors["packets"], head_day) and await self._remove(
-                connection, partition
-            ):
-                removed["packets"] += 1
-        first_day = min(
+        head_day = day_of(await connection.fetchval(HEAD))
+        days_floor = min(today - self._retention_days, head_day)
+        days = await self._remove_all(connection, "packets", days_floor)
+        # An id may go only after its packet, also where a packet's day could not be locked.
+        oldest_day = min(
             (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
         )
-        for partition in sorted(p for p in partitions if p.attached and p.parent == "packet_ids"):
-            if partition.end_day <= min(floors["packet_ids"], head_day, first_day) and await self._remove(
-                connection, partition
-            ):
-                removed["packet_ids"] += 1
-        return Swept(removed["packets"], removed["packet_ids"])
+        ids_floor = min(today - self._memory_days, head_day, oldest_day)
+        return Swept(days, await self._remove_all(connection, "packet_ids", ids_floor))
+
+    async def _remove_all(self, connection: asyncpg.Connection[Any], parent: str, floor: int) -> int:
+        """Remove the partitions that end by day `floor`, the oldest first; how many went."""
+        removed = 0
+        for partition in sorted(await _partitions(connection)):
+            if partition.parent == parent and partition.attached and partition.end_day <= floor:
+                if not await self._remove(connection, partition):
+                    break  # the kept partition must grow without a hole
+                removed += 1
+        return removed
 
     async def _prepare_days(self, connection: asyncpg.Connection[Any], today: int) -> None:
         async with connection.transaction():
             await connection.execute("SELECT FROM log_head FOR UPDATE")
             await connection.execute(
-                "UPDATE log_head SET generation_days = $1 WHERE generation_days <> $1", self._memory_days
+                "UPDATE log_head SET generation_days = $1 WHERE generation_days <> $1", self._generation_days
             )
             for day in range(today, today + _AHEAD_DAYS + 1):
                 await connection.execute("SELECT relay_add_day($1)", day)

@@ -24,7 +24,7 @@ LOG_HEAD = sa.Table(
         "generation_days",
         sa.Integer,
         nullable=False,
-        comment="Days covered by the next partition of packet_ids; 0: no end.",
+        comment="Days covered by the next partition of packet_ids.",
     ),
     comment="One row: the last sequence given out, and the lock of the log.",
 )

@@ -73,7 +73,7 @@ class Store:
         read_url: str | None = None,
         read_connections: int = 4,
         read_timeout: float = 10.0,
-        append_timeout: float = 30.0,
+        append_timeout: float = 10.0,
         connect_timeout: float = 5.0,
         retention_days: int = 30,
         dedup_window_seconds: int = 604_800,

@@ -173,8 +173,11 @@ def _raw(data: bytes) -> Any:
 class FakeRelay:
     """The model behind a real socket. `cut` drops every connection without a word."""
 
-    def __init__(self, model: NaiveRelay) -> None:
+    def __init__(self, model: NaiveRelay, ssl: Any = None) -> None:
         self.model = model
+        self.ssl = ssl
+        self.deaf = False
+        """A new connection is accepted and then never read from."""
         self.connections = 0
         self.refuse_with: int | None = None
         self.manifest_body: bytes | None = None
@@ -186,10 +189,16 @@ class FakeRelay:
 
     async def __aenter__(self):
         self._server = await serve(
-            self._handle, "127.0.0.1", 0, process_request=self._http, ping_interval=None, close_timeout=1
+            self._handle,
+            "127.0.0.1",
+            0,
+            process_request=self._http,
+            ping_interval=None,
+            close_timeout=0.1,
+            ssl=self.ssl,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"ws://127.0.0.1:{self.port}/strata"
+        self.url = f"{'wss' if self.ssl else 'ws'}://127.0.0.1:{self.port}/strata"
         return self
 
     async def __aexit__(self, *_):
@@ -211,6 +220,8 @@ class FakeRelay:
         self._open[socket] = session
         self.abandoned.clear()
         self.connections += 1
+        if self.deaf:
+            socket.transport.pause_reading()
         try:
             async for data in socket:
                 assert isinstance(data, str), "R-128: one JSON object per text frame"
@@ -268,6 +279,11 @@ def naive_relay():
 @pytest.fixture(scope="session")
 def identities():
     return AUTHOR, OTHER
+
+
+@pytest.fixture(scope="session")
+def fake_relay():
+    return FakeRelay
 
 
 @pytest.fixture(params=[ALL_EXTENSIONS, ()], ids=["extended", "plain"])

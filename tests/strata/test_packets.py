@@ -717,3 +717,32 @@ def test_arbitrary_members_raise_nothing_else(value: Any) -> None:
             Packet.parse(sealed(valid(**{f"content__{name}": value, "provenance_header": {}})))
         except InvalidPacket as error:
             assert error.code is ErrorCode.INVALID_SCHEMA
+
+
+@pytest.mark.req("R-036")
+def test_a_reader_takes_media_without_a_header_for_one_of_unknown_origin():
+    me = ids.Identity.from_seed(bytes(32))
+    media = {"media_hash": "0x" + "a" * 64}
+    value = {
+        "version": 1,
+        "timestamp": 1000,
+        "author_id": me.did,
+        "content": {"type": "POST", "media": [media]},
+    }
+    signed = canonical.encode(value)
+    value["packet_id"] = packets.byte_hash(signed)
+    value["signature"] = "0x" + me.sign(signed).hex()
+    raw = canonical.encode(value)
+    with pytest.raises(InvalidPacket):
+        Packet.parse(raw)
+    Packet.parse(raw, media_needs_header=False).verify()
+
+
+@pytest.mark.req("R-105")
+def test_a_packet_is_judged_by_the_relay_s_time_and_by_its_own_only_without_one():
+    packet = packets.build(ids.Identity.from_seed(bytes(32)), {"type": "POST"}, timestamp=1000, expires_at=2000)
+    assert packets.observed_at(packet, 1500) == 1500
+    assert packets.observed_at(packet, None) == 1000
+    packet.verify(now=packets.observed_at(packet, None))
+    with pytest.raises(InvalidPacket):
+        packet.verify(now=packets.observed_at(packet, 2001))

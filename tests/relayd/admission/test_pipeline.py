@@ -183,7 +183,7 @@ async def test_a_known_id_over_another_body_is_refused(rig):
     assert peer.answers == [("first", "ok"), ("second", ErrorCode.INVALID_SIGNATURE)]
 
 
-@pytest.mark.req("R-182")
+@pytest.mark.req("R-030", "R-182")
 async def test_a_bad_signature_reaches_neither_log_nor_memory(rig):
     peer = Peer()
     raw = made(1)

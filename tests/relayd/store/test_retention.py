@@ -90,13 +90,15 @@ async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(datab
         assert len(await partitions(sql, "packet_ids")) <= 5
 
 
-async def test_without_retention_everything_stays_in_one_generation(database, packet, sql):
+async def test_without_retention_everything_stays(database, packet, sql):
     async with await Store.open(database, retention_days=0) as store:
         for day in (0, 400, 4000):
             await store.append([packet(day)], NOW + day * DAY_SECONDS)
             assert await store.maintain(NOW + day * DAY_SECONDS) == Swept(0, 0)
         assert len(await bodies(store)) == 3
-        assert len(await partitions(sql, "packet_ids")) == 2
+        found = await store.find([packet(number).packet_id for number in (0, 400, 4000)])
+        assert len(found) == 3
+        assert len(await partitions(sql, "packet_ids")) == 4
 
 
 async def test_tomorrow_is_prepared(store, sql, packet):

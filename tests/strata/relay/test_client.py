@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 import strata
+import strata.packets
+import trustme
 from strata import wire
 from strata.relay import Options, connect
 
@@ -361,6 +365,43 @@ async def test_going_away_is_survived(extended, make):
         await extended.shut(1001)
         await relay.publish(make(1))
         assert relay.statistics.connections == 2
+
+
+@pytest.mark.req("R-130")
+async def test_a_relay_that_answers_no_ping_is_left(extended, make):
+    extended.deaf = True
+    options = replace(FAST, ping_interval=0.02, ping_timeout=0.02, close_timeout=0.02)
+    async with connect(extended.url, options=options) as relay:
+        extended.deaf = False  # from the second connection on
+        assert (await relay.publish(make(0))).packet_id == make(0).packet_id
+        assert relay.statistics.connections_lost >= 1
+
+
+async def test_a_relay_that_takes_nothing_is_left(extended, make):
+    """Its buffers fill up, and with them the library's own ping and close would wait for ever."""
+    extended.deaf = True
+    options = replace(FAST, write_timeout=0.05, close_timeout=0.02, ping_interval=None)
+    big = [strata.packets.build(identity, {"type": "X", "text": "x" * 200_000}, timestamp=n)
+           for n, identity in enumerate([strata.Identity.from_seed(bytes(32))] * 60)]  # fmt: skip
+    async with connect(extended.url, options=options) as relay:
+        extended.deaf = False
+        await asyncio.gather(*(relay.publish(packet) for packet in big))
+        assert relay.statistics.connections_lost >= 1
+    assert [packet.packet_id for packet, _ in extended.model.log] == [packet.packet_id for packet in big]
+
+
+@pytest.mark.req("R-127")
+async def test_wss_needs_a_trusted_certificate(naive_relay, fake_relay, make):
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    async with fake_relay(naive_relay(["gapless", "history_marker"]), ssl=server) as fake:
+        async with connect(fake.url, ssl=client, options=FAST) as relay:
+            assert relay.announced.extensions == {"gapless", "history_marker"}, "the manifest came by TLS too"
+            await relay.publish(make(0))
+        with pytest.raises(strata.ConnectionFailed, match="not trusted"):
+            await connect(fake.url, options=FAST).open()
 
 
 # Closing.

@@ -1,4 +1,4 @@
-"""A relay that says anything at all: nothing raises, nothing grows without bound, nothing false gets through."""
+"""A relay that says anything at all: nothing raises, nothing grows without bound, nothing false comes out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,41 @@
+"""Packets that say the same thing twice: attestations and metrics (RFC-0002 §8, decision A-037).
+
+An attestation repeats another when author, `attestation_id` and target agree; a consensus metric when author,
+target and `observed_at` do. Such a packet has an **equivalence key**, which goes into the duplicate index
+beside its id: the second one with the same key is answered OK, `duplicate_of` the first. The author is part
+of the key, so nobody can block another's attestation by using its id first (R-115).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blake3 import blake3
+from strata import canonical
+from strata.packets import Packet
+
+__all__ = ["equivalence_key"]
+
+_DOMAIN = b"relayd equivalence 1\n"
+"""No canonical packet begins so, hence no key can be taken for a packet id."""
+
+
+def equivalence_key(packet: Packet) -> bytes | None:
+    """32 bytes that two packets share when one repeats the other; None for a packet without such a rule."""
+    if packet.content_type == "ATTESTATION":
+        parts = _attestation(packet.content)
+    elif packet.content_type == "CONSENSUS_METRIC":
+        parts = [packet.content.get("target_packet"), packet.content.get("observed_at")]
+    else:
+        return None
+    if parts is None or None in parts:
+        return None  # not of the shape the rule speaks of: then only its id is its identity
+    members = [packet.content_type, packet.author_id, *parts]
+    return blake3(_DOMAIN + canonical.encode(members)).digest()
+
+
+def _attestation(content: dict[str, Any]) -> list[Any] | None:
+    attestation = content.get("attestation")
+    if type(attestation) is not dict:
+        return None
+    return [attestation.get("attestation_id"), content.get("target_packet")]

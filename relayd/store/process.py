@@ -1,0 +1,104 @@
+"""The process of the embedded server, and the thread it depends on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+__all__ = ["ServerProcess", "is_postgres"]
+
+_LINUX: bool = sys.platform == "linux"
+
+
+class ServerProcess:
+    """The server's process and the thread that started it and waits for it.
+
+    The kernel's "parent death" means the death of the thread that forked, so that thread must live as long as
+    the server: this one does nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog_fd: int | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def start(self, command: list[str], log: Path, fds: tuple[int, ...]) -> None:
+        """Start the process; `OSError` if the launcher itself cannot run."""
+        started: list[OSError | None] = []
+        ready = threading.Event()
+
+        def keep() -> None:
+            read_fd, write_fd = os.pipe()
+            try:
+                with log.open("ab") as output:
+                    # A session of its own: a Ctrl-C in the terminal is for us to judge, not for the server.
+                    self._process = subprocess.Popen(
+                        command,
+                        stdin=read_fd,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=fds,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                os.close(write_fd)
+                started.append(error)
+                ready.set()
+                return
+            finally:
+                os.close(read_fd)
+            started.append(None)
+            ready.set()
+            self._process.wait()
+            os.close(write_fd)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self.exited.set)
+
+        threading.Thread(target=keep, name="embedded-postgres", daemon=True).start()
+        ready.wait()
+        if started[0] is not None:
+            raise started[0]
+
+    async def stop(self, timeout: float = 60.0) -> None:
+        """Fast shutdown; immediate when that takes too long (the log replays at the next start)."""
+        for sign, patience in ((signal.SIGINT, timeout), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
+            if not self.is_alive():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sign)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exited.wait(), patience)
+
+
+def is_postgres(pid: int) -> bool:
+    """Whether a live process is a PostgreSQL server, as far as the system tells."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
+    except OSError:
+        if _LINUX:
+            return False
+    answer = subprocess.run(
+        ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return "postgres" in answer.stdout

@@ -20,7 +20,7 @@ __all__ = ["measure"]
 
 _TARGETS = {(100, True): 600_000, (1000, True): 1_200_000, (100, False): 140_000, (1000, False): 140_000}
 _TYPICAL_BATCH = 32
-"""Frames in one write of the raw limit where publishes are batched; what the relay's own batches come to."""
+"""Frames in one write of the raw limit where publishes are batched; the relay's own batches may be larger."""
 _FRAME_BYTES = 700
 
 

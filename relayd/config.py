@@ -189,14 +189,10 @@ class Settings:
         10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
     )
 
-    blocked_authors: tuple[str, ...] = _setting(
-        (), "DIDs whose packets are neither taken nor served.", reload=True
-    )
-    blocked_packet_ids: _Hashes = _setting(
-        (), "Ids of packets that are neither taken nor served.", reload=True
-    )
+    blocked_authors: tuple[str, ...] = _setting((), "DIDs whose packets are neither taken nor served.")
+    blocked_packet_ids: _Hashes = _setting((), "Ids of packets that are neither taken nor served.")
     blocked_media_hashes: _Hashes = _setting(
-        (), "Media hashes; packets that refer to one are neither taken nor served.", reload=True
+        (), "Media hashes; packets that refer to one are neither taken nor served."
     )
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)

@@ -211,11 +211,17 @@ class Connection(asyncio.Protocol):
 
     # Publisher: what admission calls.
 
-    def publish_accepted(self, request: PublishRequest, received_at: int, *, duplicate: bool) -> None:
+    def publish_accepted(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
         self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         assert request.packet is not None
         payload = ok_payload(
-            request.packet.packet_id, received_at, request.client_msg_id, duplicate=duplicate
+            request.packet.packet_id,
+            received_at,
+            request.client_msg_id,
+            duplicate=duplicate,
+            duplicate_of=duplicate_of,
         )
         self._answered(payload)
 

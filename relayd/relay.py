@@ -182,14 +182,14 @@ class Relay:
         self.metrics.commit_seconds.observe(seconds)
         admission = self.admission
         entries: list[LogEntry] = []
-        for (packet, request), (outcome, sequence, received_at) in zip(
+        for (packet, request), (outcome, sequence, received_at, duplicate_of) in zip(
             batch, appended.dispositions, strict=True
         ):
             if outcome is Outcome.STORED:
                 entries.append(LogEntry(sequence, received_at, packet))
                 admission.committed(request, received_at, duplicate=False)
             elif outcome is Outcome.DUPLICATE:
-                admission.committed(request, received_at, duplicate=True)
+                admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
             else:
                 _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
                 error = InvalidPacket(

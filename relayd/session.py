@@ -228,7 +228,14 @@ class Session:
         return len(times) > self._limits.malformed_limit
 
 
-def ok_payload(packet_id: str, received_at: int, client_msg_id: str | None, *, duplicate: bool) -> bytes:
+def ok_payload(
+    packet_id: str,
+    received_at: int,
+    client_msg_id: str | None,
+    *,
+    duplicate: bool,
+    duplicate_of: bytes | None = None,
+) -> bytes:
     """The OK for a stored packet; a repeated one says so (R-110)."""
     return encode(
         Ok(
@@ -237,6 +244,7 @@ def ok_payload(packet_id: str, received_at: int, client_msg_id: str | None, *, d
             client_msg_id=client_msg_id,
             received_at=received_at,
             duplicate=True if duplicate else None,
+            duplicate_of=None if duplicate_of is None else "0x" + duplicate_of.hex(),
         )
     )
 

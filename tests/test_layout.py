@@ -15,6 +15,10 @@ CORE = [
     "relayd/admission/checks.py",
     "relayd/store/types.py",
     *(f"client/strata/{name}.py" for name in ("canonical", "errors", "packets", "wire")),
+    *(
+        f"client/strata/relay/{name}.py"
+        for name in ("backoff", "connection", "inspection", "options", "publishing", "subscribing", "values")
+    ),
 ]
 IO_MODULES = {
     "asyncio",

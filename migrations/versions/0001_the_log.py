@@ -109,12 +109,14 @@ END $$;
 _APPEND = """
 CREATE FUNCTION relay_append(
     p_now bigint, p_ids bytea[], p_authors bytea[], p_types bytea[],
-    p_timestamps bigint[], p_expires bigint[], p_bodies bytea[],
+    p_timestamps bigint[], p_expires bigint[], p_bodies bytea[], p_keys bytea[],
     OUT previous bigint, OUT base bigint, OUT received bigint,
-    OUT known_ids bytea[], OUT known_sequences bigint[], OUT known_received bigint[]
+    OUT known_ids bytea[], OUT known_sequences bigint[], OUT known_received bigint[], OUT known_of bytea[]
 ) LANGUAGE plpgsql AS $$
--- Append a batch of distinct ids. Ids that are known already come back in known_*; the others now have the
--- sequences base + 1, base + 2, … in the order given, and all the same received_at.
+-- Append a batch of distinct ids and distinct keys. Ids that are known already come back in known_*; the
+-- others now have the sequences base + 1, base + 2, … in the order given, and all the same received_at.
+-- p_keys is NULL, or has an equivalence key or NULL for each packet: a packet whose key is known is not
+-- stored either; the key comes back in known_ids, and in known_of the id of the packet that brought it.
 DECLARE
     v_day bigint;
     v_count bigint;
@@ -127,10 +129,12 @@ BEGIN
         PERFORM relay_add_day(v_day);
     END IF;
     -- This statement's snapshot is younger than the lock: it sees whatever others committed (R-111).
-    SELECT array_agg(i.packet_id), array_agg(i.sequence), array_agg(i.received_at)
-        INTO known_ids, known_sequences, known_received
-        FROM packet_ids i WHERE i.packet_id = ANY (p_ids);
-    IF known_ids IS NULL THEN
+    SELECT array_agg(i.packet_id), array_agg(i.sequence), array_agg(i.received_at),
+            array_agg(CASE WHEN i.packet_id = ANY (p_keys) THEN
+                (SELECT p.packet_id FROM packets p WHERE p.sequence = i.sequence) END)
+        INTO known_ids, known_sequences, known_received, known_of
+        FROM packet_ids i WHERE i.packet_id = ANY (p_ids || p_keys);
+    IF known_ids IS NULL AND p_keys IS NULL THEN
         INSERT INTO packets
                 (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type, body)
             SELECT base + n, received, t, e, i, a, c, b
@@ -144,13 +148,19 @@ BEGIN
             INSERT INTO packets
                     (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type, body)
                 SELECT base + row_number() OVER (ORDER BY n), received, t, e, i, a, c, b
-                FROM unnest(p_ids, p_authors, p_types, p_timestamps, p_expires, p_bodies)
-                    WITH ORDINALITY AS new (i, a, c, t, e, b, n)
-                WHERE i <> ALL (known_ids)
-                RETURNING packets.packet_id, packets.sequence)
-        INSERT INTO packet_ids (packet_id, sequence, received_at)
-            SELECT s.packet_id, s.sequence, received FROM stored s;
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+                FROM unnest(p_ids, p_authors, p_types, p_timestamps, p_expires, p_bodies, p_keys)
+                    WITH ORDINALITY AS new (i, a, c, t, e, b, k, n)
+                WHERE known_ids IS NULL OR (i <> ALL (known_ids) AND (k IS NULL OR k <> ALL (known_ids)))
+                RETURNING packets.packet_id, packets.sequence),
+        ids AS (
+            INSERT INTO packet_ids (packet_id, sequence, received_at)
+                SELECT s.packet_id, s.sequence, received FROM stored s),
+        keys AS (
+            INSERT INTO packet_ids (packet_id, sequence, received_at)
+                SELECT k, s.sequence, received
+                FROM unnest(p_ids, p_keys) AS new (i, k) JOIN stored s ON s.packet_id = i
+                WHERE k IS NOT NULL)
+        SELECT count(*) INTO v_count FROM stored;
     END IF;
     IF v_count > 0 THEN
         UPDATE log_head SET last_sequence = base + v_count, last_received_at = received;

@@ -23,6 +23,7 @@ from strata.errors import ErrorCode, InvalidPacket
 from strata.packets import Packet, verify_signature
 
 from relayd.admission.checks import Policy, judge
+from relayd.admission.equivalence import equivalence_key
 from relayd.admission.verify import VerifyPool
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
@@ -45,8 +46,10 @@ _FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is
 class Publisher(Protocol):
     """Who published: one connection."""
 
-    def publish_accepted(self, request: PublishRequest, received_at: int, *, duplicate: bool) -> None:
-        """The packet is durably stored; answer OK."""
+    def publish_accepted(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
+        """The packet, or for `duplicate_of` the one it repeats, is durably stored; answer OK."""
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not stored; answer ERROR."""
@@ -137,12 +140,17 @@ class Admission:
         elif request.lane.requests[0] is request:
             self._advance(request.lane)
 
-    def committed(self, request: PublishRequest, received_at: int, *, duplicate: bool) -> None:
-        """The writer has the packet in the log."""
+    def committed(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
+        """The writer has the packet in the log, or for `duplicate_of` the one it repeats."""
         assert request.packet is not None
-        self._remember(request.packet.digest, received_at)
+        if duplicate_of is None:
+            self._remember(request.packet.digest, received_at)
         self._finished(request)
-        request.lane.publisher.publish_accepted(request, received_at, duplicate=duplicate)
+        request.lane.publisher.publish_accepted(
+            request, received_at, duplicate=duplicate, duplicate_of=duplicate_of
+        )
 
     def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The writer could not store the packet, or does not know whether it did."""
@@ -260,4 +268,5 @@ def _new_packet(packet: Packet) -> NewPacket:
         timestamp=packet.timestamp,
         expires_at=packet.expires_at,
         body=packet.canonical,
+        equivalence_key=equivalence_key(packet),
     )

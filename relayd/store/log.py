@@ -14,7 +14,7 @@ from relayd.store.types import Appended, Disposition, NewPacket, Outcome, StoreE
 
 __all__ = ["Log"]
 
-_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7)"
+_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8)"
 
 _SESSION = {
     # The plans do not depend on the values, and planning a partitioned INSERT costs more than running it.
@@ -54,10 +54,7 @@ class Log:
         database refuses it alone. Raises `StoreUnavailable` when the outcome is unknown: append the same
         batch again, the duplicate index makes that safe. Cancelling leaves the outcome unknown as well.
         """
-        fresh: dict[bytes, NewPacket] = {}
-        for packet in batch:
-            if packet.packet_id not in fresh and is_storable(packet):
-                fresh[packet.packet_id] = packet
+        fresh, repeated = _distinct(batch)
         try:
             row = await self._run(list(fresh.values()), now)
         except StoreError as error:
@@ -66,7 +63,7 @@ class Log:
             for packet_id in await self._refused(list(fresh.values()), now):
                 del fresh[packet_id]
             row = await self._run(list(fresh.values()), now)
-        return Appended(row[0], _in_order(batch, _places(fresh, row)))
+        return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
 
     async def _refused(self, batch: list[NewPacket], now: int) -> list[bytes]:
         """The ids of the rows that the database refuses, found by halving and without storing anything.
@@ -86,6 +83,7 @@ class Log:
         return await self._refused(batch[:middle], now) + await self._refused(batch[middle:], now)
 
     async def _run(self, batch: list[NewPacket], now: int, *, keep: bool = True) -> asyncpg.Record:
+        keys = [packet.equivalence_key for packet in batch]
         columns = (
             [packet.packet_id for packet in batch],
             [string_key(packet.author_id) for packet in batch],
@@ -93,6 +91,8 @@ class Log:
             [packet.timestamp for packet in batch],
             [packet.expires_at for packet in batch],
             [packet.body for packet in batch],
+            # The keys alone change the plan, so most batches go without.
+            keys if any(keys) else None,
         )
         async with self._turn:
             connection = await self._connected()
@@ -136,25 +136,55 @@ def _blames_a_row(error: StoreError) -> bool:
 
 
 def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, Disposition]:
-    _, sequence, received_at, known_ids, known_sequences, known_received = row
-    places: dict[bytes, Disposition] = {}
+    _, sequence, received_at, known_ids, known_sequences, known_received, known_of = row
+    known: dict[bytes, Disposition] = {}
     if known_ids:
-        for packet_id, known, known_at in zip(known_ids, known_sequences, known_received, strict=True):
-            places[packet_id] = Disposition(Outcome.DUPLICATE, known, known_at)
-    for packet_id in fresh:
-        if packet_id not in places:
+        for known_id, first, first_at, of in zip(
+            known_ids, known_sequences, known_received, known_of, strict=True
+        ):
+            known[known_id] = Disposition(Outcome.DUPLICATE, first, first_at, of)
+    places: dict[bytes, Disposition] = {}
+    for packet_id, packet in fresh.items():
+        place = known.get(packet_id) if known else None
+        if place is None and packet.equivalence_key is not None:
+            place = known.get(packet.equivalence_key)
+        if place is None:
             sequence += 1
-            places[packet_id] = Disposition(Outcome.STORED, sequence, received_at)
+            place = Disposition(Outcome.STORED, sequence, received_at)
+        places[packet_id] = place
     return places
 
 
-def _in_order(batch: Sequence[NewPacket], places: dict[bytes, Disposition]) -> list[Disposition]:
-    """Give each packet its place; the second copy of an id inside the batch is a duplicate of the first."""
+def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[bytes, bytes]]:
+    """The packets to store, by id, and which of the others repeats which of them by its key."""
+    fresh: dict[bytes, NewPacket] = {}
+    first_with: dict[bytes, bytes] = {}
+    repeated: dict[bytes, bytes] = {}
+    for packet in batch:
+        if packet.packet_id in fresh or not is_storable(packet):
+            continue
+        if packet.equivalence_key is not None:
+            first = first_with.setdefault(packet.equivalence_key, packet.packet_id)
+            if first != packet.packet_id:
+                repeated[packet.packet_id] = first
+                continue
+        fresh[packet.packet_id] = packet
+    return fresh, repeated
+
+
+def _in_order(
+    batch: Sequence[NewPacket], places: dict[bytes, Disposition], repeated: dict[bytes, bytes]
+) -> list[Disposition]:
+    """Give each packet its place; the second copy inside the batch is a duplicate of the first."""
     seen: set[bytes] = set()
     dispositions: list[Disposition] = []
     for packet in batch:
         packet_id = packet.packet_id
         place = places.get(packet_id, _INVALID)
+        first = repeated.get(packet_id) if repeated else None
+        if first is not None and (place := places.get(first, _INVALID)) is not _INVALID:
+            of = place.duplicate_of or first
+            place = place._replace(outcome=Outcome.DUPLICATE, duplicate_of=of)
         if packet_id in seen and place.outcome is Outcome.STORED:
             place = place._replace(outcome=Outcome.DUPLICATE)
         seen.add(packet_id)

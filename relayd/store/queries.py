@@ -26,7 +26,8 @@ FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id 
 
 BY_ID = """
 SELECT i.sequence, i.received_at, p.body, p.expires_at
-FROM packet_ids AS i LEFT JOIN packets AS p ON p.sequence = i.sequence WHERE i.packet_id = $1
+FROM packet_ids AS i LEFT JOIN packets AS p ON p.sequence = i.sequence
+WHERE i.packet_id = $1 AND (p.packet_id = i.packet_id) IS NOT FALSE
 """
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
@@ -134,7 +135,7 @@ def _text(shape: _Shape) -> str:
         rows = f"SELECT {columns} FROM packets AS p WHERE {where} {order}"
     elif shape.several == "packet_id":
         rows = (
-            f"SELECT {columns} FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence"
+            f"SELECT {columns} FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
             f" WHERE i.packet_id = ANY ($6::bytea[]) AND {where} {order}"
         )
     else:

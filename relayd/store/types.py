@@ -74,6 +74,8 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     expires_at: int | None
     body: bytes
     """The canonical bytes of the whole packet; the record everything else is derived from (A-006)."""
+    equivalence_key: bytes | None = None
+    """32 bytes shared by packets of which the log keeps only the first, beside the id (R-113, R-114)."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -94,11 +96,16 @@ class Outcome(enum.Enum):
 
 
 class Disposition(NamedTuple):
-    """The place of one appended packet; `sequence` and `received_at` are the first copy's for a duplicate."""
+    """The place of one appended packet; `sequence` and `received_at` are the first copy's for a duplicate.
+
+    `duplicate_of` is the id of that first copy where it is another packet with the same equivalence key and
+    is still stored.
+    """
 
     outcome: Outcome
     sequence: int
     received_at: int
+    duplicate_of: bytes | None = None
 
 
 class Appended(NamedTuple):

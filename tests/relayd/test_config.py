@@ -205,12 +205,11 @@ def test_a_data_dir_on_the_command_line_asks_for_the_embedded_server():
 def test_a_reload_takes_over_what_needs_no_restart_and_nothing_else(toml):
     path = toml("port = 1")
     settings = load(path, {}, {"host": "::1"})
-    blocked = "0x" + "0" * 64
-    toml(f"port = 2\nblocked_packet_ids = ['{blocked}']")
+    toml("port = 2\ntls_cert = 'new.pem'\ntls_key = 'new.key'")
     after = settings.reloaded()
-    assert after.blocked_packet_ids == (blocked,)
+    assert (after.tls_cert, after.tls_key) == (Path("new.pem"), Path("new.key"))
     assert (after.port, after.host) == (1, "::1")
-    toml("blocked_packet_ids = ['nonsense']")
+    toml("tls_cert = 'alone.pem'")
     with pytest.raises(ConfigurationError):
         after.reloaded()
 

@@ -740,7 +740,9 @@ def test_a_reader_takes_media_without_a_header_for_one_of_unknown_origin():
 
 @pytest.mark.req("R-105")
 def test_a_packet_is_judged_by_the_relay_s_time_and_by_its_own_only_without_one():
-    packet = packets.build(ids.Identity.from_seed(bytes(32)), {"type": "POST"}, timestamp=1000, expires_at=2000)
+    packet = packets.build(
+        ids.Identity.from_seed(bytes(32)), {"type": "POST"}, timestamp=1000, expires_at=2000
+    )
     assert packets.observed_at(packet, 1500) == 1500
     assert packets.observed_at(packet, None) == 1000
     packet.verify(now=packets.observed_at(packet, None))

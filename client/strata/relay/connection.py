@@ -94,7 +94,6 @@ class Connection:
         assert self.announced is None
         self.announced = announced
         self.statistics.connections += 1
-        self._outbox.clear()
         # Subscriptions first: a program sees the packets it publishes next.
         for state in self._subscriptions:
             state.connection_made(announced, now)

@@ -43,7 +43,8 @@ class Inspector:
             statistics.events_unasked += 1
             return None
         try:
-            packet.verify(now=observed_at(packet, event.received_at))  # judged at the time of receipt
+            # judged at the time of receipt.
+            packet.verify(now=observed_at(packet, event.received_at))
         except InvalidPacket as error:
             if error.code is ErrorCode.PACKET_EXPIRED:
                 statistics.events_expired += 1

@@ -59,7 +59,9 @@ class Peer:
         self.lane = Lane(self)
         self.answers: list[tuple[str | None, str]] = []
 
-    def publish_accepted(self, request: PublishRequest, received_at: int, *, duplicate: bool) -> None:
+    def publish_accepted(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
         self.answers.append((request.client_msg_id, "duplicate" if duplicate else "ok"))
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:

@@ -97,11 +97,11 @@ async def test_duplicates_get_the_place_of_the_first_copy(store, second_store, p
     assert appended == (
         FIRST + 1,
         [
-            (stored, FIRST + 2, NOW + 5),
-            (duplicate, FIRST + 1, NOW),
-            (stored, FIRST + 3, NOW + 5),
-            (duplicate, FIRST + 3, NOW + 5),
-            (duplicate, FIRST, NOW),
+            (stored, FIRST + 2, NOW + 5, None),
+            (duplicate, FIRST + 1, NOW, None),
+            (stored, FIRST + 3, NOW + 5, None),
+            (duplicate, FIRST + 3, NOW + 5, None),
+            (duplicate, FIRST, NOW, None),
         ],
     )
     assert len(await everything(store)) == 4
@@ -281,3 +281,30 @@ async def test_large_bodies_come_back_as_they_were(store, packet):
     await store.append(bodies, NOW)
     page = await store.page(LogQuery(), 10, NOW)
     assert [row.body for row in page.rows] == [new.body for new in bodies]
+
+
+@pytest.mark.req("R-113", "R-114")
+async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store):
+    key, other = bytes([9]) * 32, bytes([8]) * 32
+
+    def keyed(number: int, key: bytes | None) -> NewPacket:
+        return NewPacket(bytes([number]) * 32, "did:strata:a", "ATTESTATION", 5, None, b"{}", key)
+
+    first = await store.append([keyed(1, key), keyed(2, key), keyed(3, None), keyed(1, key)], 100)
+    assert [place.outcome.value for place in first.dispositions] == [
+        "stored",
+        "duplicate",
+        "stored",
+        "duplicate",
+    ]
+    assert first.dispositions[1].duplicate_of == bytes([1]) * 32
+    again = await store.append([keyed(4, key), keyed(5, other), keyed(3, None)], 200)
+    assert [place.outcome.value for place in again.dispositions] == ["duplicate", "stored", "duplicate"]
+    assert again.dispositions[0].duplicate_of == bytes([1]) * 32
+    assert again.dispositions[2].duplicate_of is None
+    assert again.dispositions[0].sequence == first.dispositions[0].sequence
+    stored = await store.tail(0, None, 10)
+    assert [entry.packet.packet_id[0] for entry in stored] == [1, 3, 5]
+    assert await store.by_id(key, 200) is None, "a key is no packet id"
+    page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, 200)
+    assert [row.sequence for row in page.rows] == [stored[0].sequence]

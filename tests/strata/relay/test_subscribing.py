@@ -128,6 +128,16 @@ def test_a_relay_that_says_more_without_moving_is_not_asked_for_ever():
     assert bench.state.phase is Phase.ENDED
 
 
+def test_more_than_a_page_belongs_to_the_next_page():
+    """A live event amid marked history: its cursor would jump over what lies between (A-044)."""
+    bench = Bench()
+    for n in range(4):
+        bench.event(f"{n}")
+    bench.event("99")
+    assert bench.queued() == ["0", "1", "2", "3"]
+    assert bench.sent()[-1].filters.cursor == "3"
+
+
 def test_the_next_page_waits_for_room():
     bench = Bench(query=Query(live=False))
     for page in range(2):

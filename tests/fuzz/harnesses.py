@@ -1,0 +1,124 @@
+"""Coverage-guided fuzzing of every decoder that sees a peer's bytes, each against its stated invariant.
+
+    python tests/fuzz/harnesses.py NAME [-max_total_time=SECONDS] [-seed=N] [CORPUS_FOLDER]
+
+NAME is one of `TARGETS`. An input that breaks the invariant is written to a file `crash-…`, and
+`python tests/fuzz/harnesses.py NAME crash-…` runs it again. The options are libFuzzer's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import atheris
+
+with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
+    from strata import canonical
+    from strata.errors import InvalidMessage, InvalidPacket
+    from strata.packets import Packet
+    from strata.wire import decode_client_message, encode
+    from websockets.protocol import OPEN, Protocol
+    from websockets.server import ServerProtocol
+
+    from relayd.cursor import CursorCodec, InvalidCursor
+    from relayd.frames import FrameReader
+    from relayd.session import Answer, CloseConnection, Session, SessionLimits
+
+__all__ = ["TARGETS"]
+
+CODEC = CursorCodec(bytes(32))
+FRAME_LIMIT = 4096
+
+
+def canonical_parse(data: bytes) -> None:
+    """Refused, or a form that is its own canonical form."""
+    try:
+        value, text = canonical.parse(data)
+    except InvalidPacket:
+        return
+    assert canonical.parse(text) == (value, text)
+    assert canonical.encode(value) == text
+
+
+def packet_parse(data: bytes) -> None:
+    """Refused, or a packet whose own bytes parse to itself."""
+    try:
+        packet = Packet.parse(data, max_bytes=262_144)
+    except InvalidPacket:
+        return
+    assert Packet.parse(packet.canonical) == packet
+
+
+def client_message(data: bytes) -> None:
+    """Refused, or a message that survives being written again."""
+    try:
+        message = decode_client_message(data)
+    except InvalidMessage:
+        return
+    assert decode_client_message(encode(message)) == message
+
+
+def session_text(data: bytes) -> None:
+    """One action for each frame, and an answer that is JSON."""
+    session = Session(SessionLimits(max_subscriptions=2), CODEC)
+    for number, frame in enumerate(data.split(b"\n")):
+        action = session.receive_text(frame, float(number))
+        if isinstance(action, Answer | CloseConnection):
+            assert json.loads(action.payload)["type"] == "ERROR"
+        assert len(session.subscriptions) <= 2
+
+
+def frame_reader(data: bytes) -> None:
+    """The fast path says what the library says, however the bytes are cut."""
+    step, stream = (data[0] % 64 + 1, data[1:]) if data else (1, b"")
+    library, protocol = _server(), _server()
+    library.receive_data(stream)
+    expected = [(event.opcode, event.fin, bytes(event.data)) for event in library.events_received()]
+    reader = FrameReader(protocol, FRAME_LIMIT)
+    got = []
+    for at in range(0, len(stream), step):
+        for event in reader.receive(stream[at : at + step]):
+            got.append(
+                (1, True, bytes(event))
+                if isinstance(event, bytes)
+                else (event.opcode, event.fin, bytes(event.data))
+            )
+    assert got == expected
+    assert type(protocol.parser_exc) is type(library.parser_exc)
+
+
+def _server() -> ServerProtocol:
+    protocol = ServerProtocol(max_size=FRAME_LIMIT)
+    protocol.state = OPEN
+    protocol.parser = Protocol.parse(protocol)
+    next(protocol.parser)
+    return protocol
+
+
+def cursor_decode(data: bytes) -> None:
+    """Nothing is a cursor that was not made by `encode`."""
+    text = data.decode("utf-8", "replace")
+    for ascending in (True, False):
+        try:
+            position = CODEC.decode(text, ascending=ascending)
+        except InvalidCursor:
+            continue
+        assert CODEC.encode(position, ascending=ascending) == text
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "canonical": canonical_parse,
+    "packet": packet_parse,
+    "message": client_message,
+    "session": session_text,
+    "frames": frame_reader,
+    "cursor": cursor_decode,
+}
+
+
+if __name__ == "__main__":
+    target = TARGETS[sys.argv.pop(1)]
+    atheris.Setup(sys.argv, target)
+    atheris.Fuzz()

@@ -24,6 +24,8 @@ __all__ = ["FrameReader", "text_frame", "text_frame_header"]
 
 _WHOLE_TEXT: Final = 0x80 | Opcode.TEXT
 _MASKED: Final = 0x80
+_RESERVED: Final = 0x70
+_OPCODES: Final = frozenset(Opcode)
 
 
 def text_frame_header(length: int) -> bytes:
@@ -66,43 +68,47 @@ class FrameReader:
         protocol = self._protocol
         events: list[bytes | Frame] = []
         at, end = 0, len(data)
-        if protocol.state is OPEN and protocol.current_size is None and not protocol.reader.buffer:
-            at = self._take_text_frames(data, events)
-        if at < end and not self._pending:
-            protocol.receive_data(data[at:] if at else data)
-            events += [event for event in protocol.events_received() if isinstance(event, Frame)]
+        while at < end and protocol.state is OPEN:
+            start, stop = self._frame_at(data, at)
+            if stop > end:
+                if start:  # legal so far: wait for the rest of it
+                    self._pending += data[at:]
+                    self._needed = stop - at
+                    return events
+                break  # illegal from its header: the library says so
+            if data[at] == _WHOLE_TEXT and protocol.current_size is None:
+                events.append(apply_mask(data[start:stop], data[start - 4 : start]))
+            else:
+                # Whole frames only, so that the library's parser stands between frames, where a text frame
+                # may pass it by. Its buffer would not tell: it is empty in the middle of a frame as well.
+                self._hand_over(data[at:stop], events)
+            at = stop
+        if at < end:
+            self._hand_over(data[at:], events)
         return events
 
-    def _take_text_frames(self, data: bytes, events: list[bytes | Frame]) -> int:
-        """Take whole text frames off the front; return where the first other thing begins."""
-        at, end = 0, len(data)
-        while at < end:
-            if data[at] != _WHOLE_TEXT:
-                return at
-            if end - at < 2:
-                self._keep(data, at, 2)
-                return at
-            length = data[at + 1] - _MASKED
-            if length < 0:
-                return at  # not masked: the library will say so
-            start = at + 6
-            if length == 126:
-                start, length = at + 8, int.from_bytes(data[at + 2 : at + 4], "big")
-            elif length == 127:
-                start, length = at + 14, int.from_bytes(data[at + 2 : at + 10], "big")
-            if start > end:
-                self._keep(data, at, start - at)
-                return at
-            if length > self._max_size:
-                return at
-            stop = start + length
-            if stop > end:
-                self._keep(data, at, stop - at)
-                return at
-            events.append(apply_mask(data[start:stop], data[start - 4 : start]))
-            at = stop
-        return at
+    def _hand_over(self, data: bytes, events: list[bytes | Frame]) -> None:
+        self._protocol.receive_data(data)
+        events += [event for event in self._protocol.events_received() if isinstance(event, Frame)]
 
-    def _keep(self, data: bytes, at: int, needed: int) -> None:
-        self._pending += data[at:]
-        self._needed = needed
+    def _frame_at(self, data: bytes, at: int) -> tuple[int, int]:
+        """Where the payload of the frame at `at` starts and stops, as far as its header is there.
+
+        A start of 0 with a stop beyond the data means that the library refuses the frame by its header.
+        """
+        available = len(data) - at
+        if available < 2:
+            return at + 2, at + 2
+        length = data[at + 1] - _MASKED
+        if length < 0 or data[at] & _RESERVED or data[at] & 0x0F not in _OPCODES:
+            return 0, at + available + 1
+        start = at + 6
+        if length == 126:
+            start = at + 8
+            length = int.from_bytes(data[at + 2 : at + 4], "big") if available >= 4 else 0
+        elif length == 127:
+            start = at + 14
+            length = int.from_bytes(data[at + 2 : at + 10], "big") if available >= 10 else 0
+        if length > self._max_size - (self._protocol.current_size or 0):
+            return 0, at + available + 1
+        return start, start + length

@@ -30,7 +30,7 @@ async def test_a_batch_gets_consecutive_sequences_in_its_order(store, packet):
     assert appended.previous == 0
     assert appended.dispositions == [Disposition(Outcome.STORED, FIRST + n, NOW) for n in range(5)]
     again = await store.append([packet(9)], NOW + 1)
-    assert again == (FIRST + 4, [Disposition(Outcome.STORED, FIRST + 5, NOW + 1)])
+    assert again == (FIRST + 4, [Disposition(Outcome.STORED, FIRST + 5, NOW + 1, None)])
     assert await store.head() == FIRST + 5
     assert [entry.packet for entry in await everything(store)] == [packet(n) for n in (0, 1, 2, 3, 4, 9)]
 
@@ -43,7 +43,7 @@ async def test_what_was_appended_is_there_after_a_restart(database, packet):
     async with await Store.open(database) as store:
         assert await everything(store) == before
         again = await store.append([packet(1)], NOW + 50)
-    assert again.dispositions == [Disposition(Outcome.DUPLICATE, FIRST, NOW)]
+    assert again.dispositions == [Disposition(Outcome.DUPLICATE, FIRST, NOW, None)]
 
 
 @pytest.mark.req("R-161", "R-311", "R-111")
@@ -110,7 +110,7 @@ async def test_duplicates_get_the_place_of_the_first_copy(store, second_store, p
 async def test_a_batch_of_duplicates_moves_nothing(store, packet):
     await store.append([packet(1)], NOW)
     appended = await store.append([packet(1)], NOW + 99)
-    assert appended == (FIRST, [(Outcome.DUPLICATE, FIRST, NOW)])
+    assert appended == (FIRST, [(Outcome.DUPLICATE, FIRST, NOW, None)])
     assert await store.head() == FIRST
 
 
@@ -131,7 +131,7 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
 async def test_a_clock_that_steps_back_is_held(store, second_store, packet):
     await store.append([packet(1)], NOW)
     appended = await second_store.append([packet(2)], NOW - 3 * DAY_SECONDS)
-    assert appended.dispositions == [(Outcome.STORED, FIRST + 1, NOW)]
+    assert appended.dispositions == [(Outcome.STORED, FIRST + 1, NOW, None)]
 
 
 @pytest.mark.req("R-152")
@@ -152,7 +152,7 @@ async def test_days_without_a_relay_are_passed_over(store, packet):
     appended = await store.append([packet(2), packet(1)], later)
     assert appended.dispositions == [
         (Outcome.STORED, first_sequence_of_day(later // DAY_SECONDS) + 1, later),
-        (Outcome.DUPLICATE, FIRST, NOW),
+        (Outcome.DUPLICATE, FIRST, NOW, None),
     ]
 
 
@@ -211,7 +211,7 @@ async def test_rows_that_cannot_be_stored_fail_alone(store, packet, sql):
 
 async def test_a_batch_of_nothing_but_unstorable_rows(store, packet):
     appended = await store.append([packet(1, timestamp=2**70)], NOW)
-    assert appended == (0, [(Outcome.INVALID, 0, 0)])
+    assert appended == (0, [(Outcome.INVALID, 0, 0, None)])
     assert await store.append([], NOW) == (0, [])
 
 

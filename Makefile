@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fmt bench conformance docs lock wheel deploy-test clean
+.PHONY: help run test lint types fmt demo bench conformance docs lock wheel deploy-test clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ types: $(STAMP) ## Check the types
 fmt: $(STAMP) ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+demo: $(STAMP) ## Watch a relay being killed under load, and nothing being lost
+	@exec $(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
 	$(BIN)/python -m benches $(ARGS)

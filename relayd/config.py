@@ -189,10 +189,14 @@ class Settings:
         10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
     )
 
-    blocked_authors: tuple[str, ...] = _setting((), "DIDs whose packets are neither taken nor served.")
-    blocked_packet_ids: _Hashes = _setting((), "Ids of packets that are neither taken nor served.")
+    blocked_authors: tuple[str, ...] = _setting(
+        (), "DIDs whose packets are refused; what is stored of them stays served.", reload=True
+    )
+    blocked_packet_ids: _Hashes = _setting(
+        (), "Ids of packets that are refused; one already stored stays served.", reload=True
+    )
     blocked_media_hashes: _Hashes = _setting(
-        (), "Media hashes; packets that refer to one are neither taken nor served."
+        (), "Media hashes; packets that refer to one are refused, stored ones stay served.", reload=True
     )
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)

@@ -160,7 +160,9 @@ class Connection(asyncio.Protocol):
         reason = self._close_reason or ("client" if self._protocol.close_rcvd else "lost")
         self._relay.metrics.connections.dec()
         self._relay.metrics.connections_closed[reason].inc()
-        _log.info(
+        # A plain HTTP request, of a health check for one, is no connection worth a line.
+        log = _log.debug if self._http_task is not None else _log.info
+        log(
             "connection_closed",
             connection=self.id,
             reason=reason,

@@ -24,6 +24,7 @@ __all__ = ["FrameReader", "text_frame", "text_frame_header"]
 
 _WHOLE_TEXT: Final = 0x80 | Opcode.TEXT
 _MASKED: Final = 0x80
+_MIDDLING: Final = _MASKED | 126
 _RESERVED: Final = 0x70
 _OPCODES: Final = frozenset(Opcode)
 
@@ -49,13 +50,14 @@ class FrameReader:
     which refuses it from its header.
     """
 
-    __slots__ = ("_max_size", "_needed", "_pending", "_protocol")
+    __slots__ = ("_failing", "_max_size", "_needed", "_pending", "_protocol")
 
     def __init__(self, protocol: ServerProtocol, max_size: int) -> None:
         self._protocol = protocol
         self._max_size = max_size
         self._pending = bytearray()
         self._needed = 0
+        self._failing = False
 
     def receive(self, data: bytes) -> list[bytes | Frame]:
         """Text payloads as bytes and other frames as `Frame`, in the order they were sent."""
@@ -68,14 +70,24 @@ class FrameReader:
         protocol = self._protocol
         events: list[bytes | Frame] = []
         at, end = 0, len(data)
-        while at < end and protocol.state is OPEN:
+        while at < end and protocol.state is OPEN and not self._failing:
+            if end - at > 8 and data[at] == _WHOLE_TEXT and data[at + 1] == _MIDDLING:
+                # Nearly every frame is one of these: 126 bytes to 64 KiB of whole text.
+                start = at + 8
+                stop = start + (data[at + 2] << 8 | data[at + 3])
+                if stop <= end and stop - start <= self._max_size and protocol.current_size is None:
+                    events.append(apply_mask(data[start:stop], data[start - 4 : start]))
+                    at = stop
+                    continue
             start, stop = self._frame_at(data, at)
             if stop > end:
                 if start:  # legal so far: wait for the rest of it
                     self._pending += data[at:]
                     self._needed = stop - at
                     return events
-                break  # illegal from its header: the library says so
+                # Illegal from its header: the library says so, at once or when it has the frame.
+                self._failing = True
+                break
             if data[at] == _WHOLE_TEXT and protocol.current_size is None:
                 events.append(apply_mask(data[start:stop], data[start - 4 : start]))
             else:
@@ -103,12 +115,12 @@ class FrameReader:
         if length < 0 or data[at] & _RESERVED or data[at] & 0x0F not in _OPCODES:
             return 0, at + available + 1
         start = at + 6
-        if length == 126:
-            start = at + 8
-            length = int.from_bytes(data[at + 2 : at + 4], "big") if available >= 4 else 0
-        elif length == 127:
-            start = at + 14
-            length = int.from_bytes(data[at + 2 : at + 10], "big") if available >= 10 else 0
+        if length >= 126:
+            # The length is judged before the mask is there, as the library does.
+            start = at + (8 if length == 126 else 14)
+            if len(data) < start - 4:
+                return start - 4, start - 4
+            length = int.from_bytes(data[at + 2 : start - 4], "big")
         if length > self._max_size - (self._protocol.current_size or 0):
             return 0, at + available + 1
         return start, start + length

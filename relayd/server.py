@@ -21,12 +21,12 @@ from typing import Any, Final
 import structlog
 from strata.ids import Identity
 
-from relayd.config import Settings
+from relayd.config import ConfigurationError, Settings
 from relayd.connection import Connection, HttpResponder
 from relayd.http import HttpApi, MetricsApi
 from relayd.manifest import build_manifest
 from relayd.metrics import Metrics
-from relayd.relay import Relay
+from relayd.relay import Relay, policy_of
 from relayd.store import Store
 from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
@@ -305,12 +305,13 @@ class _Process:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 
     def _reload(self) -> None:
-        """SIGHUP: take the certificate files as they are now."""
-        if self._tls is None:
-            _log.info("nothing_to_reload")
-            return
+        """SIGHUP: take certificate files and policy as they are now; what is wrong changes nothing."""
         try:
-            self._tls.reload()
-            _log.info("tls_reloaded")
-        except TlsError as error:
-            _log.error("tls_not_reloaded", problem=str(error))
+            if self._tls is not None:
+                self._tls.reload()
+            self._settings = self._settings.reloaded()
+            self._relay.admission.policy = policy_of(self._settings)
+        except (TlsError, ConfigurationError) as error:
+            _log.error("not_reloaded", problem=str(error))
+        else:
+            _log.info("reloaded")

@@ -36,6 +36,7 @@ __all__ = [
     "did_from_public_key",
     "is_did",
     "public_key_from_did",
+    "public_key_from_method",
     "verify",
 ]
 
@@ -54,6 +55,7 @@ _STRATA_BASE58 = "did:strata:z"
 _LONGEST_SELF_CERTIFYING = len(_STRATA_BASE58) + 47  # 34 bytes take at most 47 base58 digits
 
 # W3C DID Core §3.1: a method name, then an id of unreserved or percent-encoded characters not ending in ':'.
+_KEY_HEX = re.compile(r"0x[0-9A-Fa-f]{64}")
 _DID = re.compile(r"did:[a-z0-9]+:(?:[A-Za-z0-9._:-]|%[0-9A-Fa-f]{2})*(?<!:)")
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -204,6 +206,26 @@ def public_key_from_did(did: str) -> bytes | None:
     if len(key) == len(_ED25519_MULTICODEC) + PUBLIC_KEY_BYTES and key.startswith(_ED25519_MULTICODEC):
         return key[len(_ED25519_MULTICODEC) :]
     return None
+
+
+def public_key_from_method(public_key_hex: str | None, public_key_multibase: str | None) -> bytes:
+    """The key of a verification method, from either of its spellings; given both, they must agree (R-026).
+
+    Raises `IdentityError` when neither is given, one is malformed, or they differ.
+    """
+    keys = set()
+    if public_key_hex is not None:
+        if _KEY_HEX.fullmatch(public_key_hex) is None:
+            raise IdentityError("public_key_hex is not 0x and 64 hex digits")
+        keys.add(bytes.fromhex(public_key_hex[2:]))
+    if public_key_multibase is not None:
+        key = public_key_from_did(f"did:strata:{public_key_multibase}")
+        if key is None or did_from_public_key(key) != f"did:strata:{public_key_multibase}":
+            raise IdentityError("public_key_multibase is not an Ed25519 key in base58btc")
+        keys.add(key)
+    if len(keys) != 1:
+        raise IdentityError("the two spellings of the key differ" if keys else "the method has no key")
+    return keys.pop()
 
 
 @functools.lru_cache(maxsize=_CACHED_DIDS)

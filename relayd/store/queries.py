@@ -135,7 +135,8 @@ def _text(shape: _Shape) -> str:
         rows = f"SELECT {columns} FROM packets AS p WHERE {where} {order}"
     elif shape.several == "packet_id":
         rows = (
-            f"SELECT {columns} FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
+            f"SELECT {columns} FROM packet_ids AS i"
+            " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
             f" WHERE i.packet_id = ANY ($6::bytea[]) AND {where} {order}"
         )
     else:

@@ -77,14 +77,11 @@ def frame_reader(data: bytes) -> None:
     library.receive_data(stream)
     expected = [(event.opcode, event.fin, bytes(event.data)) for event in library.events_received()]
     reader = FrameReader(protocol, FRAME_LIMIT)
-    got = []
-    for at in range(0, len(stream), step):
-        for event in reader.receive(stream[at : at + step]):
-            got.append(
-                (1, True, bytes(event))
-                if isinstance(event, bytes)
-                else (event.opcode, event.fin, bytes(event.data))
-            )
+    got = [
+        (1, True, bytes(event)) if isinstance(event, bytes) else (event.opcode, event.fin, bytes(event.data))
+        for at in range(0, len(stream), step)
+        for event in reader.receive(stream[at : at + step])
+    ]
     assert got == expected
     assert type(protocol.parser_exc) is type(library.parser_exc)
 

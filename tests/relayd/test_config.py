@@ -126,7 +126,6 @@ def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem)
     assert problem in found
 
 
-@pytest.mark.req("R-108")
 def test_an_id_is_never_forgotten_while_its_packet_could_be_taken_again():
     (found,) = problems(None, {"RELAYD_DEDUP_WINDOW_SECONDS": "3600"})
     assert found == "dedup_window_seconds (3600) is below max_packet_age_seconds (86400)"
@@ -151,7 +150,6 @@ def test_a_frame_has_room_for_escapes_and_the_envelope():
     assert load(None, {"RELAYD_MAX_PACKET_BYTES": "10000"}).max_frame_bytes == 2 * 10_000 + 65_536
 
 
-@pytest.mark.req("R-127", "R-130", "R-132")
 def test_the_defaults_that_the_requirements_name():
     settings = load()
     assert settings.path == "/strata"

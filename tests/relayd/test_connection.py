@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from strata import packets
+from strata.ids import Identity
+
 from relayd import connection as connection_module
 from relayd.config import Settings
 from relayd.connection import Connection
@@ -18,8 +21,6 @@ from relayd.metrics import Metrics
 from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.types import Appended, Disposition, NewPacket, Outcome, RelaySecrets
-from strata import packets
-from strata.ids import Identity
 
 NOW = 1_760_000_000
 ALICE = Identity(bytes(range(32)))

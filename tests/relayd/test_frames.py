@@ -108,3 +108,14 @@ def test_a_text_frame_is_what_a_client_reads(payload):
     client.receive_data(text_frame(payload))
     (event,) = client.events_received()
     assert (event.opcode, event.fin, bytes(event.data)) == (Opcode.TEXT, True, payload)
+
+
+@pytest.mark.req("R-128")
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_frame_cut_behind_its_header_is_not_taken_for_the_start_of_another(cut):
+    # The mask looks like the head of a text frame: found by fuzzing.
+    ping = b"\x89\x82" + b"\x81\x80ab" + b"xy"
+    protocol = server()
+    reader = FrameReader(protocol, MAX_SIZE)
+    events = reader.receive(ping[:cut]) + reader.receive(ping[cut:] + sent(Frame(Opcode.TEXT, b"text")))
+    assert [bytes(e) if isinstance(e, bytes) else e.opcode for e in events] == [Opcode.PING, b"text"]

@@ -97,7 +97,6 @@ async def test_an_unknown_packet_is_404_and_a_departed_one_410(http):
     assert response.status == 410
 
 
-@pytest.mark.req("R-323")
 async def test_a_declined_packet_is_gone():
     http = Harness(declined=lambda packet_id, packet: packet.body == BODY)
     http.packets[b"\xab" * 32] = StoredPacket(5, NOW, BODY)

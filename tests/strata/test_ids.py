@@ -327,3 +327,23 @@ def test_half_a_key_file_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="no space"):
         ids.Identity.generate().save(tmp_path / "key.json")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.req("R-026")
+def test_a_method_s_key_is_read_from_either_spelling_and_both_must_agree():
+    one, other = (ids.Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    text, multibase = "0x" + one.public_key.hex(), one.did.removeprefix("did:strata:")
+    assert ids.public_key_from_method(text, None) == one.public_key
+    assert ids.public_key_from_method(text.upper().replace("0X", "0x"), multibase) == one.public_key
+    assert ids.public_key_from_method(None, multibase) == one.public_key
+    bare = "z" + ids.base58_encode(one.public_key)  # a DID may be spelled so, a method may not
+    for hexadecimal, base58 in [
+        (None, None),
+        ("0x" + other.public_key.hex(), multibase),
+        (text[2:], None),
+        (text + "00", None),
+        (None, bare),
+        (None, "alice"),
+    ]:
+        with pytest.raises(IdentityError):
+            ids.public_key_from_method(hexadecimal, base58)

@@ -21,7 +21,7 @@ from made_packets import make, new_identity, seal
 from relay_process import RelayProcess
 from websockets.exceptions import ConnectionClosed
 
-EXAMPLES = int(os.environ.get("RELAYD_TEST_FUZZ_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RELAYD_TEST_FUZZ_EXAMPLES", "40"))
 HANDSHAKE = (
     b"GET /strata HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -77,7 +77,7 @@ async def send_bytes(relay: RelayProcess, data: bytes, step: int) -> None:
     """After a handshake, any bytes in pieces; then wait until the relay has answered or closed."""
     host, port = relay.http.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):  # it may have closed by then
         writer.write(HANDSHAKE)
         await reader.readuntil(b"\r\n\r\n")
         for at in range(0, len(data), step):
@@ -115,12 +115,13 @@ def test_arbitrary_frames(attacked: Attacked, made: list[bytes], step: int):
     attacked.run(lambda: send_bytes(attacked.relay, b"".join(made), step))
 
 
+# Real JSON only: what is none is answered without the id that it hides, and `test_arbitrary_bytes` sends it.
 values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
-    | st.floats()
-    | st.text(max_size=20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=20)
     | st.sampled_from(["asc", "\x00"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=15,
@@ -128,8 +129,8 @@ values = st.recursive(
 filters = st.fixed_dictionaries(
     {},
     optional={
-        "authors": st.lists(st.text(max_size=20), max_size=5) | values,
-        "types": st.lists(st.text(max_size=20), max_size=5) | values,
+        "authors": st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=5) | values,
+        "types": st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=5) | values,
         "since": st.integers() | values,
         "until": st.integers() | values,
         "received_since": st.integers(-(2**53), 2**53),
@@ -137,7 +138,9 @@ filters = st.fixed_dictionaries(
         "limit": st.integers(-1, 1000) | values,
         "cursor": st.text(alphabet="1.AQgw_-", max_size=26) | values,
         "order": st.sampled_from(["asc", "desc"]) | values,
-        "packet_ids": st.lists(st.just("0x" + "ab" * 32) | st.text(max_size=5), max_size=3),
+        "packet_ids": st.lists(
+            st.just("0x" + "ab" * 32) | st.text(st.characters(codec="utf-8"), max_size=5), max_size=3
+        ),
     },
 )
 messages = st.fixed_dictionaries(

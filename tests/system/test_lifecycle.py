@@ -81,7 +81,7 @@ async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Pa
             assert b"101" in peer.recv(4096)
             relay.terminate()
             wait_until(lambda: '"draining"' in relay.log.read_text(), "the drain")
-            # One that comes at once counts as the same request, so it is repeated as an impatient operator does.
+            # One that comes at once counts as the same request, so repeat it, as an impatient operator does.
             process = relay.process
             assert process is not None
             wait_until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None, "the end")

@@ -38,7 +38,7 @@ def frozen(relay: RelayProcess) -> Iterator[None]:
 
 async def readiness(relay: RelayProcess, status: int, timeout: float = 20.0) -> None:
     async with asyncio.timeout(timeout):
-        while (await asyncio.to_thread(relay.get, "/readyz"))[0] != status:
+        while (await asyncio.to_thread(relay.get, "/readyz"))[0] != status:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
 
 

@@ -1,9 +1,10 @@
 """Which packets repeat another: the keys alone; the log that acts on them is tested with the store."""
 
 import pytest
-from relayd.admission.equivalence import equivalence_key
 from strata import packets
 from strata.ids import Identity
+
+from relayd.admission.equivalence import equivalence_key
 
 A, B = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 TARGET, OTHER = "0x" + "a" * 64, "0x" + "b" * 64

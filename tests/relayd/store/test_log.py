@@ -118,7 +118,7 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
     ids = [b"i" * 32] * 2
     with pytest.raises(asyncpg.UniqueViolationError):
         await sql.fetch(
-            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3)",
+            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3, NULL)",
             NOW,
             ids,
             [b"x"] * 2,
@@ -151,7 +151,7 @@ async def test_days_without_a_relay_are_passed_over(store, packet):
     later = NOW + 400 * DAY_SECONDS
     appended = await store.append([packet(2), packet(1)], later)
     assert appended.dispositions == [
-        (Outcome.STORED, first_sequence_of_day(later // DAY_SECONDS) + 1, later),
+        (Outcome.STORED, first_sequence_of_day(later // DAY_SECONDS) + 1, later, None),
         (Outcome.DUPLICATE, FIRST, NOW, None),
     ]
 

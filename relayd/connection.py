@@ -34,6 +34,7 @@ from relayd.backlog import Backlog
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import FrameReader, text_frame
 from relayd.http import Response as HttpResponse
+from relayd.liveness import Liveness, Verdict
 from relayd.relay import Relay
 from relayd.session import (
     Action,
@@ -86,13 +87,16 @@ class Connection(asyncio.Protocol):
         self._fragments: list[bytes] = []
         self._fragments_text = True
         self._close_sent = False
+        self._is_websocket = False
         self._http_task: asyncio.Task[None] | None = None
         self._close_reason: str | None = None
         self._opened_at = time.monotonic()
-        self._heard_at = self._opened_at
-        self._pings = 0
-        self._stuck_bytes = 0
-        self._stuck_since: float | None = None
+        self._liveness = Liveness(
+            relay.settings.ping_interval,
+            relay.settings.ping_misses,
+            relay.settings.slow_consumer_timeout,
+            heard_at=self._opened_at,
+        )
         self._abort_at: float | None = None
         self._events_sent = 0
         self._publishes = 0
@@ -108,13 +112,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._relay.settings.outbound_queue_bytes)
         self._relay.connections.add(self)
-        self._relay.metrics.connections_total.inc()
-        self._relay.metrics.connections.inc()
 
     def data_received(self, data: bytes) -> None:
         self._relay.tally.bytes_received += len(data)
-        self._heard_at = now = time.monotonic()
-        self._pings = 0
+        now = time.monotonic()
+        self._liveness.heard(now)
         if self._protocol.state is CONNECTING:
             self._protocol.receive_data(data)
             events: list[Any] = self._protocol.events_received()
@@ -137,14 +139,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._stuck_since = time.monotonic()
-        self._stuck_bytes = self._transport.get_write_buffer_size()
+        self._liveness.write_paused(time.monotonic(), self._transport.get_write_buffer_size())
         self._update_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._stuck_since = None
-        self._heard_at = time.monotonic()  # whoever takes bytes is alive, though no ping could reach it
+        self._liveness.write_resumed(time.monotonic())
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
         self._resumed = None
@@ -158,8 +158,10 @@ class Connection(asyncio.Protocol):
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         reason = self._close_reason or ("client" if self._protocol.close_rcvd else "lost")
-        self._relay.metrics.connections.dec()
-        self._relay.metrics.connections_closed[reason].inc()
+        if self._is_websocket:
+            self._relay.metrics.connections.dec()
+        if self._http_task is None:
+            self._relay.metrics.connections_closed[reason].inc()
         # A plain HTTP request, of a health check for one, is no connection worth a line.
         log = _log.debug if self._http_task is not None else _log.info
         log(
@@ -256,6 +258,9 @@ class Connection(asyncio.Protocol):
                 response = self._protocol.accept(request)
             self._protocol.send_response(response)
             if self._protocol.state is OPEN:
+                self._is_websocket = True
+                self._relay.metrics.connections_total.inc()
+                self._relay.metrics.connections.inc()
                 _log.info("connection_opened", connection=self.id)
             else:
                 self._close_reason = self._close_reason or "handshake"
@@ -335,7 +340,7 @@ class Connection(asyncio.Protocol):
                 self._publishes += 1
                 self._pending_publishes += 1
                 self._relay.admission.submit(
-                    PublishRequest(action.raw, action.client_msg_id, self._lane, self._heard_at)
+                    PublishRequest(action.raw, action.client_msg_id, self._lane, self._liveness.heard_at)
                 )
                 if self._reading:
                     self._update_reading()
@@ -411,36 +416,28 @@ class Connection(asyncio.Protocol):
 
     def check_deadlines(self, now: float) -> None:
         """Called about once a second."""
-        settings = self._relay.settings
-        if self._abort_at is not None and now >= self._abort_at:
-            self._transport.abort()
+        if self._abort_at is not None:
+            if now >= self._abort_at:
+                self._transport.abort()
         elif self._protocol.state is CONNECTING:
-            if now - self._opened_at > settings.handshake_timeout:
+            if now - self._opened_at > self._relay.settings.handshake_timeout:
                 self._close_reason = "handshake"
                 self._transport.abort()
-        elif self._paused:
-            self._check_stuck(now)
-        elif self._protocol.state is OPEN and not self._reading:
-            self._heard_at = now  # we are not listening, so silence means nothing
-        elif self._protocol.state is OPEN and now - self._heard_at > settings.ping_interval * (
-            self._pings + 1
-        ):
-            if self._pings >= settings.ping_misses:
-                self._close_reason = "ping_timeout"
-                self._transport.abort()
-            else:
-                self._pings += 1
+        elif self._protocol.state is OPEN:
+            self._act_on_liveness(now)
+
+    def _act_on_liveness(self, now: float) -> None:
+        waiting_bytes = self._transport.get_write_buffer_size()
+        match self._liveness.check(now, waiting_bytes=waiting_bytes, listening=self._reading):
+            case Verdict.PING:
                 self._protocol.send_ping(b"")
                 self._send_protocol_data()
-
-    def _check_stuck(self, now: float) -> None:
-        waiting, before = self._transport.get_write_buffer_size(), self._stuck_bytes
-        self._stuck_bytes = waiting
-        if waiting < before or self._stuck_since is None:
-            self._stuck_since = now
-        elif now - self._stuck_since > self._relay.settings.slow_consumer_timeout:
-            self._relay.metrics.slow_consumers_closed.inc()
-            self.close(1013, "the reader takes nothing")
+            case Verdict.GONE:
+                self._close_reason = "ping_timeout"
+                self._transport.abort()
+            case Verdict.STUCK:
+                self._relay.metrics.slow_consumers_closed.inc()
+                self.close(1013, "the reader takes nothing")
 
     def stop_reading(self) -> None:
         """Take nothing further from the peer; the relay is draining."""
@@ -480,8 +477,18 @@ class Connection(asyncio.Protocol):
             if data:
                 self._transport.write(data)
             else:
-                self._transport.close()
-                self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+                self._end_output()
+
+    def _end_output(self) -> None:
+        """Half-close: closing with input unread would reset the connection over our last words."""
+        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+        if not self._transport.can_write_eof():  # TLS has no half
+            self._transport.close()
+        elif not self._transport.is_closing():
+            self._transport.write_eof()
+            if not self._reading:
+                self._reading = True
+                self._transport.resume_reading()
 
     def _report_too_large(self) -> None:
         """Say what was wrong before the library's close frame with 1009 (R-123)."""

@@ -53,5 +53,5 @@ def _failed(code: int, what: str, error: Exception) -> int:
 
 async def _serve_alone(settings: Settings) -> None:
     stop = stop_on_signals()
-    async with database(settings) as url:
+    async with database(settings, stop) as url:
         await serve(settings, url, announce=print_ready, stop=stop)

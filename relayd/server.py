@@ -85,10 +85,11 @@ def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
 
 
 @contextlib.asynccontextmanager
-async def database(settings: Settings) -> AsyncIterator[str]:
+async def database(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
     """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
 
-    Raises `StoreError` when it cannot be reached, is unsafe or is newer than this program.
+    Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that keeps
+    dying sets `stop` and is raised at the end of the block.
     """
     if settings.database_url is not None:
         await migrate(settings.database_url)
@@ -96,10 +97,14 @@ async def database(settings: Settings) -> AsyncIterator[str]:
         return
     async with EmbeddedPostgres(settings.data_dir) as server:
         supervisor = asyncio.create_task(server.supervise(), name="embedded-postgres")
+        if stop is not None:
+            supervisor.add_done_callback(lambda _: stop.set())
         try:
             await migrate(server.url)
             yield server.url
         finally:
+            if supervisor.done():
+                supervisor.result()
             supervisor.cancel()
             await asyncio.gather(supervisor, return_exceptions=True)
 

@@ -49,7 +49,7 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     stop = server.stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as settings:
         share_between_processes(Path(folder))
-        async with server.database(settings) as url:
+        async with server.database(settings, stop) as url:
             workers = [_Worker(settings, url) for _ in range(settings.workers)]
             try:
                 addresses = [await worker.ready() for worker in workers]

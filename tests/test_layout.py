@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CORE = [
     "relayd/cursor.py",
+    "relayd/liveness.py",
     "relayd/session.py",
     *(f"relayd/feed/{name}.py" for name in ("events", "fanout", "filters", "interest", "subscription")),
     "relayd/admission/checks.py",

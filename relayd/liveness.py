@@ -1,0 +1,74 @@
+"""Is the peer still there, and does it still read? Deadlines of one connection, without I/O or clock.
+
+Silence means something only while we listen: a connection whose reading is paused is not pinged. A peer
+that takes none of the bytes waiting for it is stuck, whatever it sends (R-170); one that takes some, however
+slowly, is alive.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Liveness", "Verdict"]
+
+
+class Verdict(enum.Enum):
+    """What to do about a peer now."""
+
+    FINE = "fine"
+    PING = "ping"
+    """Send a ping: nothing was heard for a while (R-130)."""
+    GONE = "gone"
+    """Pings went unanswered: the socket is half-open."""
+    STUCK = "stuck"
+    """It took nothing for too long."""
+
+
+@dataclass(slots=True)
+class Liveness:
+    """What was last heard from a peer and taken by it; all times are monotonic seconds."""
+
+    ping_interval: float
+    ping_misses: int
+    slow_consumer_timeout: float
+    heard_at: float
+    _pings: int = 0
+    _waiting_bytes: int = 0
+    _stuck_since: float | None = None
+
+    def heard(self, now: float) -> None:
+        """Bytes came, or went."""
+        self.heard_at = now
+        self._pings = 0
+
+    def write_paused(self, now: float, waiting_bytes: int) -> None:
+        """The transport holds as much as it may."""
+        self._stuck_since = now
+        self._waiting_bytes = waiting_bytes
+
+    def write_resumed(self, now: float) -> None:
+        """The peer has taken what waited: a sign of life, if it was not listened to meanwhile."""
+        self._stuck_since = None
+        self.heard(now)
+
+    def check(self, now: float, *, waiting_bytes: int, listening: bool) -> Verdict:
+        """Look at the deadlines; called about once a second."""
+        if self._stuck_since is not None:
+            return self._check_stuck(now, waiting_bytes, self._stuck_since)
+        if not listening:
+            self.heard_at = now
+        elif now - self.heard_at > self.ping_interval * (self._pings + 1):
+            if self._pings >= self.ping_misses:
+                return Verdict.GONE
+            self._pings += 1
+            return Verdict.PING
+        return Verdict.FINE
+
+    def _check_stuck(self, now: float, waiting_bytes: int, since: float) -> Verdict:
+        before, self._waiting_bytes = self._waiting_bytes, waiting_bytes
+        if waiting_bytes < before:
+            self._stuck_since = now
+        elif now - since > self.slow_consumer_timeout:
+            return Verdict.STUCK
+        return Verdict.FINE

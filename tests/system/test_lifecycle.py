@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
@@ -127,7 +128,7 @@ async def test_tls_from_files_and_a_renewed_certificate_on_sighup(tmp_path: Path
             old.key.write_bytes(new.key.read_bytes())
             assert relay.process is not None
             relay.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "tls_reloaded" in relay.log.read_text(), "the reload")
+            wait_until(lambda: '"reloaded"' in relay.log.read_text(), "the reload")
             async with open_client(relay.ws, ssl=trusts_new) as late:
                 assert (await late.publish(make(new_identity())))["type"] == "OK"
             with pytest.raises(ssl.SSLCertVerificationError):
@@ -137,7 +138,7 @@ async def test_tls_from_files_and_a_renewed_certificate_on_sighup(tmp_path: Path
             # Files that cannot be used change nothing.
             old.key.write_text("broken")
             relay.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "tls_not_reloaded" in relay.log.read_text(), "the refusal")
+            wait_until(lambda: "not_reloaded" in relay.log.read_text(), "the refusal")
             async with open_client(relay.ws, ssl=trusts_new) as late:
                 await late.barrier()
 
@@ -167,3 +168,26 @@ async def test_two_workers_behave_as_one_relay(tmp_path: Path):
         for manager, _ in clients:
             await manager.__aexit__(None, None, None)
         assert relay.stop() == 0
+
+
+@pytest.mark.req("R-186", "R-187")
+async def test_policy_is_read_anew_on_sighup_and_a_broken_file_changes_nothing(tmp_path: Path):
+    author = new_identity()
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file)))) as relay:
+
+        def reload(text: str, said: str) -> None:
+            file.write_text(text)
+            before = relay.log.read_text().count(said)
+            os.kill(relay.pid, signal.SIGHUP)
+            wait_until(lambda: relay.log.read_text().count(said) > before, said)
+
+        async with open_client(relay.ws) as client:
+            assert (await client.publish(make(author)))["type"] == "OK"
+            reload(f'blocked_authors = ["{author.did}"]\n', '"reloaded"')
+            assert (await client.publish(make(author)))["code"] == "blocked_author"
+            reload("blocked_authors = 1\n", '"not_reloaded"')
+            assert (await client.publish(make(author)))["code"] == "blocked_author"
+            reload("", '"reloaded"')
+            assert (await client.publish(make(author)))["type"] == "OK"

@@ -290,7 +290,7 @@ async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store
     def keyed(number: int, key: bytes | None) -> NewPacket:
         return NewPacket(bytes([number]) * 32, "did:strata:a", "ATTESTATION", 5, None, b"{}", key)
 
-    first = await store.append([keyed(1, key), keyed(2, key), keyed(3, None), keyed(1, key)], 100)
+    first = await store.append([keyed(1, key), keyed(2, key), keyed(3, None), keyed(1, key)], NOW)
     assert [place.outcome.value for place in first.dispositions] == [
         "stored",
         "duplicate",
@@ -298,13 +298,13 @@ async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store
         "duplicate",
     ]
     assert first.dispositions[1].duplicate_of == bytes([1]) * 32
-    again = await store.append([keyed(4, key), keyed(5, other), keyed(3, None)], 200)
+    again = await store.append([keyed(4, key), keyed(5, other), keyed(3, None)], NOW + 100)
     assert [place.outcome.value for place in again.dispositions] == ["duplicate", "stored", "duplicate"]
     assert again.dispositions[0].duplicate_of == bytes([1]) * 32
     assert again.dispositions[2].duplicate_of is None
     assert again.dispositions[0].sequence == first.dispositions[0].sequence
     stored = await store.tail(0, None, 10)
     assert [entry.packet.packet_id[0] for entry in stored] == [1, 3, 5]
-    assert await store.by_id(key, 200) is None, "a key is no packet id"
-    page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, 200)
+    assert await store.by_id(key, NOW) is None, "a key is no packet id"
+    page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, NOW)
     assert [row.sequence for row in page.rows] == [stored[0].sequence]

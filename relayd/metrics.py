@@ -172,10 +172,10 @@ class Metrics:
         self._add_store(registry)
 
     def _add_connections(self, registry: CollectorRegistry) -> None:
-        self.connections = _gauge(registry, "relayd_connections", "Connections open now.")
+        self.connections = _gauge(registry, "relayd_connections", "WebSocket connections open now.")
         # Not `relayd_connections_total`: the gauge above and a counter may not share their stem.
         self.connections_total = Counter(
-            "relayd_connections_opened_total", "Connections opened.", registry=registry
+            "relayd_connections_opened_total", "WebSocket connections opened.", registry=registry
         )
         self.connections_closed = Counters(
             registry, "relayd_connections_closed_total", "Connections ended.", "reason", CLOSE_REASONS

@@ -14,7 +14,7 @@ import msgspec
 from relayd.cursor import CursorCodec
 from relayd.frames import text_frame_header
 
-__all__ = ["event_frames", "event_head", "event_tail", "row_tails"]
+__all__ = ["event_frames", "event_head", "event_tail", "row_frames"]
 
 
 def event_head(subscription_id: str) -> bytes:
@@ -38,13 +38,20 @@ def event_frames(head: bytes, tails: Iterable[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def row_tails(
-    rows: Iterable[tuple[int, int, bytes]], cursors: CursorCodec | None, *, ascending: bool
-) -> Iterable[bytes]:
-    """Tails for rows of the log, each with its cursor (R-153) unless `cursors` is None (R-160)."""
-    if cursors is None:
-        return [event_tail(body, received_at, None) for _, received_at, body in rows]
-    return [
-        event_tail(body, received_at, cursors.encode(sequence, ascending=ascending))
-        for sequence, received_at, body in rows
-    ]
+def row_frames(
+    head: bytes, rows: Iterable[tuple[int, int, bytes]], cursors: CursorCodec | None, *, ascending: bool
+) -> bytes:
+    """Frames for rows of the log, each with its cursor (R-153), or without where `cursors` is None (R-160).
+
+    In one pass, for history is read in pages of hundreds.
+    """
+    parts: list[bytes] = []
+    head_length = len(head)
+    for sequence, received_at, body in rows:
+        if cursors is None:
+            tail = b'%b,"received_at":%d}' % (body, received_at)
+        else:
+            cursor = cursors.encode_bytes(sequence, ascending=ascending)
+            tail = b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)
+        parts += (text_frame_header(head_length + len(tail)), head, tail)
+    return b"".join(parts)

@@ -98,7 +98,13 @@ class Fanout:
         """The entries after `position`, where the feed still holds them all; else None."""
         if position < self._recent_after:
             return None
-        return [entry for entry in self._recent if entry.sequence > position]
+        newer: list[LogEntry] = []
+        for entry in reversed(self._recent):
+            if entry.sequence <= position:
+                break
+            newer.append(entry)
+        newer.reverse()
+        return newer
 
     def _keep(self, entries: Sequence[LogEntry]) -> None:
         recent = self._recent

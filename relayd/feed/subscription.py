@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from strata.wire import EndOfHistory, encode
 
 from relayd.cursor import CursorCodec
-from relayd.feed.events import event_frames, event_head, row_tails
+from relayd.feed.events import event_frames, event_head, row_frames
 from relayd.feed.filters import CompiledFilter
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
 
@@ -152,7 +152,7 @@ class Subscription:
             after=after, up_to=up_to, ascending=request.ascending, until=request.until
         )
         # One row more than may be sent tells whether the limit cut something off.
-        return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining + 1))
+        return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining) + 1)
 
     def rows_read(self, read: Read, rows: Sequence[StoredPacket], exhausted: bool) -> tuple[bytes, int]:
         """Take a page; return the frames to send, joined, and how many EVENTs they hold.
@@ -212,7 +212,7 @@ class Subscription:
         # Live packets move forward, so their cursors do, whichever way the history ran.
         ascending = self._request.ascending or self.phase is not Phase.HISTORY
         cursors = self._cursors if with_cursor else None
-        return event_frames(self.head, row_tails(rows, cursors, ascending=ascending))
+        return row_frames(self.head, rows, cursors, ascending=ascending)
 
 
 def _is_expired(entry: LogEntry, now: int) -> bool:

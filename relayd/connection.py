@@ -477,18 +477,8 @@ class Connection(asyncio.Protocol):
             if data:
                 self._transport.write(data)
             else:
-                self._end_output()
-
-    def _end_output(self) -> None:
-        """Half-close: closing with input unread would reset the connection over our last words."""
-        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
-        if not self._transport.can_write_eof():  # TLS has no half
-            self._transport.close()
-        elif not self._transport.is_closing():
-            self._transport.write_eof()
-            if not self._reading:
-                self._reading = True
-                self._transport.resume_reading()
+                self._transport.close()
+                self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
 
     def _report_too_large(self) -> None:
         """Say what was wrong before the library's close frame with 1009 (R-123)."""

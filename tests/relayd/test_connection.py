@@ -81,12 +81,6 @@ class FakeTransport:
     def resume_reading(self) -> None:
         self.reading = True
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.close()
-
     def close(self) -> None:
         self.closing = True
 

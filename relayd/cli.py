@@ -22,15 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from relayd.config import ConfigurationError, Settings, load
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.version import VERSION
 
 # Whatever only one command needs is imported by that command: `relayd check-config` need not load a driver.
 
-__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_INCOMPLETE", "app", "main"]
+__all__ = ["app", "main"]
 
-EXIT_INCOMPLETE = 1
-EXIT_CONFIGURATION = 2
-EXIT_DATABASE = 3
 
 app = typer.Typer(
     name="relayd",

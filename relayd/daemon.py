@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 import structlog
 import uvloop
 
 from relayd import logs
 from relayd.config import Settings
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
 from relayd.server import PortTaken, database, print_ready, serve, stop_on_signals
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
 from relayd.workers import supervise
 
-__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_OK", "EXIT_PORT", "run"]
-
-EXIT_OK: Final = 0
-EXIT_CONFIGURATION: Final = 2
-EXIT_DATABASE: Final = 3
-EXIT_PORT: Final = 4
+__all__ = ["run"]
 
 _log = structlog.get_logger("relayd.daemon")
 

@@ -22,11 +22,11 @@ def event_head(subscription_id: str) -> bytes:
     return b'{"type":"EVENT","subscription_id":' + msgspec.json.encode(subscription_id) + b',"packet":'
 
 
-def event_tail(body: bytes, received_at: int, cursor: str | None) -> bytes:
+def event_tail(body: bytes, received_at: int, cursor: bytes | None) -> bytes:
     """The second half of an EVENT: the packet as stored, unchanged (R-171), and what goes with it."""
     if cursor is None:
         return b'%b,"received_at":%d}' % (body, received_at)
-    return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor.encode("ascii"))
+    return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)
 
 
 def event_frames(head: bytes, tails: Iterable[bytes]) -> bytes:
@@ -48,10 +48,7 @@ def row_frames(
     parts: list[bytes] = []
     head_length = len(head)
     for sequence, received_at, body in rows:
-        if cursors is None:
-            tail = b'%b,"received_at":%d}' % (body, received_at)
-        else:
-            cursor = cursors.encode_bytes(sequence, ascending=ascending)
-            tail = b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)
+        cursor = None if cursors is None else cursors.encode_bytes(sequence, ascending=ascending)
+        tail = event_tail(body, received_at, cursor)
         parts += (text_frame_header(head_length + len(tail)), head, tail)
     return b"".join(parts)

@@ -54,7 +54,7 @@ class _Tail:
         entry = self._entry
         if with_cursor:
             if self._with_cursor is None:
-                cursor = self._cursors.encode(entry.sequence)
+                cursor = self._cursors.encode_bytes(entry.sequence)
                 self._with_cursor = event_tail(entry.packet.body, entry.received_at, cursor)
             return self._with_cursor
         if self._plain is None:

@@ -1,0 +1,12 @@
+"""The exit codes of `relayd` (docs/operations.md), in one place for the daemon and every other command."""
+
+from typing import Final
+
+__all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_INCOMPLETE", "EXIT_OK", "EXIT_PORT"]
+
+EXIT_OK: Final = 0
+EXIT_INCOMPLETE: Final = 1
+"""An import that refused a line."""
+EXIT_CONFIGURATION: Final = 2
+EXIT_DATABASE: Final = 3
+EXIT_PORT: Final = 4

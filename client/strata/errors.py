@@ -7,6 +7,7 @@
     │   └── InvalidMessage       a wire message: not JSON, wrong shape, unknown type
     ├── RequestRefused           the relay answered ERROR
     ├── RequestTimeout           the relay did not answer in time; the outcome is unknown
+    ├── MissingCapability        not attempted: the relay has not granted this session what it takes
     ├── ConnectionFailed         no connection could be made, or the peer broke the protocol
     └── Closed                   we closed it ourselves; nothing further will happen
 
@@ -28,6 +29,7 @@ __all__ = [
     "InvalidInput",
     "InvalidMessage",
     "InvalidPacket",
+    "MissingCapability",
     "RequestRefused",
     "RequestTimeout",
     "Retry",
@@ -141,14 +143,26 @@ class InvalidInput(StrataError):
 class InvalidPacket(InvalidInput):
     """A packet that is not valid: its schema, canonical form, id, signature or time.
 
-    `max_bytes` is set when the packet was too large.
+    `max_bytes` is set when the packet was too large. `retry_after`, `limit` and `window_seconds` are set when
+    it would be taken later: so many are within so many seconds, and one may come again after so many.
     """
 
     def __init__(
-        self, code: ErrorCode, reason: str, *, detail: str | None = None, max_bytes: int | None = None
+        self,
+        code: ErrorCode,
+        reason: str,
+        *,
+        detail: str | None = None,
+        max_bytes: int | None = None,
+        retry_after: int | None = None,
+        limit: int | None = None,
+        window_seconds: int | None = None,
     ) -> None:
         super().__init__(code, reason, detail=detail)
         self.max_bytes = max_bytes
+        self.retry_after = retry_after
+        self.limit = limit
+        self.window_seconds = window_seconds
 
 
 class InvalidMessage(InvalidInput):
@@ -214,6 +228,22 @@ class RequestTimeout(StrataError):
 
     def __str__(self) -> str:
         return f"no answer to {self.request} within {self.timeout:g} s; its outcome is unknown"
+
+
+class MissingCapability(StrataError):
+    """The session was authenticated without a capability that the request takes, so it was not sent (R-291).
+
+    `granted` is what the relay did grant; asking for more takes another identity or another relay.
+    """
+
+    def __init__(self, capability: str, granted: frozenset[str]) -> None:
+        super().__init__(capability, granted)
+        self.capability = capability
+        self.granted = granted
+
+    def __str__(self) -> str:
+        granted = ", ".join(sorted(self.granted)) or "nothing"
+        return f"the relay grants this session {granted}, and not {self.capability!r}"
 
 
 class ConnectionFailed(StrataError):

@@ -240,12 +240,15 @@ def build(
     provenance_header: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     max_bytes: int = DEFAULT_MAX_PACKET_BYTES,
+    allow_unattested: bool = False,
 ) -> Packet:
     """Make and sign a packet.
 
     What is None is left out (R-015). Media without a header get the minimal one (R-034). `extra` adds
     further top-level members. Raises `InvalidPacket` for what a relay would refuse, a bad schema or a
-    canonical size above `max_bytes` (R-124), and `ValueError` if `extra` names a member written here.
+    canonical size above `max_bytes` (R-124), and `ValueError` if `extra` names a member written here, or
+    the header claims an origin and has no `client_attestation` (R-230: `strata.provenance.attest` adds it),
+    unless `allow_unattested`: relays serve such a packet as one of unknown origin.
     """
     packet: dict[str, Any] = dict(extra or {})
     if clash := packet.keys() & _BUILT_MEMBERS:
@@ -253,6 +256,8 @@ def build(
     if provenance_header is None and content.get("media"):
         provenance_header = MINIMAL_PROVENANCE_HEADER
     if provenance_header is not None:
+        if not allow_unattested:
+            _require_attested(provenance_header)
         packet["provenance_header"] = dict(provenance_header)
     if expires_at is not None:
         packet["expires_at"] = expires_at
@@ -268,6 +273,12 @@ def build(
     packet["packet_id"] = byte_hash(signed)
     packet["signature"] = f"0x{identity.sign(signed).hex()}"
     return Packet.parse(canonical.encode(packet), max_bytes=max_bytes)
+
+
+def _require_attested(header: Mapping[str, Any]) -> None:
+    claim = header.get("origin_type")
+    if claim not in (None, MINIMAL_PROVENANCE_HEADER["origin_type"]) and not header.get("client_attestation"):
+        raise ValueError(f"a packet that claims the origin {claim} needs a client_attestation")
 
 
 def byte_hash(data: bytes) -> str:

@@ -593,8 +593,18 @@ def test_media_of_unknown_origin_get_the_minimal_header() -> None:
     header: Json = {"origin_type": "UNKNOWN", "genesis_media_hash": None, "edit_history": []}
     assert built(media).value["provenance_header"] == header
     own = {"origin_type": "SOFTWARE", "genesis_media_hash": HASH, "edit_history": []}
-    assert built(media, provenance_header=own).value["provenance_header"] == own
+    unattested = built(media, provenance_header=own, allow_unattested=True)
+    assert unattested.value["provenance_header"] == own
     assert "provenance_header" not in built({"type": "POST", "media": []}).value
+
+
+@pytest.mark.req("R-230")
+@pytest.mark.parametrize("claim", ["SOFTWARE", "AI_MODEL", "HARDWARE_SECURE_ENCLAVE", "SATELLITE"])
+def test_the_builder_refuses_a_claim_without_an_attestation(claim: str) -> None:
+    with pytest.raises(ValueError, match="client_attestation"):
+        built(provenance_header={"origin_type": claim})
+    with pytest.raises(ValueError, match="client_attestation"):
+        built(provenance_header={"origin_type": claim, "client_attestation": None})
 
 
 @pytest.mark.req("R-124")

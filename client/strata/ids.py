@@ -76,7 +76,7 @@ class Signer(Protocol):
 
 
 class Identity:
-    """An Ed25519 key pair and the self-certifying DID that names it.
+    """An Ed25519 key pair and the DID it speaks for: the self-certifying one that names it, or another.
 
     Keys are made here and never leave (R-090): `repr` shows the DID alone, and only `save` and `seed`
     give the seed away.
@@ -84,12 +84,14 @@ class Identity:
 
     __slots__ = ("_did", "_public_key", "_secret_key")
 
-    def __init__(self, seed: bytes) -> None:
-        """Raises `IdentityError` if `seed` is not 32 bytes."""
+    def __init__(self, seed: bytes, did: str | None = None) -> None:
+        """Raises `IdentityError` if `seed` is not 32 bytes or `did` is no DID."""
         if len(seed) != SEED_BYTES:
             raise IdentityError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
         self._public_key, self._secret_key = nacl.bindings.crypto_sign_seed_keypair(bytes(seed))
-        self._did = did_from_public_key(self._public_key)
+        if did is not None and not is_did(did):
+            raise IdentityError("the text is not a DID")
+        self._did = did or did_from_public_key(self._public_key)
 
     @classmethod
     def generate(cls) -> Identity:
@@ -101,9 +103,17 @@ class Identity:
         """The identity of a 32-byte seed. Raises `IdentityError` for another length."""
         return cls(seed)
 
+    def speaking_for(self, did: str) -> Identity:
+        """The same key signing in the name of another DID, which has to have made it one of its keys.
+
+        A key that a DID was rotated to is one such, a recovery key another. Raises `IdentityError` for text
+        that is no DID.
+        """
+        return Identity(self.seed, did)
+
     @property
     def did(self) -> str:
-        """The self-certifying DID, in the multicodec form."""
+        """The DID that signatures speak for; unless told otherwise the self-certifying one of this key."""
         return self._did
 
     @property
@@ -136,7 +146,11 @@ class Identity:
 
         Raises `FileExistsError` rather than replace a key, and `OSError` as the file system does.
         """
-        body = json.dumps({"did": self._did, "seed": f"0x{self.seed.hex()}"}, indent=2) + "\n"
+        members = {"did": self._did, "seed": f"0x{self.seed.hex()}"}
+        key = did_from_public_key(self._public_key)
+        if key != self._did:
+            members["key"] = key
+        body = json.dumps(members, indent=2) + "\n"
         # The mode is given at creation: a chmod afterwards would leave a moment for others to open it.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -173,10 +187,13 @@ def _identity_from_file(body: bytes) -> Identity | None:
         if not seed.startswith("0x"):
             return None
         identity = Identity(bytes.fromhex(seed[2:]))
+        # The name of the key stands beside its seed, so that a damaged seed is noticed and not taken for
+        # another identity: it is the DID itself, or `key` where the key speaks for another DID.
+        if identity.did != members.get("key", did):
+            return None
+        return identity.speaking_for(did)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    # The name stands beside the seed so that a damaged seed is noticed and not taken for a new identity.
-    return identity if identity.did == did else None
 
 
 def did_from_public_key(public_key: bytes) -> str:

@@ -347,3 +347,40 @@ def test_a_method_s_key_is_read_from_either_spelling_and_both_must_agree():
     ]:
         with pytest.raises(IdentityError):
             ids.public_key_from_method(hexadecimal, base58)
+
+
+def test_a_key_speaks_for_another_did_and_its_file_says_so(tmp_path: Path) -> None:
+    """Rotation gives a DID new keys, so that the key of a file is not always the one in the DID."""
+    first, second = (ids.Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    rotated = second.speaking_for(first.did)
+    assert (rotated.did, rotated.public_key, rotated.seed) == (first.did, second.public_key, second.seed)
+    assert ids.verify(second.public_key, b"message", rotated.sign(b"message"))
+    rotated.save(tmp_path / "key.json")
+    loaded = ids.Identity.load(tmp_path / "key.json")
+    assert (loaded.did, loaded.seed) == (first.did, second.seed)
+    assert second.speaking_for(second.did).did == second.did
+    with pytest.raises(IdentityError):
+        second.speaking_for("alice")
+
+
+@pytest.mark.parametrize(
+    "damage", [{"seed": "0x" + "00" * 32}, {"key": "did:strata:x"}, {"did": "alice"}, {"did": 7}]
+)
+def test_a_damaged_file_of_such_a_key_is_noticed(tmp_path: Path, damage: dict[str, object]) -> None:
+    first, second = (ids.Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    path = tmp_path / "key.json"
+    second.speaking_for(first.did).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(IdentityError, match="not a key file"):
+        ids.Identity.load(path)
+
+
+def test_without_its_check_a_key_speaks_for_nobody_else(tmp_path: Path) -> None:
+    first, second = (ids.Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    path = tmp_path / "key.json"
+    second.speaking_for(first.did).save(path)
+    members = json.loads(path.read_text())
+    del members["key"]
+    path.write_text(json.dumps(members))
+    with pytest.raises(IdentityError, match="not a key file"):
+        ids.Identity.load(path)

@@ -4,6 +4,8 @@ daemon       a `relayd serve` process on a folder of its own, and what it costs 
 load         packets signed and frames masked before any clock starts
 peer         a WebSocket client lean enough not to be what is measured
 bare         the limits: signature checks, the log, socket writes and echo, each alone
-publish, fanout, latency, catchup, idle      one measurement each
+authors      who signs: with and without key chains, with and without a proven origin
+crowds       idle and hostile connections, in processes of their own
+publish, fanout, latency, catchup, idle, checks, identities, hostile      one measurement each
 measures     values, targets and the table
 """

@@ -9,11 +9,11 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from benches import catchup, fanout, idle, latency, publish
+from benches import catchup, checks, fanout, hostile, identities, idle, latency, publish
 from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
 from benches.daemon import RelayProcess
 from benches.measures import BRIEF, FULL, Measure, Plan, Progress, as_json, print_table
@@ -21,20 +21,28 @@ from benches.peer import BenchError
 
 __all__ = ["NAMES", "main", "run"]
 
-NAMES = ("publish", "fanout", "latency", "catchup", "idle")
+NAMES = ("publish", "fanout", "latency", "catchup", "idle", "checks", "identities", "hostile")
+
+_SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
+"""Of the relay that a benchmark runs on, where they differ from the defaults."""
+_ON_THE_LOG = frozenset({"publish", "catchup"})
+"""Benchmarks that need to know what the log alone can do."""
 
 
 async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: str | None) -> list[Measure]:
     """Run these benchmarks, each on a relay of its own. Raises `BenchError` when a total is not exact."""
     progress("measuring the limits")
     signature = signature_cost(plan.limit_seconds)
-    store = await store_cost(plan.catchup_packets)
+    store = await store_cost(plan.catchup_packets) if _ON_THE_LOG.intersection(names) else None
     measures: list[Measure] = []
     for name in names:
+        if name == "checks":
+            measures += checks.measure(plan, progress)
+            continue
         progress(f"{name}: starting a relay")
         try:
             async with asyncio.timeout(plan.timeout):
-                with RelayProcess(serve) as relay:
+                with RelayProcess(serve, _SETTINGS.get(name)) as relay:
                     measures += await _one(name, relay, plan, progress, signature, store)
         except TimeoutError:
             raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
@@ -42,19 +50,30 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
 
 
 async def _one(
-    name: str, relay: RelayProcess, plan: Plan, progress: Progress, signature: SignatureCost, store: StoreCost
+    name: str,
+    relay: RelayProcess,
+    plan: Plan,
+    progress: Progress,
+    signature: SignatureCost,
+    store: StoreCost | None,
 ) -> list[Measure]:
     match name:
         case "publish":
+            assert store is not None
             return await publish.measure(relay, plan, progress, signature, store)
         case "fanout":
             return await fanout.measure(relay, plan, progress)
         case "latency":
             return await latency.measure(relay, plan, progress, signature)
         case "catchup":
+            assert store is not None
             return await catchup.measure(relay, plan, progress, store)
         case "idle":
             return await idle.measure(relay, plan, progress)
+        case "identities":
+            return await identities.measure(relay, plan, progress)
+        case "hostile":
+            return await hostile.measure(relay, plan, progress)
     raise ValueError(name)
 
 

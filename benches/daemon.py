@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,12 +60,13 @@ class CpuTimes:
 class RelayProcess:
     """`relayd serve --port 0` with its embedded PostgreSQL, as a context manager.
 
-    `command` replaces `python -m relayd`, for a profiler or another build. Raises `BenchError` with the end
-    of its log when it does not come up.
+    `command` replaces `python -m relayd`, for a profiler or another build; `settings` are those that differ
+    from the defaults, by name. Raises `BenchError` with the end of its log when it does not come up.
     """
 
-    def __init__(self, command: str | None = None) -> None:
+    def __init__(self, command: str | None = None, settings: Mapping[str, object] | None = None) -> None:
         self._command = shlex.split(command) if command else [sys.executable, "-m", "relayd"]
+        self._settings = dict(settings or {})
         self._folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
         self._process: subprocess.Popen[str] | None = None
         self.ws_url = ""
@@ -81,17 +83,13 @@ class RelayProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process = self._process
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def restart(self) -> None:
+        """Stop the relay and start it again on the same folder, hence at another address."""
+        self._stop()
+        self._start()
 
     def cpu_times(self) -> CpuTimes:
         """CPU used so far, including that of processes which have ended since."""
@@ -121,6 +119,7 @@ class RelayProcess:
 
     def _start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
+        environment |= {f"RELAYD_{name.upper()}": str(value) for name, value in self._settings.items()}
         with (self._folder / "stderr.log").open("w") as log:
             self._process = subprocess.Popen(
                 [*self._command, "serve", "--port", "0", "--data-dir", str(self._folder / "data")],
@@ -131,6 +130,19 @@ class RelayProcess:
             )
         ready = json.loads(self._first_line())
         self.ws_url, self.metrics_url = ready["ws"], ready["metrics"]
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def _first_line(self) -> str:
         assert self._process is not None and self._process.stdout is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -21,7 +22,20 @@ try:
 except ImportError:  # a platform without the compiled part
     from websockets.utils import apply_mask
 
-__all__ = ["AUTHORS", "CONTENT_TYPE", "Load", "client_frame", "make_load", "sign"]
+__all__ = [
+    "AUTHORS",
+    "CONTENT_TYPE",
+    "Load",
+    "Signer",
+    "client_frame",
+    "make_load",
+    "publish_frame",
+    "sign",
+    "text_of",
+]
+
+Signer = Callable[[int, int], Sequence[Packet]]
+"""Signs packets of these numbers: from the first one, so many. It travels to other processes."""
 
 AUTHORS = 64
 CONTENT_TYPE = "POST"
@@ -57,6 +71,11 @@ def client_frame(payload: bytes) -> bytes:
     return header + mask + apply_mask(payload, mask)
 
 
+def text_of(number: int, run: str) -> str:
+    """The text of a packet of the usual size, unlike that of any other number or run."""
+    return f"{number:08d} {run} ".ljust(_TEXT_CHARACTERS, "x")
+
+
 def sign(first: int, count: int) -> list[Packet]:
     """Packets of equal size by a few authors, no two alike even between runs."""
     identities = [Identity(number.to_bytes(32, "big")) for number in range(1, AUTHORS + 1)]
@@ -64,21 +83,27 @@ def sign(first: int, count: int) -> list[Packet]:
     return [
         build(
             identities[number % AUTHORS],
-            {"type": CONTENT_TYPE, "text": f"{number:08d} {run} ".ljust(_TEXT_CHARACTERS, "x")},
+            {"type": CONTENT_TYPE, "text": text_of(number, run)},
             timestamp=now,
         )
         for number in range(first, first + count)
     ]
 
 
-def make_load(count: int, progress: Progress) -> Load:
+def publish_frame(packet: bytes) -> bytes:
+    """The frame that publishes a packet, given as JSON text."""
+    return client_frame(encode(Publish(packet=msgspec.Raw(packet))))
+
+
+def make_load(count: int, progress: Progress, signer: Signer = sign) -> Load:
     """Sign `count` packets on every core, for as long as that takes."""
     starts = range(0, count, _CHUNK)
     ids: list[str] = []
     frames: list[bytes] = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(starts)), mp_context=context) as pool:
-        chunks = pool.map(_signed_frames, starts, [min(_CHUNK, count - start) for start in starts])
+        sizes = [min(_CHUNK, count - start) for start in starts]
+        chunks = pool.map(functools.partial(_signed_frames, signer), starts, sizes)
         for chunk_ids, chunk_frames in chunks:
             ids += chunk_ids
             frames += chunk_frames
@@ -86,9 +111,6 @@ def make_load(count: int, progress: Progress) -> Load:
     return Load(ids, frames)
 
 
-def _signed_frames(first: int, count: int) -> tuple[Sequence[str], Sequence[bytes]]:
-    packets = sign(first, count)
-    return (
-        [packet.packet_id for packet in packets],
-        [client_frame(encode(Publish(packet=msgspec.Raw(packet.canonical)))) for packet in packets],
-    )
+def _signed_frames(signer: Signer, first: int, count: int) -> tuple[Sequence[str], Sequence[bytes]]:
+    packets = signer(first, count)
+    return [packet.packet_id for packet in packets], [publish_frame(packet.canonical) for packet in packets]

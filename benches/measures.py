@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from rich.table import Table
 __all__ = ["BRIEF", "FULL", "Measure", "Plan", "Progress", "as_json", "percentile", "print_table"]
 
 Progress = Callable[[str], None]
+
+_BAR_CHARACTERS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,13 @@ class Plan:
     latency_packets: int
     catchup_packets: int
     idle_connections: int
+    identities: int
+    """Authors with a key chain, and as many without."""
+    identity_rounds: int
+    honest_publishes: int
+    """By each of the honest connections, in each round."""
+    idle_crowd: int
+    hostile_crowd: int
     limit_seconds: float
     """How long each limit is measured."""
     timeout: float
@@ -41,6 +50,11 @@ FULL = Plan(
     latency_packets=3_000,
     catchup_packets=30_000,
     idle_connections=2_000,
+    identities=10_000,
+    identity_rounds=6,
+    honest_publishes=40,
+    idle_crowd=5_000,
+    hostile_crowd=500,
     limit_seconds=1.0,
     timeout=600.0,
 )
@@ -52,6 +66,11 @@ BRIEF = Plan(
     latency_packets=50,
     catchup_packets=1_200,
     idle_connections=50,
+    identities=300,
+    identity_rounds=1,
+    honest_publishes=6,
+    idle_crowd=100,
+    hostile_crowd=56,
     limit_seconds=0.05,
     timeout=60.0,
 )
@@ -71,7 +90,7 @@ class Measure:
     limit: float | None = None
     limit_name: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-    """What explains the value: all rounds, CPU shares, counts."""
+    """What explains the value: all rounds, CPU shares, counts. A mapping holds shares, shown as bars."""
 
     @property
     def ratio(self) -> float | None:
@@ -134,8 +153,13 @@ def print_table(measures: Iterable[Measure]) -> None:
     console.print(table)
     for measure in measures:
         if measure.details:
-            shown = ", ".join(f"{name} {_shown(value)}" for name, value in measure.details.items())
+            bars = {name: value for name, value in measure.details.items() if isinstance(value, Mapping)}
+            shown = ", ".join(
+                f"{name} {_shown(value)}" for name, value in measure.details.items() if name not in bars
+            )
             console.print(f"[bold]{measure.bench} {measure.name}:[/] {shown}", highlight=False)
+            for name, shares in bars.items():
+                console.print(f"  {name}\n{_bars(shares)}", highlight=False)
 
 
 def _shown(value: Any) -> str:
@@ -144,7 +168,17 @@ def _shown(value: Any) -> str:
     return _number(value) if isinstance(value, int | float) else str(value)
 
 
+def _bars(shares: Mapping[str, float]) -> str:
+    """A line for each share of a whole, the longest bar the largest share."""
+    most, width = max(shares.values()) or 1, max(map(len, shares))
+    lines = (
+        f"    {name:<{width}}  {_number(value):>8}  {'█' * round(_BAR_CHARACTERS * value / most)}"
+        for name, value in shares.items()
+    )
+    return "\n".join(lines)
+
+
 def _number(value: float) -> str:
-    if abs(value) >= 100:
+    if abs(value) >= 100 or isinstance(value, int):
         return f"{value:,.0f}"
     return f"{value:.2f}"

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from collections.abc import Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from strata.wire import EndOfHistory, Error, Event, Ok, RelayMessage, decode_relay_message
+from strata.wire import AuthChallenge, EndOfHistory, Error, Event, Ok, RelayMessage, decode_relay_message
 
 __all__ = ["BenchError", "Peer", "Publisher", "connect_peers", "messages"]
 
 _BUFFER: Final = bytearray(1 << 18)
 _VIEW: Final = memoryview(_BUFFER)
 _KIND: Final = 10
-"""Where the payloads `{"type":"OK"`, `{"type":"EVENT"`, `{"type":"ERROR"` and `{"type":"END_…"` differ."""
+"""Where the payloads `{"type":"OK"`, `…"EVENT"`, `…"ERROR"`, `…"END_…"` and `…"AUTH_…"` differ."""
 _LEAST: Final = 4 + _KIND + 1
 _OPEN_TIMEOUT: Final = 30.0
 _PONG: Final = b"\x8a\x80\0\0\0\0"
@@ -161,7 +162,7 @@ class Peer(asyncio.BufferedProtocol):
                 self.markers += 1
                 if self._marker is not None and not self._marker.done():
                     self._marker.set_result(None)
-            else:
+            elif kind != 85:  # aUth_challenge: the first frame, and this peer stays anonymous
                 raise self._fail(f"unexpected message: {bytes(buffer[start : min(end, start + 300)])!r}")
             at = start + length
         if at >= end:
@@ -217,9 +218,18 @@ class Publisher(Peer):
 
 
 async def connect_peers(
-    url: str, count: int, kind: type[Peer] = Peer, *, witnesses: int = 0, at_once: int = 100
+    url: str,
+    count: int,
+    kind: type[Peer] = Peer,
+    *,
+    witnesses: int = 0,
+    at_once: int = 100,
+    sources: Sequence[str] = (),
 ) -> list[Peer]:
-    """Open `count` connections; the first `witnesses` of them keep what they get."""
+    """Open `count` connections; the first `witnesses` of them keep what they get.
+
+    `sources` are addresses of this machine that they come from, each in its turn; none given: any.
+    """
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None
     loop = asyncio.get_running_loop()
@@ -228,7 +238,12 @@ async def connect_peers(
         group: list[Peer] = []
         for number in range(len(peers), min(count, len(peers) + at_once)):
             peer = kind(parts.path, parts.netloc, witness=number < witnesses)
-            await loop.create_connection(lambda peer=peer: peer, parts.hostname, parts.port)  # type: ignore[misc]
+            await loop.create_connection(
+                lambda peer=peer: peer,
+                parts.hostname,
+                parts.port,
+                local_addr=(sources[number % len(sources)], 0) if sources else None,
+            )
             group.append(peer)
         async with asyncio.timeout(_OPEN_TIMEOUT):
             await asyncio.gather(*(peer.opened for peer in group))
@@ -249,6 +264,9 @@ def messages(peer: Peer) -> list[RelayMessage]:
             start, length = at + 10, int.from_bytes(data[at + 2 : at + 10], "big")
         if data[at] == 0x81:
             message = decode_relay_message(data[start : start + length])
+            if isinstance(message, AuthChallenge):
+                at = start + length
+                continue
             if isinstance(message, Error) or not isinstance(message, Event | Ok | EndOfHistory):
                 raise BenchError(f"unexpected message: {message}")
             found.append(message)

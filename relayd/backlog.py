@@ -15,10 +15,10 @@ from typing import Final, Protocol
 import structlog
 from strata.errors import ErrorCode
 
+from relayd.answers import read_failure_payload
 from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
-from relayd.session import read_failure_payload
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
@@ -38,7 +38,10 @@ class StoreReader(Sink, Protocol):
         """Its number in the logs."""
 
     async def writable(self) -> None:
-        """Wait until the socket has room."""
+        """Wait until the socket has room, and the reader's budget for history too."""
+
+    def backfilled(self, sent_bytes: int) -> None:
+        """Charge bytes that came from the store to that budget."""
 
     def queue(self, frames: bytes) -> None:
         """Queue whole frames."""
@@ -147,16 +150,18 @@ class Backlog:
         relay.metrics.store_reads["ok"].inc()
         relay.metrics.store_read_seconds.observe(time.perf_counter() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
-        self._send(*subscription.rows_read(read, page.rows, page.exhausted))
+        frames, events = subscription.rows_read(read, page.rows, page.exhausted, relay.fanout.form)
+        self._connection.backfilled(len(frames))
+        self._send(frames, events)
 
     def _from_memory(self, subscription: Subscription) -> bool:
         """Close the last gap from what the feed still holds, so that a busy log cannot outrun a read."""
         entries = self._relay.fanout.recent_after(subscription.position)
         if entries is None:
             return False
-        now = self._relay.clock()
-        self._send(*subscription.entries_read(entries, now, self._relay.fanout.position))
-        subscription.next_read(self._relay.fanout.position, 0)
+        fanout = self._relay.fanout
+        self._send(*subscription.entries_read(entries, self._relay.clock(), fanout.position, fanout.form))
+        subscription.next_read(fanout.position, 0)
         self._go_live(subscription)
         return True
 

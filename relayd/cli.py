@@ -101,9 +101,16 @@ def serve(
 @app.command("check-config")
 def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
     """Print the settings in effect, secrets masked, or everything that is wrong with them."""
+    from relayd.bootstrap import read_bootstrap, trust_of
     from relayd.manual import toml_value
+    from relayd.policy.plugins import load_plugins
 
     settings = _settings(config)
+    try:  # what they refer to has to be there as well
+        trust_of(settings, read_bootstrap(settings.bootstrap_file))
+        load_plugins(settings.policy_plugins)
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, *error.problems)
     for warning in settings.warnings:
         _say(f"warning: {warning}")
     if json:
@@ -197,12 +204,14 @@ def import_(
 ) -> None:
     """Append the valid packets of an export; may be repeated. Exit code 1 if any line was refused."""
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.examiner import Examiner
     from relayd.transfer import ImportSummary, import_log, open_store
 
     async def run(show: Callable[[ImportSummary], None]) -> ImportSummary:
         with _opened(source, "rb", sys.stdin.buffer) as file, _maybe_opened(quarantine) as kept:
             async with open_store(settings) as store:
-                return await import_log(store, file, now=time.time, quarantine=kept, progress=show)
+                examiner = Examiner.from_settings(settings, store)
+                return await import_log(store, file, examiner, now=time.time, quarantine=kept, progress=show)
 
     size = source.stat().st_size if source is not None and source.exists() else None
     with _progress("import", size) as (bar, task):
@@ -249,6 +258,8 @@ def _run(main: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(main)
     except StoreError as error:
         _fail(EXIT_DATABASE, str(error))
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, *error.problems)
     except (OSError, ValueError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
     except KeyboardInterrupt:

@@ -25,7 +25,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
+from strata.auth import MAX_LIFETIME_SECONDS, MIN_LIFETIME_SECONDS
 from strata.ids import is_did
+from strata.keys import IDENTITY_TYPES
+
+from relayd.addresses import is_network
 
 __all__ = [
     "ENV_PREFIX",
@@ -51,7 +55,15 @@ _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int, Meta(ge=1024, le=2**40)]
 _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
+_Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_LimitBytes = Annotated[int, Meta(ge=0, le=2**40)]
 _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#\s:@]+)(:\d{1,5})?|null", re.IGNORECASE)
+_RATE_LIMITS = frozenset(
+    {"max_connections_per_address", "auth_limit", "connection_limit"}
+    | {f"{who}{what}" for who in ("", "anonymous_") for what in ("publish_limit", "subscribe_limit")}
+    | {"backfill_limit_bytes", "anonymous_backfill_limit_bytes"}
+)
 _Hashes = tuple[Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}$")], ...]
 
 
@@ -189,14 +201,155 @@ class Settings:
         10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
     )
 
+    policies: tuple[str, ...] = _setting(
+        (
+            "blocked_authors",
+            "blocked_packet_ids",
+            "blocked_media_hashes",
+            "blocked_types",
+            "allowed_authors",
+            "allowed_types",
+            "abuse",
+        ),
+        "Policies a packet has to pass, in the order they are asked; the first refusal is the answer.",
+        reload=True,
+    )
+    challenge_lifetime: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
+        120,
+        "How long an AUTH_CHALLENGE can be answered; at least 60, and more than 600 counts as 600.",
+        unit="seconds",
+    )
+    require_auth: tuple[Literal["publish", "subscribe"], ...] = _setting(
+        (),
+        "What a session must authenticate for: `publish`, `subscribe` or both; `subscribe` covers"
+        " `/packets/{packet_id}` too.",
+        reload=True,
+    )
+    members: tuple[str, ...] = _setting(
+        (),
+        "DIDs that gain by authenticating what `require_auth` keeps from the others; none listed: every DID.",
+        reload=True,
+    )
+    replication_peers: tuple[str, ...] = _setting(
+        (), "DIDs of the relays that may replicate from this one; they count as members.", reload=True
+    )
+
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "Networks (CIDR) of the reverse proxies that are believed about whose address a client has."
+    )
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = _setting(
+        "x-forwarded-for", "The header in which `trusted_proxies` say it; the other one is ignored."
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (),
+        "Web origins (`https://host`) whose pages may connect; none listed: any. Programs send no origin.",
+        reload=True,
+    )
+    log_addresses: Literal["off", "truncated", "full"] = _setting(
+        "off", "Whether a line about a connection names its client's address; `truncated`: /24 or /48 of it."
+    )
+    max_connections_per_address: _Limit = _setting(
+        256, "Sessions open at once from one IPv4 address or IPv6 /64, for each process.", unit="connections"
+    )
+    unlimited_addresses: tuple[str, ...] = _setting(
+        ("127.0.0.0/8", "::1/128"),
+        "Networks (CIDR) from which no limit below and no cap above holds; what comes through a proxy never"
+        " counts as one of them.",
+    )
+    limit_window_seconds: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
+        60, "Window of the limits below: what is spent comes back evenly over this time.", unit="seconds"
+    )
+    publish_limit: _Limit = _setting(
+        12_000,
+        "PUBLISHes of an authenticated identity in each window, for each process; 0: any.",
+        unit="messages",
+    )
+    subscribe_limit: _Limit = _setting(
+        1200, "SUBSCRIBEs of an authenticated identity in each window; 0: any.", unit="messages"
+    )
+    backfill_limit_bytes: _LimitBytes = _setting(
+        2**30,
+        "Stored packets sent to an authenticated identity in each window; more is sent later. 0: any.",
+        unit="bytes",
+    )
+    anonymous_publish_limit: _Limit = _setting(
+        1200, "PUBLISHes of anonymous sessions from one address in each window; 0: any.", unit="messages"
+    )
+    anonymous_subscribe_limit: _Limit = _setting(
+        240,
+        "SUBSCRIBEs and reads of `/packets/{packet_id}` of anonymous clients from one address in each window;"
+        " 0: any.",
+        unit="messages",
+    )
+    anonymous_backfill_limit_bytes: _LimitBytes = _setting(
+        2**28,
+        "Stored packets sent to anonymous sessions from one address in each window; more is sent later."
+        " 0: any.",
+        unit="bytes",
+    )
+    auth_limit: _Limit = _setting(60, "AUTHs from one address in each window; 0: any.", unit="messages")
+    connection_limit: _Limit = _setting(
+        600, "Connections opened from one address in each window; 0: any.", unit="connections"
+    )
+
+    bootstrap_file: Path | None = _setting(
+        None, "JSON file with DID documents, keys and roots that are trusted as they stand."
+    )
+    clock_skew_seconds: int = _setting(
+        300,
+        "How far clocks may disagree about a key's validity; 60 to 300, anything else counts as 300, and the"
+        " bootstrap file's value goes first.",
+        unit="seconds",
+    )
+    recovery_delay_seconds: Annotated[int, Meta(ge=0, le=365 * 86_400)] = _setting(
+        86_400, "How long a key event signed by a recovery key waits for objections.", unit="seconds"
+    )
+    strong_edges_per_day: _Limit = _setting(
+        20, "Trust edges above 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    weak_edges_per_day: _Limit = _setting(
+        100, "Trust edges up to 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    trust_revocations_per_day: _Limit = _setting(
+        120, "Trust revocations that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    evidence_plugins: tuple[str, ...] = _setting(
+        (), "Installed verifiers of platform evidence (entry points of `relayd.evidence`) to use."
+    )
+    refused_clients: tuple[str, ...] = _setting(
+        (), "DIDs of client software whose attestations are not honoured.", reload=True
+    )
+    abuse_refresh_interval: _Seconds = _setting(60.0, "How often the abuse table is read.", unit="seconds")
+
     blocked_authors: tuple[str, ...] = _setting(
-        (), "DIDs whose packets are refused; what is stored of them stays served.", reload=True
+        (), "DIDs whose packets are refused, and no longer served where stored.", reload=True
     )
     blocked_packet_ids: _Hashes = _setting(
-        (), "Ids of packets that are refused; one already stored stays served.", reload=True
+        (), "Ids of packets that are refused, and no longer served where stored.", reload=True
     )
     blocked_media_hashes: _Hashes = _setting(
-        (), "Media hashes; packets that refer to one are refused, stored ones stay served.", reload=True
+        (), "Media hashes; packets that refer to one are refused, and no longer served.", reload=True
+    )
+    blocked_types: tuple[str, ...] = _setting(
+        (), "Content types whose packets are refused, and no longer served where stored.", reload=True
+    )
+    allowed_authors: tuple[str, ...] = _setting(
+        (), "DIDs whose packets alone are taken; empty means anyone's.", reload=True
+    )
+    allowed_types: tuple[str, ...] = _setting(
+        (), "Content types that alone are taken, beside those of identities; empty means all.", reload=True
+    )
+    policy_plugins: tuple[str, ...] = _setting(
+        (), "Entry points of the group `relayd.policies` that are asked last, in this order."
+    )
+    policy_timeout: _Seconds = _setting(1.0, "How long one plug-in may take over a packet.", unit="seconds")
+    policy_failure: Literal["refuse", "accept"] = _setting(
+        "refuse", "What becomes of a packet about which a plug-in fails or takes too long."
+    )
+    provenance_downgrade: Literal["rewrite", "annotate"] = _setting(
+        "rewrite",
+        "How a packet with an unproven origin is served: with the origin replaced, or as signed; "
+        "annotated either way.",
     )
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
@@ -293,7 +446,8 @@ def load(
     if problems:
         raise ConfigurationError(problems)
     ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
-    return _clamped(dataclasses.replace(settings, origin=_Origin(config_file, ours, given)))
+    origin = _Origin(config_file, ours, given)
+    return _clamped(dataclasses.replace(settings, origin=origin, warnings=_advice(settings, values)))
 
 
 def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -384,9 +538,10 @@ def _contradictions(settings: Settings) -> list[str]:
             f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
             f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
         )
-    problems += [
-        f"blocked_authors: {did} is not a DID" for did in settings.blocked_authors if not is_did(did)
-    ]
+    for name in ("blocked_authors", "allowed_authors", "refused_clients"):
+        problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
+    problems += _policy_problems(settings)
+    problems += _access_problems(settings)
     if settings.public_url is not None and not _is_url(settings.public_url, {"ws", "wss"}):
         problems.append("public_url: expected a ws:// or wss:// URL")
     for name in ("database_url", "read_database_url"):
@@ -400,14 +555,70 @@ def _contradictions(settings: Settings) -> list[str]:
     return problems
 
 
+def _access_problems(settings: Settings) -> list[str]:
+    """Faults in who may come in and do what."""
+    problems = []
+    if settings.challenge_lifetime < MIN_LIFETIME_SECONDS:
+        # R-270, A-072: a shorter window is not to be had, so it is not configured either.
+        problems.append(f"challenge_lifetime ({settings.challenge_lifetime}) is below {MIN_LIFETIME_SECONDS}")
+    for name in ("members", "replication_peers"):
+        problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
+    for name in ("trusted_proxies", "unlimited_addresses"):
+        problems += [
+            f"{name}: {text} is not a network such as 192.0.2.0/24"
+            for text in getattr(settings, name)
+            if not is_network(text)
+        ]
+    problems += [
+        f"allowed_origins: {origin} is not an origin such as https://example.org"
+        for origin in settings.allowed_origins
+        if _ORIGIN.fullmatch(origin) is None
+    ]
+    return problems
+
+
+def _policy_problems(settings: Settings) -> list[str]:
+    known = setting_table()["policies"].default
+    problems = [_unknown("policy", name, known) for name in settings.policies if name not in known]
+    if len(set(settings.policies)) < len(settings.policies):
+        problems.append("policies: a policy is named twice")
+    problems += [
+        f"{name} is set, and policies does not name it"
+        for name in known
+        if getattr(settings, name, ()) and name not in settings.policies
+    ]
+    problems += [
+        # A key that its owner has revoked would go on signing (R-074).
+        f"blocked_types: {type_} carries keys and their revocation, and cannot be blocked"
+        for type_ in settings.blocked_types
+        if type_ in IDENTITY_TYPES
+    ]
+    return problems
+
+
 def _clamped(settings: Settings) -> Settings:
-    if settings.max_packet_bytes <= HARD_MAX_PACKET_BYTES:
-        return settings
-    # R-119: clamped with a warning, not refused.
-    warning = (
-        f"max_packet_bytes {settings.max_packet_bytes} is above the hard limit; using {HARD_MAX_PACKET_BYTES}"
-    )
-    return dataclasses.replace(settings, max_packet_bytes=HARD_MAX_PACKET_BYTES, warnings=(warning,))
+    """Bring what is too large down to what is used, with a warning for each (R-119, R-272)."""
+    changed: dict[str, Any] = {}
+    warnings = list(settings.warnings)
+    for name, most, what in (
+        ("max_packet_bytes", HARD_MAX_PACKET_BYTES, "the hard limit"),
+        ("challenge_lifetime", MAX_LIFETIME_SECONDS, "what clients accept"),
+    ):
+        value = getattr(settings, name)
+        if value > most:
+            changed[name] = most
+            warnings.append(f"{name} {value} is above {what}; using {most}")
+    return dataclasses.replace(settings, **changed, warnings=tuple(warnings))
+
+
+def _advice(settings: Settings, given: Iterable[str]) -> tuple[str, ...]:
+    """What an operator may not expect of the values given."""
+    limits = sorted(_RATE_LIMITS.intersection(given))
+    if not limits or not settings.unlimited_addresses or "unlimited_addresses" in given:
+        return ()
+    # Whoever sets a limit and tries it out on the spot would find that it does nothing.
+    networks = ", ".join(settings.unlimited_addresses)
+    return (f"{', '.join(limits)}: no limit holds for {networks} (unlimited_addresses)",)
 
 
 def _unknown(what: str, name: str, valid: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import structlog
 import uvloop
 
 from relayd import logs
-from relayd.config import Settings
+from relayd.config import ConfigurationError, Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
 from relayd.server import PortTaken, database, print_ready, serve, stop_on_signals
 from relayd.store.types import StoreError
@@ -38,6 +38,8 @@ def run(settings: Settings) -> int:
         return _failed(EXIT_PORT, "port", error)
     except TlsError as error:
         return _failed(EXIT_CONFIGURATION, "tls", error)
+    except ConfigurationError as error:  # in what a setting refers to: the settings themselves are sound
+        return _failed(EXIT_CONFIGURATION, "configuration", error)
     return EXIT_OK
 
 

@@ -1,10 +1,11 @@
 """Logging: structlog over the standard library, one line for each event, on stderr.
 
-Every logger is a named stdlib logger, so other libraries' lines take the same form. `bind_connection` puts
-the connection's id on all lines of its tasks. What each level says is listed in docs/operations.md.
+Every logger is a named stdlib logger, so other libraries' lines take the same form. What each level says is
+listed in docs/operations.md.
 
 Two rules hold whatever a caller does: a field that could carry content or a key is struck out (R-328), and
-an address loses its host part (R-330).
+an address loses its host part (R-330), unless the operator asked for all of it and it is logged as
+`full_address`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
 
-__all__ = ["bind_connection", "configure", "get_logger", "truncated_address"]
+__all__ = ["configure", "get_logger", "truncated_address"]
 
 _NEVER_LOGGED = frozenset(
     {
@@ -48,7 +49,6 @@ def configure(
     stream = stream or sys.stderr
     console = log_format == "console" or (log_format == "auto" and stream.isatty())
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
@@ -84,14 +84,6 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """The logger of a module, `get_logger(__name__)`; usable before `configure`."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
-
-
-def bind_connection(connection_id: str) -> Mapping[str, Any]:
-    """Put `connection` on every line logged by the current task and the tasks it starts.
-
-    Returns what `structlog.contextvars.reset_contextvars(**tokens)` takes to undo it.
-    """
-    return structlog.contextvars.bind_contextvars(connection=connection_id)
 
 
 def truncated_address(address: str) -> str:

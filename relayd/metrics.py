@@ -40,10 +40,12 @@ from strata.errors import ErrorCode
 from relayd.version import VERSION
 
 __all__ = [
+    "AUTH_OUTCOMES",
     "CLOSE_REASONS",
     "MESSAGE_TYPES",
     "OTHER",
     "PUBLISH_OUTCOMES",
+    "RATE_LIMITS",
     "READ_OUTCOMES",
     "Counters",
     "LatencyHistogram",
@@ -59,11 +61,18 @@ OTHER = "other"
 MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH")
 PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
+AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
+RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "pacing")
+"""What was refused for being over a limit; `pacing` is a page of history that was sent later instead."""
 CLOSE_REASONS = (
     "client",
     "going_away",
     "handshake",
     "too_many_connections",
+    "address_limit",
+    "connection_rate",
+    "origin",
+    "auth_failures",
     "protocol_error",
     "too_large",
     "malformed",
@@ -194,6 +203,12 @@ class Metrics:
         self.messages_received = Counters(
             registry, "relayd_messages_received_total", "Messages by type.", "type", MESSAGE_TYPES
         )
+        self.auths = Counters(
+            registry, "relayd_auths_total", "AUTH messages answered.", "outcome", AUTH_OUTCOMES
+        )
+        self.rate_limited = Counters(
+            registry, "relayd_rate_limited_total", "Requests over a limit.", "limit", RATE_LIMITS
+        )
         self.errors_sent = Counters(
             registry,
             "relayd_errors_sent_total",
@@ -217,6 +232,12 @@ class Metrics:
             "relayd_verify_seconds",
             "Checking the ids and signatures of one batch.",
             buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.plugin_verdicts = Counter(
+            "relayd_policy_plugin_verdicts_total",
+            "What policy plug-ins said of packets; the names are those the settings list.",
+            ["plugin", "verdict"],
             registry=registry,
         )
         self.commit_packets = Histogram(
@@ -259,6 +280,10 @@ class Metrics:
         self.database_up = _gauge(
             registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
         )
+
+    def plugin_said(self, plugin: str, verdict: str) -> None:
+        """A policy plug-in, by its configured name, was asked about a packet."""
+        self.plugin_verdicts.labels(plugin, verdict).inc()
 
     def render(self) -> tuple[str, bytes]:
         """The content type and body of one scrape: of this process, or of all workers together."""

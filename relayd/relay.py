@@ -19,19 +19,26 @@ from typing import Protocol
 
 import structlog
 from strata.errors import ErrorCode, InvalidPacket
+from strata.ids import Identity
+from strata.keys import KeyRules
+from strata.provenance import ProvenanceTrust
 
-from relayd.admission.checks import Policy
-from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.access import Access
+from relayd.admission.budgets import Budget, TrustBudgets
+from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
+from relayd.bootstrap import Bootstrap, effective_clock_skew
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
+from relayd.identity import Identities
 from relayd.metrics import Metrics, Tally
+from relayd.policy import Plugins, Policy, apply_policy
 from relayd.session import SessionLimits
 from relayd.store import Store, Writer
 from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
 
-__all__ = ["Peer", "Relay", "policy_of"]
+__all__ = ["Peer", "Relay"]
 
 _log = structlog.get_logger("relayd.relay")
 
@@ -58,16 +65,6 @@ class Peer(Protocol):
         """Drop the socket."""
 
 
-def policy_of(settings: Settings) -> Policy:
-    """What the settings decline."""
-    return Policy(
-        blocked_authors=frozenset(settings.blocked_authors),
-        blocked_packet_ids=frozenset(settings.blocked_packet_ids),
-        blocked_media_hashes=frozenset(settings.blocked_media_hashes),
-        max_age_seconds=settings.max_packet_age_seconds,
-    )
-
-
 class Relay:
     """One relay process between its store and its connections. Make it on the running loop."""
 
@@ -78,6 +75,9 @@ class Relay:
         metrics: Metrics,
         *,
         head: int,
+        bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
+        trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
+        plugins: Plugins | None = None,
         clock: Callable[[], int] = lambda: int(time.time()),
     ) -> None:
         self.settings = settings
@@ -94,10 +94,27 @@ class Relay:
             malformed_limit=settings.malformed_limit,
             malformed_window=settings.malformed_window,
         )
+        self.access = Access(settings)
         self.connections: set[Peer] = set()
         self.draining = False
-        self.fanout = Fanout(self.cursors, head)
-        self.tail = Tail(self.fanout, store, clock=clock, on_dispatch=self._dispatched)
+        self.relay_id = _identity(settings, store).did
+        self.fanout = Fanout(self.cursors, head, form=settings.provenance_downgrade)
+        self.identities = Identities(
+            store.identities,
+            bootstrap,
+            KeyRules(
+                clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
+                recovery_delay_seconds=settings.recovery_delay_seconds,
+            ),
+            on_change=lambda packet: self.admission.identity_applied(packet),
+        )
+        self.tail = Tail(
+            self.fanout,
+            store,
+            clock=clock,
+            on_entries=self.identities.observe,
+            on_dispatch=self._dispatched,
+        )
         self.writer: Writer[PublishRequest] = Writer(
             store,
             on_commit=self._committed,
@@ -106,18 +123,27 @@ class Relay:
             max_pending_bytes=2 * settings.publish_queue_bytes,
             publish_timeout=settings.publish_timeout,
             clock=clock,
+            keys=self,
         )
         self.admission = Admission(
             enqueue=self.writer.put,
             find=store.find,
-            policy=policy_of(settings),
+            identities=self.identities,
+            budgets=TrustBudgets(store.identities, _budgets(settings), clock=clock),
+            policy=Policy(),
+            plugins=plugins or Plugins(),
+            trust=trust,
+            limits=AdmissionLimits(
+                max_packet_bytes=settings.max_packet_bytes,
+                max_json_depth=settings.max_json_depth,
+                max_packet_age_seconds=settings.max_packet_age_seconds,
+            ),
             clock=clock,
-            max_packet_bytes=settings.max_packet_bytes,
-            max_json_depth=settings.max_json_depth,
             verify_threads=settings.verify_threads,
             on_verified=metrics.verify_seconds.observe,
             on_flush=self.flush,
         )
+        apply_policy(self, Policy.from_settings(settings))
         self._dirty: list[Peer] = []
         self._held: set[Peer] = set()
         self._changed = asyncio.Event()
@@ -175,6 +201,20 @@ class Relay:
         metrics.publish_queue.set(self.admission.pending)
         metrics.log_sequence.set(self.fanout.position)
 
+    # KeyWatch: what the writer asks before it appends (R-074).
+
+    def followed(self) -> int:
+        """Identity packets up to here have been applied: as far as the feed has passed through the log."""
+        return self.fanout.position
+
+    def still_admitted(self, request: PublishRequest) -> bool:
+        """See `Admission.still_admitted`."""
+        return self.admission.still_admitted(request)
+
+    async def follow(self, sequence: int) -> None:
+        """Let the feed pass through the log up to `sequence`."""
+        await self.tail.reach(sequence)
+
     def _committed(
         self, appended: Appended, batch: list[tuple[NewPacket, PublishRequest]], seconds: float
     ) -> None:
@@ -213,3 +253,17 @@ class Relay:
         if delivered:
             self.tally.live_events += delivered
         self.flush()
+
+
+def _identity(settings: Settings, store: Store) -> Identity:
+    """The relay's own: the one configured, else the one made when the database was."""
+    seed = settings.identity_seed
+    return Identity.from_seed(bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed)
+
+
+def _budgets(settings: Settings) -> dict[Budget, int]:
+    return {
+        Budget.STRONG_EDGES: settings.strong_edges_per_day,
+        Budget.WEAK_EDGES: settings.weak_edges_per_day,
+        Budget.REVOCATIONS: settings.trust_revocations_per_day,
+    }

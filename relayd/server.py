@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -19,18 +20,21 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import structlog
-from strata.ids import Identity
 
+from relayd.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.config import ConfigurationError, Settings
-from relayd.connection import Connection, HttpResponder
+from relayd.connection import Connection
 from relayd.http import HttpApi, MetricsApi
+from relayd.http_connection import HttpResponder
+from relayd.identity_http import IdentityApi
 from relayd.manifest import build_manifest
 from relayd.metrics import Metrics
-from relayd.relay import Relay, policy_of
+from relayd.policy import Plugins, Policy, apply_policy
+from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
-from relayd.store.types import StoreError
+from relayd.store.types import AbuseEntry, StoreError
 from relayd.tls import TlsError, TlsFiles
 
 __all__ = [
@@ -119,8 +123,13 @@ async def serve(
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
-    Raises `StoreError`, `PortTaken` or `TlsError` when it cannot start. Cancelling it stops without draining.
+    Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
+    stops without draining.
     """
+    bootstrap = read_bootstrap(settings.bootstrap_file)
+    trust = trust_of(settings, bootstrap)
+    metrics = Metrics()
+    plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
     tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     store = await Store.open(
         database_url,
@@ -134,13 +143,23 @@ async def serve(
     )
     try:
         await store.maintain(int(time.time()))
-        metrics = Metrics()
-        relay = Relay(settings, store, metrics, head=await store.head())
-        process = _Process(settings, store, relay, metrics, tls)
+        relay = Relay(
+            settings,
+            store,
+            metrics,
+            head=await store.head(),
+            bootstrap=bootstrap,
+            trust=trust,
+            plugins=plugins,
+        )
+        await relay.identities.open()
+        process = _Process(settings, store, relay, metrics, tls, bootstrap)
         try:
             await process.run(announce, stop, reuse_port=reuse_port)
         finally:
             await relay.admission.close()
+            await relay.identities.close()
+            plugins.close()
     finally:
         await store.close()
 
@@ -149,20 +168,25 @@ class _Process:
     """The sockets and background tasks of one relay process."""
 
     def __init__(
-        self, settings: Settings, store: Store, relay: Relay, metrics: Metrics, tls: TlsFiles | None
+        self,
+        settings: Settings,
+        store: Store,
+        relay: Relay,
+        metrics: Metrics,
+        tls: TlsFiles | None,
+        bootstrap: Bootstrap,
     ) -> None:
         self._settings = settings
+        self._bootstrap = bootstrap
         self._store = store
         self._relay = relay
         self._metrics = metrics
         self._tls = tls
         self._database_up = True
+        self._abuse: list[AbuseEntry] = []
         self._servers: list[asyncio.Server] = []
         self._ws_url = ""
-        seed = settings.identity_seed
-        self._relay_id = Identity.from_seed(
-            bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed
-        ).did
+        self._relay_id = relay.relay_id
 
     async def run(self, announce: Announce, stop: asyncio.Event, *, reuse_port: bool) -> None:
         relay = self._relay
@@ -175,6 +199,7 @@ class _Process:
                 ("sweep", self._sweep()),
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
+                ("policy", self._refresh_policy()),
             )
         ]
         try:
@@ -201,12 +226,28 @@ class _Process:
             readiness=self._readiness,
             manifest=self._manifest,
             by_id=self._store.by_id,
+            identities=IdentityApi(
+                self._relay.identities,
+                self._bootstrap,
+                by_key=self._store.identities.by_key,
+                declined=lambda: self._store.declined,
+                clock=self._relay.clock,
+            ),
+            form=settings.provenance_downgrade,
             render_metrics=None if settings.metrics_listen else self._render_metrics,
             websocket_path=settings.path,
         )
         context = self._tls.context if self._tls else None
         port = await self._open(
-            settings.host, settings.port, responder, settings.path, ssl=context, reuse_port=reuse_port
+            settings.host,
+            settings.port,
+            responder,
+            settings.path,
+            ssl=context,
+            # R-321: a stranger who is slow before the first byte is as slow as one who is slow after it.
+            ssl_handshake_timeout=settings.handshake_timeout if context else None,
+            ssl_shutdown_timeout=_CLOSE_TIMEOUT if context else None,
+            reuse_port=reuse_port,
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         secure = "s" if context else ""
@@ -261,6 +302,8 @@ class _Process:
             relay_id=self._relay_id,
             ws_endpoint=self._ws_url,
             status=self._readiness() or "ok",
+            clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
+            did_docs=[item for items in self._bootstrap.documents.values() for item in items],
         )
 
     async def _drain(self) -> None:
@@ -305,6 +348,20 @@ class _Process:
             except StoreError as error:
                 _log.warning("maintenance_failed", problem=str(error))
 
+    async def _refresh_policy(self) -> None:
+        """Read the abuse table now and then; while it cannot be read, what was read last holds."""
+        while True:
+            try:
+                self._abuse = await self._store.abuse(self._relay.clock())
+            except StoreError as error:
+                _log.warning("abuse_table_unread", problem=str(error))
+            else:
+                self._apply_policy()
+            await asyncio.sleep(self._settings.abuse_refresh_interval)
+
+    def _apply_policy(self) -> None:
+        apply_policy(self._relay, Policy.from_settings(self._settings, self._abuse))
+
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
@@ -315,7 +372,11 @@ class _Process:
             if self._tls is not None:
                 self._tls.reload()
             self._settings = self._settings.reloaded()
-            self._relay.admission.policy = policy_of(self._settings)
+            self._relay.access.reload(self._settings)
+            self._apply_policy()
+            self._relay.admission.trust = dataclasses.replace(
+                self._relay.admission.trust, refused_clients=frozenset(self._settings.refused_clients)
+            )
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=str(error))
         else:

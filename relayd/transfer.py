@@ -1,11 +1,14 @@
 """The whole log as JSON lines, out of one database and into another.
 
-A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order. Both directions may
-be stopped anywhere and started again: an export goes on behind the last whole line of its file, and an
-import meets the packets it has brought in already as duplicates.
+A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order; where this relay found
+something about the packet's origin, `annotation` says what. Both directions may be stopped anywhere and
+started again: an export goes on behind the last whole line of its file, and an import meets the packets it
+has brought in already as duplicates.
 
-An import believes nothing: each line's packet is parsed, its id recomputed and its signature checked, as a
-PUBLISH is, but for freshness, since a log is old by nature. What fails is counted, and kept where asked.
+An import believes nothing: each line's packet is parsed, its id recomputed and its signature and origin
+checked as those of a PUBLISH are (see `examiner`), but for freshness, since a log is old by nature, and for
+policy, which decides about its serving. So annotations are found anew, and no file can bring its own. What
+fails is counted, and kept where asked.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from strata.errors import ErrorCode, InvalidPacket
 from strata.packets import Packet
 
 from relayd.config import HARD_MAX_PACKET_BYTES, Settings
+from relayd.examiner import DECISIVE_TYPES, Candidate, Examiner
 from relayd.server import database
 from relayd.store import Store
-from relayd.store.types import LogEntry, NewPacket, Outcome
+from relayd.store.types import IdentitiesMoved, LogEntry, NewPacket, Outcome
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
 
@@ -68,10 +72,15 @@ class _Line(NamedTuple):
     text: bytes
 
 
-class _Entry(NamedTuple):
+class _Parsed(NamedTuple):
     line: _Line
-    received_at: int
-    packet: NewPacket
+    candidate: Candidate
+
+
+class _Judged(NamedTuple):
+    line: _Line
+    candidate: Candidate
+    verdict: NewPacket | InvalidPacket
 
 
 class _Refused(NamedTuple):
@@ -147,6 +156,7 @@ async def export_log(
 async def import_log(
     store: Store,
     source: BinaryIO,
+    examiner: Examiner,
     *,
     now: Callable[[], float],
     quarantine: BinaryIO | None = None,
@@ -158,11 +168,12 @@ async def import_log(
     (A-038), so such a packet is received now, as far as this log is concerned.
     """
     summary = ImportSummary()
+    await examiner.refresh()
     for lines in _batches(_lines(source), _BATCH_LINES):
-        # The checks are most of the work, and a thread keeps the loop free for the database.
-        entries, refused = await asyncio.to_thread(_check_lines, lines, now())
-        for received_at, group in itertools.groupby(entries, key=lambda entry: entry.received_at):
-            refused += await _append(store, list(group), received_at, summary)
+        parsed, refused = await asyncio.to_thread(_parse_lines, lines, now())
+        for group in _groups(parsed):
+            refused += await _bring_in(store, group, examiner, summary)
+        refused.sort(key=lambda item: item.line.number)
         _count_refused(refused, summary, quarantine)
         summary.lines += len(lines)
         summary.bytes_read += sum(len(line.text) for line in lines)
@@ -174,7 +185,9 @@ async def import_log(
 
 
 def _line_of(entry: LogEntry) -> bytes:
-    return b'{"packet":%b,"received_at":%d}\n' % (entry.packet.body, entry.received_at)
+    annotation = entry.packet.annotation
+    found = b"" if annotation is None else b',"annotation":' + annotation
+    return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
 
 
 def _last_whole_line(path: Path) -> bytes | None:
@@ -211,52 +224,84 @@ def _batches(lines: Iterable[_Line], size: int) -> Iterator[list[_Line]]:
         yield batch
 
 
-def _check_lines(lines: list[_Line], now: float) -> tuple[list[_Entry], list[_Refused]]:
-    entries, refused = [], []
+def _parse_lines(lines: list[_Line], now: float) -> tuple[list[_Parsed], list[_Refused]]:
+    parsed, refused = [], []
     for line in lines:
         try:
-            entries.append(_check_line(line, now))
+            parsed.append(_Parsed(line, _parse_line(line, now)))
         except InvalidPacket as error:
             refused.append(_Refused(line, error.code, error.reason))
-    return entries, refused
+    return parsed, refused
 
 
-def _check_line(line: _Line, now: float) -> _Entry:
+def _parse_line(line: _Line, now: float) -> Candidate:
     try:
         decoded = _DECODER.decode(line.text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidPacket(ErrorCode.INVALID_SCHEMA, "not a line of an export") from None
     if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
-    packet = Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES)
-    packet.verify()
-    return _Entry(
-        line,
-        decoded.received_at,
-        NewPacket(
-            packet.digest,
-            packet.author_id,
-            packet.content_type,
-            packet.timestamp,
-            packet.expires_at,
-            packet.canonical,
-        ),
-    )
+    return Candidate(Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES), decoded.received_at)
+
+
+def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:
+    """Cut behind every packet that decides about later ones."""
+    group: list[_Parsed] = []
+    for item in parsed:
+        group.append(item)
+        if item.candidate.packet.content_type in DECISIVE_TYPES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+async def _bring_in(
+    store: Store, group: list[_Parsed], examiner: Examiner, summary: ImportSummary
+) -> list[_Refused]:
+    """Examine and append one group; what was refused."""
+    refused: list[_Refused] = []
+    while group:
+        verdicts = await examiner.examine([item.candidate for item in group])
+        judged = [_Judged(*item, verdict) for item, verdict in zip(group, verdicts, strict=True)]
+        try:
+            for received_at, part in itertools.groupby(judged, key=lambda item: item.candidate.received_at):
+                items = list(part)
+                refused += await _append(store, items, received_at, examiner, summary)
+                group = group[len(items) :]
+        except IdentitiesMoved:  # another process has brought in whose keys count: judge the rest by that
+            await examiner.refresh()
+    return refused
 
 
 async def _append(
-    store: Store, entries: list[_Entry], received_at: int, summary: ImportSummary
+    store: Store, items: list[_Judged], received_at: int, examiner: Examiner, summary: ImportSummary
 ) -> list[_Refused]:
-    appended = await store.append([entry.packet for entry in entries], received_at)
-    refused = []
-    for entry, disposition in zip(entries, appended.dispositions, strict=True):
-        match disposition.outcome:
+    """Append what passed of items received in the same second; what was refused."""
+    passed = [(item.line, item.verdict) for item in items if isinstance(item.verdict, NewPacket)]
+    # Decision 3 holds here too: what the log has is a duplicate, whatever is known of its keys by now.
+    known = await store.find(
+        [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
+    )
+    appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    refused: list[_Refused] = []
+    for line, candidate, verdict in items:
+        if isinstance(verdict, InvalidPacket) and candidate.packet.digest in known:
+            summary.duplicates += 1
+        elif isinstance(verdict, InvalidPacket):
+            refused.append(_Refused(line, verdict.code, verdict.reason))
+    stored: list[LogEntry] = []
+    for (line, packet), place in zip(passed, appended.dispositions, strict=True):
+        match place.outcome:
             case Outcome.STORED:
-                summary.stored += 1
+                stored.append(LogEntry(place.sequence, place.received_at, packet))
             case Outcome.DUPLICATE:
                 summary.duplicates += 1
             case Outcome.INVALID:
-                refused.append(_Refused(entry.line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
+                refused.append(_Refused(line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
+    summary.stored += len(stored)
+    if stored:
+        examiner.observe(stored)
     return refused
 
 

@@ -27,7 +27,7 @@ import structlog
 import uvloop
 
 from relayd import logs, server
-from relayd.config import Settings
+from relayd.config import ConfigurationError, Settings
 from relayd.metrics import forget_process, share_between_processes
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
@@ -161,7 +161,7 @@ def _work(settings: Settings, database_url: str, pipe: Pipe) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
-    except (StoreError, server.PortTaken, TlsError) as error:
+    except (StoreError, server.PortTaken, TlsError, ConfigurationError) as error:
         pipe.send(error)
 
 

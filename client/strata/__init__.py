@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata.documents import DidDocument
     from strata.errors import (
         Closed,
         ConnectionFailed,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         InvalidInput,
         InvalidMessage,
         InvalidPacket,
+        MissingCapability,
         RequestRefused,
         RequestTimeout,
         Retry,
@@ -29,10 +31,14 @@ if TYPE_CHECKING:
         retry_advice,
     )
     from strata.ids import Identity
+    from strata.keys import KeyChain, KeyRules, KeyState
     from strata.packets import Packet
+    from strata.pool import Pool, PoolOptions, PoolPublished, PoolSubscription, Profile, connect_pool
     from strata.relay import (
         WHAT_RELAYS_SEE,
+        Anchors,
         Announced,
+        Authenticated,
         Delivery,
         Options,
         Published,
@@ -45,18 +51,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WHAT_RELAYS_SEE",
+    "Anchors",
     "Announced",
+    "Authenticated",
     "Closed",
     "ConnectionFailed",
     "Delivery",
+    "DidDocument",
     "ErrorCode",
     "Identity",
     "IdentityError",
     "InvalidInput",
     "InvalidMessage",
     "InvalidPacket",
+    "KeyChain",
+    "KeyRules",
+    "KeyState",
+    "MissingCapability",
     "Options",
     "Packet",
+    "Pool",
+    "PoolOptions",
+    "PoolPublished",
+    "PoolSubscription",
+    "Profile",
     "Published",
     "Query",
     "Relay",
@@ -67,10 +85,12 @@ __all__ = [
     "StrataError",
     "Subscription",
     "connect",
+    "connect_pool",
     "retry_advice",
 ]
 
 _HOMES = {
+    "strata.documents": ("DidDocument",),
     "strata.errors": (
         "Closed",
         "ConnectionFailed",
@@ -79,6 +99,7 @@ _HOMES = {
         "InvalidInput",
         "InvalidMessage",
         "InvalidPacket",
+        "MissingCapability",
         "RequestRefused",
         "RequestTimeout",
         "Retry",
@@ -86,10 +107,14 @@ _HOMES = {
         "retry_advice",
     ),
     "strata.ids": ("Identity",),
+    "strata.keys": ("KeyChain", "KeyRules", "KeyState"),
     "strata.packets": ("Packet",),
+    "strata.pool": ("Pool", "PoolOptions", "PoolPublished", "PoolSubscription", "Profile", "connect_pool"),
     "strata.relay": (
         "WHAT_RELAYS_SEE",
+        "Anchors",
         "Announced",
+        "Authenticated",
         "Delivery",
         "Options",
         "Published",

@@ -164,10 +164,13 @@ class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):
 
 
 class AuthOk(_Message, frozen=True, kw_only=True, tag="AUTH_OK"):
-    """The session now speaks for `author_id`, with exactly these capabilities (RFC-0004 §3.7)."""
+    """The session now speaks for `author_id`, with exactly these capabilities (RFC-0004 §3.7).
+
+    A relay that enforces no capabilities may leave them out (R-285).
+    """
 
     author_id: str
-    capabilities: list[str]
+    capabilities: list[str] | None = None
     client_msg_id: str | None = None
     extensions: list[str] | None = None
 

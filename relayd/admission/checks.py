@@ -1,66 +1,95 @@
-"""The checks of a PUBLISH that need no signature and no database (relay.md §11, decision A-059).
+"""The checks of a PUBLISH that need no database (relay.md §11, decision A-059).
 
-    5 schema and canonical form ─ 6 size ─ 7 packet id         `Packet.parse`, in strata
-    8 duplicate                                                the pipeline: memory, then the log
-    9 policy ─ 10 freshness and expiry ─ 11 author's key       here, in this order
-    11 signature                                               the verify threads
+     5 schema and canonical form ─ 6 size ─ 7 packet id    `Packet.parse`, in strata
+     8 duplicate                                           the pipeline: memory, then the log
+     9 policy ─ 10 freshness and expiry                    `weigh`, on the event loop
+    11 keys and signature ─ 12 rules of the content type   `judge`, on a verify thread, by what was `Known`
+    13 provenance                                          `trace`, there as well
+    14 what is stored                                      `to_store`
 
-The first failure decides the answer.
+The first failure decides the answer. Nothing here waits or keeps state, so that threads may run it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import public_key_from_did
-from strata.packets import Packet, check_freshness
+from strata.keys import IDENTITY_TYPES
+from strata.packets import Packet, check_freshness, verify_signature
+from strata.provenance import Downgrade, ProvenanceTrust
+from strata.provenance import judge as judge_provenance
+from strata.typed import check_content
 
-__all__ = ["Policy", "author_key", "check_policy", "judge"]
+from relayd.admission.equivalence import equivalence_key
+from relayd.admission.knowledge import Known
+from relayd.policy import Policy
+from relayd.store.types import NewPacket
 
+__all__ = ["judge", "to_store", "trace", "weigh"]
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What this relay declines, by explicit configuration alone (A-069)."""
-
-    blocked_authors: frozenset[str] = frozenset()
-    blocked_packet_ids: frozenset[str] = frozenset()
-    blocked_media_hashes: frozenset[str] = frozenset()
-    max_age_seconds: int = 86_400
-
-
-def check_policy(packet: Packet, policy: Policy) -> None:
-    """Raise `InvalidPacket` for what the operator blocks (R-185 … R-187)."""
-    if packet.author_id in policy.blocked_authors:
-        raise InvalidPacket(ErrorCode.BLOCKED_AUTHOR, "this relay does not accept packets of this author")
-    if packet.packet_id in policy.blocked_packet_ids:
-        raise InvalidPacket(
-            ErrorCode.POLICY_REJECTED, "this relay declines this packet", detail="blocked_packet_id"
-        )
-    if policy.blocked_media_hashes and not policy.blocked_media_hashes.isdisjoint(packet.media_hashes):
-        raise InvalidPacket(
-            ErrorCode.POLICY_REJECTED, "this relay declines media of this packet", detail="blocked_media"
-        )
+_HEADER: Final = "provenance_header"
 
 
-def author_key(packet: Packet) -> bytes:
-    """The key that must have signed the packet: the one its self-certifying author id carries (A-018, A-020).
+def weigh(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
+    """Checks 9 and 10. Raises `InvalidPacket`."""
+    policy.check(packet)
+    check_freshness(packet, now, max_age_seconds=max_age_seconds)
 
-    Raises `InvalidPacket` when the id carries none (A-019).
+
+def judge(packet: Packet, known: Known, now: int) -> bool:
+    """Checks 11 and 12; whether the packet is valid and yet has no effect for now (R-088).
+
+    Raises `InvalidPacket` for the first that fails. For a plain packet it costs a signature check and little
+    more.
     """
-    key = public_key_from_did(packet.author_id)
-    if key is None:
-        raise InvalidPacket(
-            ErrorCode.INVALID_SIGNATURE, "the author's key is not known here", detail="unresolved_key"
-        )
-    return key
+    queued = False
+    if known.chain is None:
+        key = public_key_from_did(packet.author_id)
+        if key is None:
+            raise InvalidPacket(
+                ErrorCode.INVALID_SIGNATURE, "the author's key is not known here", detail="unresolved_key"
+            )
+        if not verify_signature(packet, key):
+            raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "the signature does not verify")
+        keys: tuple[bytes, ...] = (key,)
+    else:
+        known.chain.verify(packet, now)
+        keys = known.chain.candidates(now)
+    if packet.content_type in IDENTITY_TYPES:
+        queued = _change(packet, known, now)
+    check_content(packet, keys)
+    return queued
 
 
-def judge(packet: Packet, policy: Policy, now: int) -> bytes:
-    """Run checks 9 to 11 short of the signature; return the key it must verify under.
+def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Downgrade | None:
+    """Check 13: what the relay found, if it serves another origin than the claimed one (R-202 … R-237).
 
-    Raises `InvalidPacket` for the first that fails.
+    Raises `InvalidPacket` for a claim that needs a proof and has none.
     """
-    check_policy(packet, policy)
-    check_freshness(packet, now, max_age_seconds=policy.max_age_seconds)
-    return author_key(packet)
+    if _HEADER not in packet.value:
+        return None
+    return judge_provenance(
+        packet, now=now, trust=trust, keys_of=known.keys_of, manifest_of=known.manifests.get
+    )
+
+
+def _change(packet: Packet, known: Known, now: int) -> bool:
+    """Whether the change this identity packet makes waits for something; raises if it makes none at all."""
+    assert known.chain is not None, "the pipeline gives every identity packet its chain"
+    return known.chain.apply(packet, now).is_pending(packet.packet_id, now)
+
+
+def to_store(packet: Packet, downgrade: Downgrade | None) -> NewPacket:
+    """The row of a packet that passed: its signed bytes, and beside them what was found (R-208)."""
+    return NewPacket(
+        packet_id=packet.digest,
+        author_id=packet.author_id,
+        content_type=packet.content_type,
+        timestamp=packet.timestamp,
+        expires_at=packet.expires_at,
+        body=packet.canonical,
+        equivalence_key=equivalence_key(packet),
+        annotation=None if downgrade is None else downgrade.encode(),
+    )

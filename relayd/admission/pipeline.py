@@ -1,8 +1,17 @@
 """The way of a PUBLISH from its frame to the writer, and its answer.
 
+    loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
+    threads   signature, rules of its type, provenance
+    loop      what has to wait: budgets, plug-ins ─ its turn in the lane ─ the writer
+
 Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
 in batches on several threads and large packets are parsed there too: each session has a `Lane`, and a
 packet leaves its lane only when all before it have a verdict. Refusals do not hold anybody up.
+
+A verdict counts for the keys it was reached by. A packet leaves its lane only while those are still the
+author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
+the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074).
+What another process appends meanwhile is the writer's to notice; it asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
 packet up in the database first would double its work, so the question is asked where the answer matters:
@@ -13,21 +22,26 @@ later check is looked up before the refusal is sent. A memory of recent ids answ
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import structlog
 from strata.errors import ErrorCode, InvalidPacket
-from strata.packets import Packet, verify_signature
+from strata.keys import IDENTITY_TYPES
+from strata.packets import Packet
+from strata.provenance import ProvenanceTrust
 
-from relayd.admission.checks import Policy, judge
-from relayd.admission.equivalence import equivalence_key
+from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
+from relayd.admission.checks import judge, to_store, trace, weigh
+from relayd.admission.knowledge import Known, known_of, missing_for
+from relayd.admission.request import Lane, Publisher, PublishRequest, Verdict
 from relayd.admission.verify import VerifyPool
+from relayd.identity import Identities
+from relayd.policy import Plugins, Policy
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
-__all__ = ["Admission", "Lane", "PublishRequest", "Publisher"]
+__all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"]
 
 _log = structlog.get_logger("relayd.admission")
 
@@ -36,62 +50,31 @@ _LARGE_BYTES = 16_384
 _RECENT_IDS = 65_536
 
 
-_QUEUE_FULL = InvalidPacket(
-    ErrorCode.INTERNAL_ERROR, "too many packets wait to be stored; publish it again", detail="queue_full"
-)
+def _passing(reason: str, detail: str) -> InvalidPacket:
+    return InvalidPacket(ErrorCode.INTERNAL_ERROR, f"{reason}; publish it again", detail=detail)
+
+
+_QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
+_UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
+_KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is gone; publish it again")
 """For a repeat whose first copy left the duplicate index between two looks at it."""
 
 
-class Publisher(Protocol):
-    """Who published: one connection."""
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """The names are those of the settings."""
 
-    def publish_accepted(
-        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
-    ) -> None:
-        """The packet, or for `duplicate_of` the one it repeats, is durably stored; answer OK."""
-
-    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is not stored; answer ERROR."""
-
-
-class _Verdict(enum.Enum):
-    PENDING = enum.auto()
-    PASSED = enum.auto()
-    REFUSED = enum.auto()
-
-
-class PublishRequest:
-    """One PUBLISH on its way. `started_at` is monotonic, for the latency histogram and the deadline."""
-
-    __slots__ = ("client_msg_id", "key", "lane", "packet", "raw", "refusal", "started_at", "verdict")
-
-    def __init__(self, raw: bytes, client_msg_id: str | None, lane: Lane, started_at: float) -> None:
-        self.raw = raw
-        self.client_msg_id = client_msg_id
-        self.lane = lane
-        self.started_at = started_at
-        self.packet: Packet | None = None
-        self.key = b""
-        self.refusal: InvalidPacket | None = None
-        self.verdict = _Verdict.PENDING
-
-
-class Lane:
-    """The publishes of one session that have no verdict yet, or wait for one before them."""
-
-    __slots__ = ("publisher", "requests")
-
-    def __init__(self, publisher: Publisher) -> None:
-        self.publisher = publisher
-        self.requests: deque[PublishRequest] = deque()
+    max_packet_bytes: int
+    max_json_depth: int
+    max_packet_age_seconds: int
 
 
 class Admission:
     """Takes publishes from all sessions of a process; passes what is valid to the writer.
 
-    `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. The policy
-    may be replaced while running.
+    `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
+    `trust` may be replaced while running.
     """
 
     def __init__(
@@ -99,30 +82,44 @@ class Admission:
         *,
         enqueue: Callable[[NewPacket, PublishRequest], None],
         find: Callable[[Sequence[bytes]], Awaitable[dict[bytes, tuple[int, int]]]],
+        identities: Identities,
+        budgets: TrustBudgets,
         policy: Policy,
+        plugins: Plugins,
+        trust: ProvenanceTrust,
+        limits: AdmissionLimits,
         clock: Callable[[], int],
-        max_packet_bytes: int,
-        max_json_depth: int,
         verify_threads: int,
         on_verified: Callable[[float], None],
         on_flush: Callable[[], None],
     ) -> None:
         self.policy = policy
+        self.trust = trust
         self.pending = 0
         self.pending_bytes = 0
         self._enqueue = enqueue
         self._find = find
+        self._identities = identities
+        self._budgets = budgets
+        self._plugins = plugins
+        self._limits = limits
         self._clock = clock
-        self._max_packet_bytes = max_packet_bytes
-        self._max_json_depth = max_json_depth
         self._on_verified = on_verified
         self._on_flush = on_flush
+        self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, int] = OrderedDict()
         self._doubtful: list[PublishRequest] = []
-        self._doubts: asyncio.Task[None] | None = None
+        self._unknown: list[PublishRequest] = []
+        # Authors with an identity packet on its way to the log, and the lanes that wait for it.
+        self._changing: dict[str, PublishRequest] = {}
+        self._barred: dict[str, dict[Lane, None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
             self._check, self._checked, threads=verify_threads, loop=asyncio.get_running_loop()
         )
+
+    # In.
 
     def submit(self, request: PublishRequest) -> None:
         """Take a PUBLISH; its publisher gets exactly one answer (R-192)."""
@@ -133,89 +130,184 @@ class Admission:
             self._pool.put(request)
             return
         self._examine(request)
-        if request.packet is not None and request.packet.digest in self._recent:
-            request.verdict = _Verdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
-        if request.verdict is _Verdict.PENDING:
-            self._pool.put(request)
-        elif request.lane.requests[0] is request:
-            self._advance(request.lane)
-
-    def committed(
-        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
-    ) -> None:
-        """The writer has the packet in the log, or for `duplicate_of` the one it repeats."""
-        assert request.packet is not None
-        if duplicate_of is None:
-            self._remember(request.packet.digest, received_at)
-        self._finished(request)
-        request.lane.publisher.publish_accepted(
-            request, received_at, duplicate=duplicate, duplicate_of=duplicate_of
-        )
-
-    def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The writer could not store the packet, or does not know whether it did."""
-        self._finished(request)
-        request.lane.publisher.publish_refused(request, error)
-
-    async def close(self) -> None:
-        """Stop the threads and the look-ups; requests still inside get no answer."""
-        await asyncio.get_running_loop().run_in_executor(None, self._pool.close)
-        if self._doubts is not None:
-            self._doubts.cancel()
-            await asyncio.gather(self._doubts, return_exceptions=True)
+        self._route(request)
 
     def _examine(self, request: PublishRequest) -> None:
-        """Checks 5 to 11 short of the signature. Runs on the loop, or on a thread for a large packet."""
+        """Checks 5 to 10. Runs on the loop, or on a thread for a large packet."""
+        limits = self._limits
         try:
             request.packet = Packet.parse(
-                request.raw, max_bytes=self._max_packet_bytes, max_depth=self._max_json_depth
+                request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth
             )
-            request.key = judge(request.packet, self.policy, self._clock())
+            weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:
-            self._refuse(request, error)
+            request.refuse(error)
+
+    def _route(self, request: PublishRequest) -> None:
+        """Send an examined packet on: to the threads, to be looked up, or to its answer."""
+        if request.packet is not None and request.packet.digest in self._recent:
+            request.verdict = Verdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
+        if request.verdict is not Verdict.PENDING:
+            self._advance_from(request)
+            return
+        assert request.packet is not None
+        request.known = self._knowledge(request.packet)
+        if request.known is not None:
+            self._pool.put(request)
+        else:
+            self._unknown.append(request)
+            self._start("keys", self._load)
+
+    def _knowledge(self, packet: Packet) -> Known | None:
+        generation = self._identities.generation
+        if self._plain.generation != generation:
+            self._plain = Known(generation)
+        return known_of(packet, self._identities, self._clock(), self._plain)
+
+    # On the threads.
 
     def _check(self, request: PublishRequest) -> None:
-        """On a verify thread: the signature, and for a large packet all before it. Never raises."""
+        """For a large packet all up to the signature, for others the signature and all after it.
+
+        Never raises.
+        """
         try:
             if request.packet is None:
                 self._examine(request)
-            if request.verdict is _Verdict.PENDING and request.packet is not None:
-                if verify_signature(request.packet, request.key):
-                    request.verdict = _Verdict.PASSED
-                else:
-                    raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "the signature does not verify")
+                return
+            assert request.known is not None
+            now = self._clock()
+            request.queued = judge(request.packet, request.known, now)
+            try:
+                request.downgrade = trace(request.packet, request.known, self.trust, now)
+            except InvalidPacket as error:
+                request.origin_refusal = error
+            request.verdict = Verdict.PASSED
         except InvalidPacket as error:
-            self._refuse(request, error)
+            request.refuse(error)
+            request.is_by_keys = True
         except Exception:
             _log.exception("check_failed")
-            self._refuse(request, InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet could not be checked"))
-
-    def _refuse(self, request: PublishRequest, error: InvalidPacket) -> None:
-        request.refusal = error
-        request.verdict = _Verdict.REFUSED
+            request.refuse(InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet could not be checked"))
 
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
         self._on_verified(seconds)
         for request in requests:
-            lane = request.lane
-            # An earlier one of the same batch may have taken this one along, and left the lane empty.
-            if lane.requests and lane.requests[0] is request:
-                self._advance(lane)
+            if request.verdict is Verdict.PENDING:  # a large packet: only now is it known what it is
+                self._route(request)
+                continue
+            if request.verdict is Verdict.PASSED:
+                self._finish(request)
+            self._advance_from(request)
         self._on_flush()
 
-    def _advance(self, lane: Lane) -> None:
-        """Let everything leave whose turn it is."""
-        requests = lane.requests
-        while requests and requests[0].verdict is not _Verdict.PENDING:
-            request = requests.popleft()
-            if request.verdict is _Verdict.PASSED:
+    # What has to wait for something before the packet may enter the log.
+
+    def _finish(self, request: PublishRequest) -> None:
+        """The budgets of check 12 and then 13; the operator's plug-ins come last, for they may take long."""
+        assert request.packet is not None
+        asks = bool(self._plugins) and request.origin_refusal is None
+        if (asks or request.packet.content_type in BUDGETED_TYPES) and not request.is_finished:
+            request.verdict = Verdict.PENDING
+            task = asyncio.create_task(self._finish_later(request), name="publish-finish")
+            self._finishing.add(task)
+            task.add_done_callback(self._finishing.discard)
+        elif request.origin_refusal is not None:
+            request.refuse(request.origin_refusal)
+        request.is_finished = True
+
+    async def _finish_later(self, request: PublishRequest) -> None:
+        packet = request.packet
+        assert packet is not None
+        try:
+            if packet.content_type in BUDGETED_TYPES:
+                await self._budgets.take(packet)
+                request.is_charged = True
+            if request.origin_refusal is not None:
+                raise request.origin_refusal
+            if self._plugins:
+                await self._plugins.check(packet, request.lane.identity)
+            request.verdict = Verdict.PASSED
+        except InvalidPacket as error:
+            request.refuse(error)
+        except StoreError:
+            request.refuse(_UNAVAILABLE)
+        self._advance_from(request)
+        self._on_flush()
+
+    async def _load(self) -> None:
+        """Read the chains and manifests that packets wait for, all in one go."""
+        while self._unknown:
+            requests, self._unknown = self._unknown, []
+            dids: dict[str, None] = {}
+            for request in requests:
                 assert request.packet is not None
-                try:
-                    self._enqueue(_new_packet(request.packet), request)
-                except StoreUnavailable:
-                    self.failed(request, _QUEUE_FULL)
+                dids |= dict.fromkeys(missing_for(request.packet, self._identities))
+            try:
+                await self._identities.load(dids)
+            except StoreError:
+                for request in requests:
+                    request.refuse(_UNAVAILABLE)
+            for request in requests:
+                self._route(request)
+            self._on_flush()
+
+    # Out.
+
+    def _advance_from(self, request: PublishRequest) -> None:
+        """Let everything leave the lane, if it is this one's turn.
+
+        An earlier one of the same batch may have taken this one along, and left the lane empty.
+        """
+        lane = request.lane
+        if lane.requests and lane.requests[0] is request:
+            self._advance(lane)
+
+    def _advance(self, lane: Lane) -> None:
+        requests = lane.requests
+        while requests and requests[0].verdict is not Verdict.PENDING:
+            request = requests[0]
+            if (request.verdict is Verdict.PASSED or request.is_by_keys) and not self._may_leave(request):
+                return
+            requests.popleft()
+            if request.verdict is Verdict.PASSED:
+                self._store(request)
             else:
                 self._settle(request)
+
+    def _may_leave(self, request: PublishRequest) -> bool:
+        """Whether the verdict holds by the keys of now. If not, something will come back to the lane."""
+        packet, known = request.packet, request.known
+        assert packet is not None and known is not None
+        if self._changing and packet.author_id in self._changing:
+            self._barred.setdefault(packet.author_id, {})[request.lane] = None
+            return False
+        if known.generation != self._identities.generation:
+            if not self._is_current(request):
+                request.verdict = Verdict.PENDING
+                request.is_by_keys = False
+                request.refusal = request.origin_refusal = None
+                self._route(request)
+                return False
+        return True
+
+    def _is_current(self, request: PublishRequest) -> bool:
+        """Whether the author's keys are the ones the packet was judged by."""
+        assert request.packet is not None and request.known is not None
+        author, chain = request.packet.author_id, request.known.chain
+        if self._identities.is_plain(author):
+            return chain is None or not chain.events
+        return chain is not None and self._identities.chain(author) is chain
+
+    def _store(self, request: PublishRequest) -> None:
+        packet = request.packet
+        assert packet is not None
+        if packet.content_type in IDENTITY_TYPES:
+            self._changing[packet.author_id] = request
+        try:
+            self._enqueue(to_store(packet, request.downgrade), request)
+        except StoreUnavailable:
+            self.failed(request, _QUEUE_FULL)
 
     def _settle(self, request: PublishRequest) -> None:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
@@ -224,12 +316,10 @@ class Admission:
             assert request.refusal is not None
             self.failed(request, request.refusal)
         elif (received_at := self._recent.get(packet.digest)) is not None:
-            self._finished(request)
-            request.lane.publisher.publish_accepted(request, received_at, duplicate=True)
+            self.committed(request, received_at, duplicate=True)
         else:
             self._doubtful.append(request)
-            if self._doubts is None or self._doubts.done():
-                self._doubts = asyncio.create_task(self._look_up(), name="duplicate-look-up")
+            self._start("duplicates", self._look_up)
 
     async def _look_up(self) -> None:
         while self._doubtful:
@@ -249,6 +339,93 @@ class Admission:
                     self.failed(request, request.refusal or _FORGOTTEN)
             self._on_flush()
 
+    # What the writer and the feed tell.
+
+    def committed(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
+        """The log has the packet, or for `duplicate_of` the one it repeats."""
+        packet = request.packet
+        assert packet is not None
+        if duplicate_of is None:
+            self._remember(packet.digest, received_at)
+        self._finished(request)
+        if duplicate:
+            self._unbar(request)
+            request.queued = self._is_pending(packet)
+        elif request.downgrade is not None:  # R-213
+            _log.info("provenance_downgraded", packet_id=packet.packet_id, reason=request.downgrade.reason)
+        request.lane.publisher.publish_accepted(
+            request, received_at, duplicate=duplicate, duplicate_of=duplicate_of, queued=request.queued
+        )
+
+    def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
+        """The packet is refused, or could not be stored, or nobody knows whether it was."""
+        self._finished(request)
+        if request.packet is not None:
+            self._unbar(request)
+        request.lane.publisher.publish_refused(request, error)
+
+    def identity_applied(self, packet: Packet) -> None:
+        """The feed has applied an identity packet: its author's next packets may be judged by it."""
+        request = self._changing.get(packet.author_id)
+        if request is not None and request.packet is not None and request.packet.digest == packet.digest:
+            self._unbar(request)
+
+    def still_admitted(self, request: PublishRequest) -> bool:
+        """Whether a packet on its way to the log holds by the keys as they are now (R-074).
+
+        If not, it is answered here. Called for each append, so the usual answer costs one comparison.
+        """
+        packet, known = request.packet, request.known
+        assert packet is not None and known is not None
+        is_current = known.generation == self._identities.generation or self._is_current(request)
+        if is_current and (known.chain is None or self._clock() < known.until):
+            return True
+        request.known = fresh = self._knowledge(packet)
+        if fresh is None:  # put out of memory within this moment
+            request.refusal = _KEYS_CHANGED
+        elif fresh.chain is not None and any(e.digest == packet.digest for e, _ in fresh.chain.events):
+            return True  # an append whose outcome was unknown has stored it: this one will tell
+        else:
+            try:
+                judge(packet, fresh, self._clock())
+                return True
+            except InvalidPacket as error:
+                request.refusal = error
+        self._settle(request)
+        return False
+
+    async def close(self) -> None:
+        """Stop the threads and the tasks; requests still inside get no answer."""
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.close)
+        tasks = [*self._tasks.values(), *self._finishing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _unbar(self, request: PublishRequest) -> None:
+        """Let the author's next packets pass, if it was this one that barred them."""
+        assert request.packet is not None
+        author = request.packet.author_id
+        if self._changing.get(author) is request:
+            del self._changing[author]
+            for lane in self._barred.pop(author, ()):
+                self._advance(lane)
+
+    def _is_pending(self, packet: Packet) -> bool:
+        """Whether an identity packet of the log still waits for its effect."""
+        if packet.content_type not in IDENTITY_TYPES:
+            return False
+        chain = self._identities.chain(packet.author_id)
+        return chain is not None and chain.is_pending(packet.packet_id, self._clock())
+
+    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` unless it is running: it takes what has gathered until there is no more."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self._tasks[name] = asyncio.ensure_future(work())
+
     def _remember(self, digest: bytes, received_at: int) -> None:
         recent = self._recent
         recent[digest] = received_at
@@ -258,15 +435,6 @@ class Admission:
     def _finished(self, request: PublishRequest) -> None:
         self.pending -= 1
         self.pending_bytes -= len(request.raw)
-
-
-def _new_packet(packet: Packet) -> NewPacket:
-    return NewPacket(
-        packet_id=packet.digest,
-        author_id=packet.author_id,
-        content_type=packet.content_type,
-        timestamp=packet.timestamp,
-        expires_at=packet.expires_at,
-        body=packet.canonical,
-        equivalence_key=equivalence_key(packet),
-    )
+        if request.is_charged:
+            assert request.packet is not None
+            self._budgets.settled(request.packet)

@@ -3,18 +3,28 @@
 An EVENT is `head` + `tail`: the head holds the subscription id and is made once for each subscription; the
 tail holds the packet, `received_at` and the cursor, which are the same for every subscriber. What differs
 for each delivery is only the frame header, and not even that where two subscriptions share an id.
+
+A packet goes out as the bytes that were stored. The one exception is a packet with an annotation, whose
+claim about its origin did not hold: subscribers get it in the relay's `Form` with `relay_annotations`
+beside it, and replication sessions as it was signed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
+from strata.provenance import Downgrade, served
 
 from relayd.cursor import CursorCodec
 from relayd.frames import text_frame_header
 
-__all__ = ["event_frames", "event_head", "event_tail", "row_frames"]
+__all__ = ["Form", "annotated_tail", "event_frames", "event_head", "event_tail", "row_frames"]
+
+Form = Literal["rewrite", "annotate", "signed"]
+"""How an annotated packet is served: with its origin replaced (R-206), as signed beside the annotation
+(R-210), or as signed and without a word, which is for peers who judge it themselves (R-211)."""
 
 
 def event_head(subscription_id: str) -> bytes:
@@ -29,6 +39,16 @@ def event_tail(body: bytes, received_at: int, cursor: bytes | None) -> bytes:
     return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)
 
 
+def annotated_tail(
+    body: bytes, annotation: bytes, received_at: int, cursor: bytes | None, form: Form
+) -> bytes:
+    """`event_tail` for a packet that has an annotation, with its `relay_annotations` (R-208, R-209)."""
+    if form == "signed":
+        return event_tail(body, received_at, cursor)
+    packet, annotations = served(body, Downgrade.decode(annotation), mode=form)
+    return b'%b,"relay_annotations":%b}' % (event_tail(packet, received_at, cursor)[:-1], annotations)
+
+
 def event_frames(head: bytes, tails: Iterable[bytes]) -> bytes:
     """Whole text frames, one for each tail, joined for one write."""
     parts: list[bytes] = []
@@ -39,7 +59,12 @@ def event_frames(head: bytes, tails: Iterable[bytes]) -> bytes:
 
 
 def row_frames(
-    head: bytes, rows: Iterable[tuple[int, int, bytes]], cursors: CursorCodec | None, *, ascending: bool
+    head: bytes,
+    rows: Iterable[tuple[int, int, bytes, bytes | None]],
+    cursors: CursorCodec | None,
+    *,
+    ascending: bool,
+    form: Form,
 ) -> bytes:
     """Frames for rows of the log, each with its cursor (R-153), or without where `cursors` is None (R-160).
 
@@ -47,8 +72,11 @@ def row_frames(
     """
     parts: list[bytes] = []
     head_length = len(head)
-    for sequence, received_at, body in rows:
+    for sequence, received_at, body, annotation in rows:
         cursor = None if cursors is None else cursors.encode_bytes(sequence, ascending=ascending)
-        tail = event_tail(body, received_at, cursor)
+        if annotation is None:
+            tail = event_tail(body, received_at, cursor)
+        else:
+            tail = annotated_tail(body, annotation, received_at, cursor, form)
         parts += (text_frame_header(head_length + len(tail)), head, tail)
     return b"".join(parts)

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from relayd.cursor import CursorCodec
-from relayd.feed.events import event_frames, event_tail
+from relayd.feed.events import Form, annotated_tail, event_frames, event_tail
 from relayd.feed.filters import CompiledFilter
 from relayd.feed.interest import InterestIndex
 from relayd.feed.subscription import Phase, Subscription
-from relayd.store.types import LogEntry
+from relayd.store.declined import covers
+from relayd.store.types import Declined, LogEntry
 
 __all__ = ["Fanout", "Sink"]
 
@@ -40,33 +41,47 @@ class Sink(Protocol):
 
 
 class _Tail:
-    """The shared half of one packet's EVENT, with and without its cursor, each made when first wanted."""
+    """The shared half of one packet's EVENT: with and without its cursor, as served and as signed; each
+    made when first wanted."""
 
-    __slots__ = ("_cursors", "_entry", "_plain", "_with_cursor")
+    __slots__ = ("_cursors", "_entry", "_form", "_made")
 
-    def __init__(self, entry: LogEntry, cursors: CursorCodec) -> None:
+    def __init__(self, entry: LogEntry, cursors: CursorCodec, form: Form) -> None:
         self._entry = entry
         self._cursors = cursors
-        self._plain: bytes | None = None
-        self._with_cursor: bytes | None = None
+        self._form = form
+        self._made: dict[tuple[bool, bool], bytes] = {}
 
-    def bytes(self, *, with_cursor: bool) -> bytes:
-        entry = self._entry
-        if with_cursor:
-            if self._with_cursor is None:
-                cursor = self._cursors.encode_bytes(entry.sequence)
-                self._with_cursor = event_tail(entry.packet.body, entry.received_at, cursor)
-            return self._with_cursor
-        if self._plain is None:
-            self._plain = event_tail(entry.packet.body, entry.received_at, None)
-        return self._plain
+    def encoded(self, with_cursor: bool, signed: bool) -> bytes:
+        """The bytes for a subscription that wants them so."""
+        shape = (with_cursor, signed)
+        made = self._made.get(shape)
+        if made is None:
+            made = self._made[shape] = self._make(with_cursor, signed)
+            if self._entry.packet.annotation is None:  # it is served as signed to everyone
+                self._made[with_cursor, not signed] = made
+        return made
+
+    def _make(self, with_cursor: bool, signed: bool) -> bytes:
+        packet, received_at = self._entry.packet, self._entry.received_at
+        cursor = self._cursors.encode_bytes(self._entry.sequence) if with_cursor else None
+        if packet.annotation is None:
+            return event_tail(packet.body, received_at, cursor)
+        form: Form = "signed" if signed else self._form
+        return annotated_tail(packet.body, packet.annotation, received_at, cursor, form)
 
 
 class Fanout:
-    """The live feed of one process. `position` is the last sequence that went through it."""
+    """The live feed of one process. `position` is the last sequence that went through it.
 
-    def __init__(self, cursors: CursorCodec, position: int) -> None:
+    `form` is how annotated packets are served. What `declined` covers is passed over (R-323); it may be
+    replaced at any time.
+    """
+
+    def __init__(self, cursors: CursorCodec, position: int, *, form: Form = "rewrite") -> None:
         self.position = position
+        self.form: Form = form
+        self.declined = Declined()
         self._cursors = cursors
         self._index: InterestIndex[Subscription] = InterestIndex()
         self._sinks: dict[Subscription, Sink] = {}
@@ -95,7 +110,7 @@ class Fanout:
         self.position = max(self.position, sequence)
 
     def recent_after(self, position: int) -> list[LogEntry] | None:
-        """The entries after `position`, where the feed still holds them all; else None."""
+        """What is served of the entries after `position`, where the feed still holds them all; else None."""
         if position < self._recent_after:
             return None
         newer: list[LogEntry] = []
@@ -104,6 +119,8 @@ class Fanout:
                 break
             newer.append(entry)
         newer.reverse()
+        if self.declined:
+            return [entry for entry in newer if not covers(self.declined, entry.packet)]
         return newer
 
     def _keep(self, entries: Sequence[LogEntry]) -> None:
@@ -118,8 +135,8 @@ class Fanout:
     def dispatch(self, entries: Sequence[LogEntry], now: int) -> int:
         """Send the log's next entries to whoever wants them; return the number of EVENTs delivered.
 
-        The entries must follow `position` without a gap in the log. What has expired is passed over
-        (R-100), and counts as delivered.
+        The entries must follow `position` without a gap in the log. What has expired or is declined is
+        passed over (R-100, R-323), and counts as delivered.
         """
         before = self.position
         delivered = 0
@@ -139,13 +156,16 @@ class Fanout:
         self, entries: Sequence[LogEntry], now: int
     ) -> Iterable[tuple[Iterable[Subscription], list[_Tail]]]:
         wanted: dict[CompiledFilter, tuple[Iterable[Subscription], list[_Tail]]] = {}
+        declined = self.declined if self.declined else None
         for entry in entries:
             expires_at = entry.packet.expires_at
             if expires_at is not None and now > expires_at:
                 continue
+            if declined is not None and covers(declined, entry.packet):
+                continue
             tail: _Tail | None = None
             for group in self._index.candidates(entry):
-                tail = tail or _Tail(entry, self._cursors)
+                tail = tail or _Tail(entry, self._cursors, self.form)
                 wanted.setdefault(group.filter, (group.members, []))[1].append(tail)
         return wanted.values()
 
@@ -153,15 +173,19 @@ class Fanout:
         self, members: Iterable[Subscription], tails: list[_Tail], behind: list[Subscription]
     ) -> int:
         # Subscriptions with the same id and the same kind of tail receive the very same bytes.
-        joined: dict[tuple[bytes, bool], bytes] = {}
+        halves: dict[tuple[bool, bool], list[bytes]] = {}
+        joined: dict[tuple[bytes, bool, bool], bytes] = {}
         sinks = self._sinks
         count, delivered = len(tails), 0
         for subscription in members:
-            shape = (subscription.head, subscription.live_cursors)
+            shape = (subscription.head, subscription.live_cursors, subscription.signed)
             frames = joined.get(shape)
             if frames is None:
-                chosen = [tail.bytes(with_cursor=subscription.live_cursors) for tail in tails]
-                frames = joined[shape] = event_frames(subscription.head, chosen)
+                kind = shape[1:]
+                half = halves.get(kind)
+                if half is None:
+                    half = halves[kind] = [tail.encoded(*kind) for tail in tails]
+                frames = joined[shape] = event_frames(subscription.head, half)
             if sinks[subscription].deliver(frames, count):
                 delivered += count
             else:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from strata.wire import EndOfHistory, encode
 
 from relayd.cursor import CursorCodec
-from relayd.feed.events import event_frames, event_head, row_frames
+from relayd.feed.events import Form, event_frames, event_head, row_frames
 from relayd.feed.filters import CompiledFilter
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
 
@@ -54,6 +54,8 @@ class SubscriptionRequest:
     cursor: int | None = None
     history_marker: bool = False
     client_msg_id: str | None = None
+    signed: bool = False
+    """Packets as they were signed, whatever this relay found about them: for peers (R-211)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Subscription:
         "live_cursors",
         "phase",
         "position",
+        "signed",
         "subscription_id",
     )
 
@@ -92,6 +95,7 @@ class Subscription:
         self.subscription_id = request.subscription_id
         self.filter = request.filter
         self.head = event_head(request.subscription_id)
+        self.signed = request.signed
         self.phase = Phase.HISTORY
         self.position = 0
         # A cursor on a live EVENT would lead past the history that is still outstanding (R-160).
@@ -154,39 +158,43 @@ class Subscription:
         # One row more than may be sent tells whether the limit cut something off.
         return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining) + 1)
 
-    def rows_read(self, read: Read, rows: Sequence[StoredPacket], exhausted: bool) -> tuple[bytes, int]:
+    def rows_read(
+        self, read: Read, rows: Sequence[StoredPacket], exhausted: bool, form: Form
+    ) -> tuple[bytes, int]:
         """Take a page; return the frames to send, joined, and how many EVENTs they hold.
 
-        `exhausted` says that the store has no further row for this query.
+        `exhausted` says that the store has no further row for this query; `form` is the relay's.
         """
         if self.phase is Phase.HISTORY:
-            return self._history_rows(rows, exhausted)
+            return self._history_rows(rows, exhausted, form)
         if self.phase is not Phase.CATCHING_UP:
             return b"", 0
         if rows:
             self.position = rows[-1].sequence
         if exhausted and read.query.up_to is not None:
             self.position = read.query.up_to
-        return self._frames(rows, with_cursor=self.live_cursors), len(rows)
+        return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
 
-    def entries_read(self, entries: Sequence[LogEntry], now: int, position: int) -> tuple[bytes, int]:
+    def entries_read(
+        self, entries: Sequence[LogEntry], now: int, position: int, form: Form
+    ) -> tuple[bytes, int]:
         """Take the log's entries from `self.position` up to `position` out of memory, as `rows_read` does."""
         rows = [
-            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body, entry.packet.annotation)
             for entry in entries
             if self.filter.matches(entry) and not _is_expired(entry, now)
         ]
         self.position = position
-        return self._frames(rows, with_cursor=self.live_cursors), len(rows)
+        return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
 
-    def _history_rows(self, rows: Sequence[StoredPacket], exhausted: bool) -> tuple[bytes, int]:
+    def _history_rows(self, rows: Sequence[StoredPacket], exhausted: bool, form: Form) -> tuple[bytes, int]:
         cut = self._remaining is not None and len(rows) > self._remaining
         if self._remaining is not None:
             rows = rows[: self._remaining]
             self._remaining -= len(rows)
         if rows:
             self._cursor = rows[-1].sequence
-        frames = self._frames(rows, with_cursor=True)
+        frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
             self.live_cursors = not cut
             self.phase = Phase.CATCHING_UP
@@ -208,11 +216,13 @@ class Subscription:
         payload = encode(message)
         return event_frames(payload, (b"",))
 
-    def _frames(self, rows: Sequence[StoredPacket], *, with_cursor: bool) -> bytes:
+    def _frames(self, rows: Sequence[StoredPacket], form: Form, *, with_cursor: bool) -> bytes:
         # Live packets move forward, so their cursors do, whichever way the history ran.
         ascending = self._request.ascending or self.phase is not Phase.HISTORY
         cursors = self._cursors if with_cursor else None
-        return row_frames(self.head, rows, cursors, ascending=ascending)
+        return row_frames(
+            self.head, rows, cursors, ascending=ascending, form="signed" if self.signed else form
+        )
 
 
 def _is_expired(entry: LogEntry, now: int) -> bool:

@@ -35,7 +35,11 @@ class LogReader(Protocol):
 
 
 class Tail:
-    """Drives a `Fanout` along the log. `on_dispatch(delivered)` is called after each batch, for writing."""
+    """Drives a `Fanout` along the log.
+
+    `on_entries(entries)` gets the log's next entries as they are forwarded, each once and in sequence;
+    `on_dispatch(delivered)` is called after each batch, for writing.
+    """
 
     def __init__(
         self,
@@ -44,11 +48,13 @@ class Tail:
         *,
         clock: Callable[[], int],
         on_dispatch: Callable[[int], None],
+        on_entries: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
         self._fanout = fanout
         self._store = store
         self._clock = clock
         self._on_dispatch = on_dispatch
+        self._on_entries = on_entries
         self._target = fanout.position
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -106,6 +112,8 @@ class Tail:
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
         delivered = self._fanout.dispatch(entries, self._clock())
+        # After the position has moved: whoever is told here may append behind these entries at once.
+        self._on_entries(entries)
         self._release()
         self._on_dispatch(delivered)
 

@@ -49,13 +49,14 @@ def is_storable(packet: NewPacket) -> bool:
     return packet.timestamp in _INT64 and (expires_at is None or expires_at in _INT64)
 
 
-def entry(row: tuple[int, int, bytes, bytes, bytes, int, int | None, bytes]) -> LogEntry:
-    """A row (sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body)."""
-    sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body = row
+def entry(row: tuple[int, int, bytes, bytes, bytes, int, int | None, bytes, bytes | None]) -> LogEntry:
+    """A row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body and
+    annotation."""
+    sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body, annotation = row
     if author.startswith(_HASHED) or content_type.startswith(_HASHED):
         view = _VIEW_DECODER.decode(body)
         author_id, type_ = view.author_id, view.content.type
     else:
         author_id, type_ = author.decode(), content_type.decode()
-    packet = NewPacket(packet_id, author_id, type_, timestamp, expires_at, body)
+    packet = NewPacket(packet_id, author_id, type_, timestamp, expires_at, body, annotation=annotation)
     return LogEntry(sequence, received_at, packet)

@@ -10,11 +10,20 @@ import asyncpg
 
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, translate_errors
-from relayd.store.types import Appended, Disposition, NewPacket, Outcome, StoreError, StoreUnavailable
+from relayd.store.types import (
+    IDENTITY_TYPES,
+    Appended,
+    Disposition,
+    IdentitiesMoved,
+    NewPacket,
+    Outcome,
+    StoreError,
+    StoreUnavailable,
+)
 
 __all__ = ["Log"]
 
-_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8)"
+_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
 _SESSION = {
     # The plans do not depend on the values, and planning a partitioned INSERT costs more than running it.
@@ -47,22 +56,27 @@ class Log:
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection.get_server_pid()
 
-    async def append(self, batch: Sequence[NewPacket], now: int) -> Appended:
+    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
         """Append a batch in one transaction, durable when this returns (R-189).
 
         Each packet gets a sequence, or DUPLICATE with the place of its first copy, or INVALID where the
         database refuses it alone. Raises `StoreUnavailable` when the outcome is unknown: append the same
         batch again, the duplicate index makes that safe. Cancelling leaves the outcome unknown as well.
+
+        `followed` is the sequence up to which the caller has applied identity packets; None where keys do
+        not matter. Raises `IdentitiesMoved`, with nothing appended, when the log holds later ones.
         """
         fresh, repeated = _distinct(batch)
         try:
-            row = await self._run(list(fresh.values()), now)
+            row = await self._run(list(fresh.values()), now, followed)
         except StoreError as error:
             if not _blames_a_row(error):
                 raise
             for packet_id in await self._refused(list(fresh.values()), now):
                 del fresh[packet_id]
-            row = await self._run(list(fresh.values()), now)
+            row = await self._run(list(fresh.values()), now, followed)
+        if row[1] is None:
+            raise IdentitiesMoved(row[0])
         return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
 
     async def _refused(self, batch: list[NewPacket], now: int) -> list[bytes]:
@@ -72,7 +86,7 @@ class Log:
         them that the batch's owner does not know of.
         """
         try:
-            await self._run(batch, now, keep=False)
+            await self._run(batch, now, None, keep=False)
             return []
         except StoreError as error:
             if not _blames_a_row(error):
@@ -82,8 +96,11 @@ class Log:
         middle = len(batch) // 2
         return await self._refused(batch[:middle], now) + await self._refused(batch[middle:], now)
 
-    async def _run(self, batch: list[NewPacket], now: int, *, keep: bool = True) -> asyncpg.Record:
+    async def _run(
+        self, batch: list[NewPacket], now: int, followed: int | None, *, keep: bool = True
+    ) -> asyncpg.Record:
         keys = [packet.equivalence_key for packet in batch]
+        annotations = [packet.annotation for packet in batch]
         columns = (
             [packet.packet_id for packet in batch],
             [string_key(packet.author_id) for packet in batch],
@@ -93,6 +110,9 @@ class Log:
             [packet.body for packet in batch],
             # The keys alone change the plan, so most batches go without.
             keys if any(keys) else None,
+            annotations if any(annotations) else None,
+            followed,
+            any(packet.content_type in IDENTITY_TYPES for packet in batch),
         )
         async with self._turn:
             connection = await self._connected()

@@ -13,9 +13,10 @@ import functools
 from typing import NamedTuple
 
 from relayd.store.columns import string_key
-from relayd.store.types import LogQuery
+from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
+from relayd.store.types import Declined, LogQuery
 
-__all__ = ["BY_ID", "CHANNEL", "FIND", "HEAD", "LAST_SEQUENCE", "POSITION", "TAIL", "page_statement"]
+__all__ = ["ABUSE", "BY_ID", "CHANNEL", "FIND", "HEAD", "LAST_SEQUENCE", "POSITION", "TAIL", "page_statement"]
 
 CHANNEL = "relayd_log"
 """The LISTEN/NOTIFY channel; the payload is the last sequence of a commit."""
@@ -25,9 +26,15 @@ HEAD = "SELECT last_sequence FROM log_head"
 FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id = ANY ($1::bytea[])"
 
 BY_ID = """
-SELECT i.sequence, i.received_at, p.body, p.expires_at
+SELECT i.sequence, i.received_at, p.packet_id, p.author_id, p.content_type, p."timestamp", p.expires_at,
+    p.body, p.annotation
 FROM packet_ids AS i LEFT JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1 AND (p.packet_id = i.packet_id) IS NOT FALSE
+"""
+
+ABUSE = """
+SELECT author_id, verdict, reason, expires_at FROM abuse WHERE expires_at IS NULL OR expires_at >= $1
+ORDER BY author_id
 """
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
@@ -38,6 +45,7 @@ LAST_SEQUENCE = 2**63 - 1
 
 _MANY_ROWS = 16_384
 _FEWEST_ROWS = 32
+_NOTHING = Declined()
 
 
 def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
@@ -53,7 +61,9 @@ def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
     )
 
 
-_TAIL_COLUMNS = 'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body'
+_TAIL_COLUMNS = (
+    'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
+)
 
 TAIL = _bounded(
     _TAIL_COLUMNS,
@@ -83,12 +93,21 @@ _CONDITIONS = {
     "received_since": "received_at >= {}",
     "received_until": "received_at <= {}",
 }
+_CONDITIONS = {name: "p." + condition for name, condition in _CONDITIONS.items()} | DECLINED_CONDITIONS
 
 
 def page_statement(
-    query: LogQuery, limit: int, now: int, max_bytes: int, after: int, up_to: int | None
+    query: LogQuery,
+    limit: int,
+    now: int,
+    max_bytes: int,
+    after: int,
+    up_to: int | None,
+    declined: Declined = _NOTHING,
 ) -> tuple[str, list[object], int]:
     """The statement for a page, its parameters and its limit; `after` and `up_to` stand in for the query's.
+
+    What is `declined` counts as not being in the log (R-323).
 
     A query with very many values gets shorter pages than asked for, to bound the work of one statement.
     """
@@ -112,6 +131,8 @@ def page_statement(
         bound = getattr(query, name)
         if bound is not None:
             filters[name] = bound
+    if declined:
+        filters |= declined_parameters(declined)
     if several in ("author_id", "content_type"):
         limit = min(limit, max(_FEWEST_ROWS, _MANY_ROWS // len(values)))
     parameters: list[object] = [after, LAST_SEQUENCE if up_to is None else up_to, now, limit, max_bytes]
@@ -127,8 +148,8 @@ def _text(shape: _Shape) -> str:
     # R-100: served while now <= expires_at.
     conditions = ["p.sequence > $1", "p.sequence <= $2", "(p.expires_at IS NULL OR p.expires_at >= $3)"]
     first = 7 if shape.several else 6
-    conditions += ["p." + _CONDITIONS[name].format(f"${n}") for n, name in enumerate(shape.filters, first)]
-    columns = "p.sequence, p.received_at, p.body"
+    conditions += [_CONDITIONS[name].format(f"${n}") for n, name in enumerate(shape.filters, first)]
+    columns = "p.sequence, p.received_at, p.body, p.annotation"
     order = f"ORDER BY sequence {direction} LIMIT $4"
     where = " AND ".join(conditions)
     if shape.several is None:
@@ -145,4 +166,4 @@ def _text(shape: _Shape) -> str:
             f" (SELECT {columns} FROM packets AS p"
             f" WHERE p.{shape.several} = wanted.value AND {where} {order}) AS p {order}"
         )
-    return _bounded("sequence, received_at, body", rows, direction, "$5")
+    return _bounded("sequence, received_at, body, annotation", rows, direction, "$5")

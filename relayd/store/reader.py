@@ -13,9 +13,12 @@ import asyncpg
 
 from relayd.store.columns import entry
 from relayd.store.connection import Pool, translate_errors
-from relayd.store.queries import BY_ID, FIND, HEAD, LAST_SEQUENCE, POSITION, TAIL, page_statement
+from relayd.store.declined import covers
+from relayd.store.queries import ABUSE, BY_ID, FIND, HEAD, LAST_SEQUENCE, POSITION, TAIL, page_statement
 from relayd.store.types import (
     DAY_SECONDS,
+    AbuseEntry,
+    Declined,
     Gone,
     LogEntry,
     LogQuery,
@@ -52,6 +55,8 @@ class Reader:
         self._seen = 0
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
+        self.declined = Declined()
+        """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
     def saw(self, sequence: int) -> None:
         """Note that the log has reached `sequence`: a page without `up_to` may not end before it."""
@@ -76,18 +81,21 @@ class Reader:
         return {row[0]: (row[1], row[2]) for row in rows}
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
-        """The packet, `Gone` when it is no longer served, None when its id is unknown."""
+        """The packet, `Gone` when it is expired, removed or declined, None when its id is unknown."""
         async with self._guarded(self._lookups) as connection:
             row = await connection.fetchrow(BY_ID, packet_id)
         if row is None:
             return None
-        sequence, received_at, body, expires_at = row
+        sequence, received_at, *_, expires_at, body, annotation = row
         if body is None or (expires_at is not None and expires_at < now):
             return Gone(sequence, received_at)
-        return StoredPacket(sequence, received_at, body)
+        if self.declined and covers(self.declined, entry(tuple(row)).packet):
+            return Gone(sequence, received_at)
+        return StoredPacket(sequence, received_at, body, annotation)
 
     async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int) -> Page:
-        """The first packets of the log that match, are not expired at `now`, and fit in `max_bytes`.
+        """The first packets of the log that match, are neither expired at `now` nor declined, and fit in
+        `max_bytes`.
 
         A page may be shorter than `limit` and yet not the last: see `Page.exhausted`. Raises
         `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
@@ -96,14 +104,24 @@ class Reader:
             after, up_to = await self._bounds(connection, query)
             if up_to is not None and after >= up_to:
                 return Page([], exhausted=True)
-            text, parameters, limit = page_statement(query, limit, now, max_bytes, after, up_to)
-            rows = list(map(StoredPacket._make, await connection.fetch(text, *parameters)))
+            declined = None
+            while declined is not self.declined:  # replaced while the page was read: read it anew
+                declined = self.declined
+                text, parameters, limit = page_statement(query, limit, now, max_bytes, after, up_to, declined)
+                found = await connection.fetch(text, *parameters)
+            rows = list(map(StoredPacket._make, found))
         # A row is left out for its size only when those before it reach max_bytes.
         exhausted = len(rows) < limit and sum(len(row.body) for row in rows) < max_bytes
         return Page(rows, exhausted)
 
+    async def abuse(self, now: int) -> list[AbuseEntry]:
+        """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""
+        async with self._guarded(self._lookups) as connection:
+            return list(map(AbuseEntry._make, await connection.fetch(ABUSE, now)))
+
     async def tail(self, after: int, up_to: int | None, limit: int, max_bytes: int) -> list[LogEntry]:
-        """All entries in `after < sequence <= up_to`, expired ones included, at most `limit` and `max_bytes`.
+        """All entries in `after < sequence <= up_to`, at most `limit` and `max_bytes`: expired ones and
+        declined ones too, for a feed that leaves them out must know that they are there.
 
         Only an empty answer is the end. Raises and cancels as `page` does.
         """

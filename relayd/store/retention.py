@@ -16,12 +16,12 @@ import asyncpg
 
 from relayd.store.connection import translate_errors
 from relayd.store.queries import HEAD
-from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
+from relayd.store.types import DAY_SECONDS, IDENTITY_TYPES, day_of, first_sequence_of_day
 
 __all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
 
-EXEMPT_TYPES = ("KEY_EVENT", "RECOVERY_APPROVAL", "CLIENT_MANIFEST", "RELAY_DESCRIPTOR")
-"""Content types that retention spares: key chains and descriptors outlive everything (R-309)."""
+EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), "CLIENT_MANIFEST", "RELAY_DESCRIPTOR")
+"""Content types that retention spares: key chains and descriptors outlive everything (R-073, R-309)."""
 
 _SWEEP_LOCK = 0x7377656570  # "sweep": the key of the advisory lock that lets one process at a time do this
 _AHEAD_DAYS = 1

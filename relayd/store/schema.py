@@ -26,6 +26,13 @@ LOG_HEAD = sa.Table(
         nullable=False,
         comment="Days covered by the next partition of packet_ids.",
     ),
+    sa.Column(
+        "last_identity_sequence",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="The last packet that changed an identity.",
+    ),
     comment="One row: the last sequence given out, and the lock of the log.",
 )
 
@@ -50,9 +57,23 @@ PACKETS = sa.Table(
     sa.Column("author_id", sa.LargeBinary, nullable=False),
     sa.Column("content_type", sa.LargeBinary, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column(
+        "annotation",
+        sa.LargeBinary,
+        comment="What the relay found about the provenance, where it matters.",
+    ),
     sa.Index("packets_author", "author_id", "sequence"),
     sa.Index("packets_type", "content_type", "sequence"),
     sa.Index("packets_timestamp", "timestamp", postgresql_using="brin"),
+    sa.Index(
+        "packets_identity",
+        "author_id",
+        "sequence",
+        postgresql_where=sa.text(
+            "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
+            " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
+        ),
+    ),
     comment="The log. body is the record; the other columns are derived from it (A-006).",
 )
 
@@ -63,6 +84,22 @@ PACKET_IDS = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("received_at", sa.BigInteger, nullable=False),
     comment="The duplicate index: every id once stored; it outlives the packet (R-310).",
+)
+
+ABUSE = sa.Table(
+    "abuse",
+    METADATA,
+    sa.Column("author_id", sa.Text, primary_key=True),
+    sa.Column("verdict", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column(
+        "created_at",
+        sa.BigInteger,
+        nullable=False,
+        server_default=sa.text("(EXTRACT(epoch FROM now()))::bigint"),
+    ),
+    comment="Authors that policy blocks or slows down; filled by the pipeline or by hand.",
 )
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from relayd.store.connection import Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
+from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
 from relayd.store.queries import HEAD
@@ -17,8 +18,11 @@ from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.safety import check_safety
 from relayd.store.types import (
+    AbuseEntry,
     Appended,
+    Declined,
     Gone,
+    IdentitiesMoved,
     LogEntry,
     LogQuery,
     NewPacket,
@@ -53,8 +57,16 @@ class Store:
     """
 
     def __init__(
-        self, log: Log, reader: Reader, pools: Sequence[Pool], retention: Retention, url: str
+        self,
+        log: Log,
+        reader: Reader,
+        identities: IdentityReader,
+        pools: Sequence[Pool],
+        retention: Retention,
+        url: str,
     ) -> None:
+        self.identities = identities
+        """What admission asks about identities."""
         self._log = log
         self._reader = reader
         self._pools = pools
@@ -97,6 +109,7 @@ class Store:
         store = cls(
             Log(url, connect_timeout=connect_timeout, append_timeout=append_timeout),
             Reader(lookups, pages, replica, read_timeout=read_timeout),
+            IdentityReader(lookups),
             [pool for pool in (lookups, pages, replica) if pool is not None],
             Retention(retention_days=retention_days, dedup_window_seconds=dedup_window_seconds),
             url,
@@ -143,10 +156,12 @@ class Store:
         """The last sequence given out, 0 in an empty log."""
         return await self._reader.head()
 
-    async def append(self, batch: Sequence[NewPacket], now: int) -> Appended:
+    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
         """Append a batch in one transaction; it is durable when this returns (R-189). See `Log.append`."""
         try:
-            appended = await self._log.append(batch, now)
+            appended = await self._log.append(batch, now, followed)
+        except IdentitiesMoved:
+            raise  # nothing was appended, and that is certain
         except BaseException:
             # It may have been committed all the same, and the doorbell does not ring for our own backend.
             if self._doorbell is not None:
@@ -163,10 +178,23 @@ class Store:
         """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
         return await self._reader.page(query, limit, now, max_bytes)
 
+    @property
+    def declined(self) -> Declined:
+        """What `page` leaves out and `by_id` takes for gone (R-323); replace it at any time."""
+        return self._reader.declined
+
+    @declined.setter
+    def declined(self, declined: Declined) -> None:
+        self._reader.declined = declined
+
+    async def abuse(self, now: int) -> list[AbuseEntry]:
+        """The rows of the abuse table that are in force at `now`."""
+        return await self._reader.abuse(now)
+
     async def tail(
         self, after: int, up_to: int | None, limit: int, max_bytes: int = MAX_PAGE_BYTES
     ) -> list[LogEntry]:
-        """Everything in `after < sequence <= up_to`, expired packets included. See `Reader.tail`."""
+        """Everything in `after < sequence <= up_to`, even expired and declined. See `Reader.tail`."""
         return await self._reader.tail(after, up_to, limit, max_bytes)
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:

@@ -15,9 +15,13 @@ import msgspec
 
 __all__ = [
     "DAY_SECONDS",
+    "IDENTITY_TYPES",
+    "AbuseEntry",
     "Appended",
+    "Declined",
     "Disposition",
     "Gone",
+    "IdentitiesMoved",
     "LogEntry",
     "LogQuery",
     "NewPacket",
@@ -34,6 +38,10 @@ __all__ = [
 ]
 
 DAY_SECONDS = 86_400
+
+IDENTITY_TYPES = frozenset({"KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"})
+"""Content types that may change whose signature counts; the log notes where the last of them stands."""
+
 _ORDINAL_BITS = 32
 
 
@@ -63,6 +71,17 @@ class UnsafeDatabase(StoreError):
     """The database could lose what was acknowledged, or is not one this program can use."""
 
 
+class IdentitiesMoved(StoreError):
+    """Nothing was appended: another process has committed an identity packet that this one has not applied.
+
+    `sequence` is how far the log must be followed before the same batch may be appended (R-074).
+    """
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(f"identities have changed up to sequence {sequence}")
+        self.sequence = sequence
+
+
 class NewPacket(msgspec.Struct, frozen=True, gc=False):
     """An admitted packet on its way into the log."""
 
@@ -76,6 +95,9 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     """The canonical bytes of the whole packet; the record everything else is derived from (A-006)."""
     equivalence_key: bytes | None = None
     """32 bytes shared by packets of which the log keeps only the first, beside the id (R-113, R-114)."""
+    annotation: bytes | None = None
+    """What this relay found about the packet's provenance, where it serves another origin than the signed
+    one (R-208): an encoded `strata.provenance.Downgrade`."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -124,6 +146,7 @@ class StoredPacket(NamedTuple):
     sequence: int
     received_at: int
     body: bytes
+    annotation: bytes | None = None
 
 
 class Page(NamedTuple):
@@ -153,6 +176,29 @@ class RelaySecrets:
 
     def __repr__(self) -> str:
         return f"RelaySecrets(created_at={self.created_at})"
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """What this relay serves nobody, though the log may hold it (R-323)."""
+
+    authors: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    packet_ids: frozenset[bytes] = frozenset()
+    media_hashes: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.authors or self.types or self.packet_ids or self.media_hashes)
+
+
+class AbuseEntry(NamedTuple):
+    """One row of the abuse table, which the pipeline or an operator fills and policy reads."""
+
+    author_id: str
+    verdict: str
+    """`block`: refuse this author's packets; `limit`: hold them to the limits of anonymous sessions."""
+    reason: str
+    expires_at: int | None
 
 
 @dataclass(frozen=True, slots=True)

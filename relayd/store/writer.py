@@ -14,11 +14,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from relayd.store.types import Appended, NewPacket, StoreError, StoreTimeout, StoreUnavailable
+from relayd.store.types import (
+    Appended,
+    IdentitiesMoved,
+    NewPacket,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
-__all__ = ["Writer"]
+__all__ = ["KeyWatch", "Writer"]
 
 Ticket = TypeVar("Ticket")
+_Watched = TypeVar("_Watched", contravariant=True)
 
 _log = logging.getLogger("relayd.store")
 
@@ -26,7 +34,20 @@ _BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class _Appender(Protocol):
-    async def append(self, batch: Sequence[NewPacket], now: int) -> Appended: ...
+    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None) -> Appended: ...
+
+
+class KeyWatch(Protocol[_Watched]):
+    """Whoever knows which keys a packet was admitted under, and how current that knowledge is (R-074)."""
+
+    def followed(self) -> int:
+        """The sequence up to which identity packets have been applied."""
+
+    def still_admitted(self, ticket: _Watched) -> bool:
+        """Whether the packet would be admitted now. For False it has been dealt with."""
+
+    async def follow(self, sequence: int) -> None:
+        """Apply identity packets up to `sequence`."""
 
 
 class _Waiting(NamedTuple, Generic[Ticket]):
@@ -59,8 +80,10 @@ class Writer(Generic[Ticket]):
         max_pending_bytes: int = 64 * 2**20,
         publish_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
+        keys: KeyWatch[Ticket] | None = None,
     ) -> None:
         self._store = store
+        self._keys = keys
         self._on_commit = on_commit
         self._on_failed = on_failed
         self._max_batch_packets = max_batch_packets
@@ -126,11 +149,18 @@ class Writer(Generic[Ticket]):
     async def _commit(self) -> None:
         delay = _BACKOFF_SECONDS[0]
         while self._batch:
+            self._recheck()
+            if not self._batch:
+                return
             started_at = time.perf_counter()
             try:
                 appended = await self._store.append(
-                    [waiting.packet for waiting in self._batch], int(self._clock())
+                    [waiting.packet for waiting in self._batch],
+                    int(self._clock()),
+                    None if self._keys is None else self._keys.followed(),
                 )
+            except IdentitiesMoved as moved:
+                await self._follow(moved.sequence)
             except (StoreUnavailable, StoreTimeout):
                 # Append the same again: what the lost attempt stored comes back as DUPLICATE, at its place.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -144,6 +174,24 @@ class Writer(Generic[Ticket]):
                 self._forget(self._batch)
                 self._batch = []
                 self._on_commit(appended, batch, time.perf_counter() - started_at)
+
+    def _recheck(self) -> None:
+        """Leave out what was admitted under keys that have changed since, and does not hold under the new."""
+        if self._keys is None:
+            return
+        dropped = [waiting for waiting in self._batch if not self._keys.still_admitted(waiting.ticket)]
+        if dropped:
+            gone = {id(waiting) for waiting in dropped}
+            self._batch = [waiting for waiting in self._batch if id(waiting) not in gone]
+            self._forget(dropped)
+
+    async def _follow(self, sequence: int) -> None:
+        assert self._keys is not None
+        try:
+            async with asyncio.timeout(self._publish_timeout):
+                await self._keys.follow(sequence)
+        except TimeoutError:
+            self._give_up()
 
     def _fail_batch(self) -> None:
         failed, self._batch = self._batch, []

@@ -21,6 +21,44 @@ MEASURES = {
     "latency": ["PUBLISH to OK, p50", "PUBLISH to OK, p99"],
     "catchup": ["one stream, gapless", "pages of 500, one reader", "pages of 500, 4 readers"],
     "idle": ["a connection, of 50", "the same with a live subscription"],
+    "checks": [
+        "all but the signature, plain packet",
+        "message decoded",
+        "schema, canonical form, size, id",
+        "rate limit",
+        "policy, nothing listed",
+        "freshness",
+        "key of a plain author",
+        "rules of its type, a POST",
+        "provenance, no header",
+        "equivalence key, a POST",
+        "policy, 1000 on every list",
+        "key of a plain author, first seen",
+        "key chain of an author, in memory",
+        "signature, chain of 1",
+        "signature, chain of 3",
+        "signature, chain of 50",
+        "signature, oldest of 16 live keys",
+        "provenance, header UNKNOWN",
+        "provenance, attested SOFTWARE",
+        "provenance, the same by a manifest",
+        "provenance, AI_MODEL, chain of 2",
+    ],
+    "identities": [
+        "300 authors with a key chain",
+        "CPU of relay and PostgreSQL",
+        "KEY_EVENTs stored",
+        "each one's first packet after a restart",
+        "memory of a chain",
+    ],
+    "hostile": [
+        "p50 beside 100 idle",
+        "p99 beside 100 idle",
+        "p50 beside 100 idle and 56 hostile",
+        "p99 beside 100 idle and 56 hostile",
+    ]
+    if sys.platform == "linux"
+    else [],
 }
 
 

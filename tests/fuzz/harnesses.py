@@ -22,13 +22,15 @@ with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
     from websockets.protocol import OPEN, Protocol
     from websockets.server import ServerProtocol
 
+    from relayd.auth import Authentication, Grants
     from relayd.cursor import CursorCodec, InvalidCursor
     from relayd.frames import FrameReader
-    from relayd.session import Answer, CloseConnection, Session, SessionLimits
+    from relayd.session import Answer, AuthReceived, AuthRefused, CloseConnection, Session, SessionLimits
 
 __all__ = ["TARGETS"]
 
 CODEC = CursorCodec(bytes(32))
+SERVER = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
 FRAME_LIMIT = 4096
 
 
@@ -62,10 +64,12 @@ def client_message(data: bytes) -> None:
 
 def session_text(data: bytes) -> None:
     """One action for each frame, and an answer that is JSON."""
-    session = Session(SessionLimits(max_subscriptions=2), CODEC)
+    session = Session(SessionLimits(max_subscriptions=2), CODEC, Authentication(SERVER, 120), Grants())
     for number, frame in enumerate(data.split(b"\n")):
         action = session.receive_text(frame, float(number))
-        if isinstance(action, Answer | CloseConnection):
+        if isinstance(action, AuthReceived):
+            action = session.begin_auth(action.message, float(number), number)
+        if isinstance(action, Answer | AuthRefused | CloseConnection):
             assert json.loads(action.payload)["type"] == "ERROR"
         assert len(session.subscriptions) <= 2
 

@@ -48,6 +48,7 @@ def test_every_setting_can_be_given_in_each_way(toml):
         "database_url": "postgresql://u:p@h/d",
         "read_database_url": "postgres://u:p@r/d",
         "identity_seed": SECRET,
+        "bootstrap_file": "bootstrap.json",
         "blocked_authors": ["did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"],
         "blocked_packet_ids": ["0x" + "0" * 64, "0x" + "1" * 64],
         "blocked_media_hashes": ["0x" + "2" * 64],
@@ -155,6 +156,52 @@ def test_the_defaults_that_the_requirements_name():
     assert settings.path == "/strata"
     assert (settings.ping_interval, settings.ping_misses) == (30.0, 2)
     assert (settings.malformed_limit, settings.malformed_window) == (20, 60.0)
+
+
+@pytest.mark.req("R-270", "R-271", "R-272")
+def test_a_challenge_lives_for_one_to_ten_minutes():
+    assert load().challenge_lifetime == 120
+    assert load(None, {"RELAYD_CHALLENGE_LIFETIME": "60"}).challenge_lifetime == 60
+    (found,) = problems(None, {"RELAYD_CHALLENGE_LIFETIME": "59"})
+    assert found == "challenge_lifetime (59) is below 60"
+    long = load(None, {"RELAYD_CHALLENGE_LIFETIME": "3600"})
+    assert long.challenge_lifetime == 600
+    assert long.warnings == ("challenge_lifetime 3600 is above what clients accept; using 600",)
+    assert load(None, {"RELAYD_CHALLENGE_LIFETIME": "600"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("MEMBERS", "alice", "members: alice is not a DID"),
+        ("REPLICATION_PEERS", "did:strata:a,b", "replication_peers: b is not a DID"),
+        (
+            "TRUSTED_PROXIES",
+            "proxy.local",
+            "trusted_proxies: proxy.local is not a network such as 192.0.2.0/24",
+        ),
+        ("UNLIMITED_ADDRESSES", "1.2.3", "unlimited_addresses: 1.2.3 is not a network such as 192.0.2.0/24"),
+        (
+            "ALLOWED_ORIGINS",
+            "https://a.example/",
+            "allowed_origins: https://a.example/ is not an origin such as https://example.org",
+        ),
+    ],
+)
+def test_who_may_come_in_is_checked_at_start(variable, value, problem):
+    assert problems(None, {f"RELAYD_{variable}": value}) == [problem]
+
+
+@pytest.mark.parametrize("origin", ["https://a.example", "http://a.example:8080", "https://[::1]:1", "null"])
+def test_what_is_an_origin(origin):
+    assert load(None, {"RELAYD_ALLOWED_ORIGINS": origin}).allowed_origins == (origin,)
+
+
+def test_a_limit_that_does_nothing_on_the_spot_is_warned_about(toml):
+    (warning,) = load(None, {"RELAYD_PUBLISH_LIMIT": "5"}).warnings
+    assert warning == "publish_limit: no limit holds for 127.0.0.0/8, ::1/128 (unlimited_addresses)"
+    assert load(toml("publish_limit = 5\nunlimited_addresses = []")).warnings == ()
+    assert load(None, {"RELAYD_PORT": "1"}).warnings == ()
 
 
 def test_an_empty_variable_counts_as_absent_and_foreign_ones_are_ignored():

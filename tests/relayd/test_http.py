@@ -4,6 +4,9 @@ import json
 import re
 
 import pytest
+from strata import packets
+from strata.ids import Identity
+from strata.provenance import Downgrade, served
 from strata.wire import EXTENSIONS
 
 from relayd.config import Settings
@@ -97,11 +100,31 @@ async def test_an_unknown_packet_is_404_and_a_departed_one_410(http):
     assert response.status == 410
 
 
-async def test_a_declined_packet_is_gone():
-    http = Harness(declined=lambda packet_id, packet: packet.body == BODY)
-    http.packets[b"\xab" * 32] = StoredPacket(5, NOW, BODY)
-    response = await http.get(f"/packets/{ID}")
-    assert (response.status, BODY in response.body) == (410, False)
+@pytest.mark.req("R-208", "R-209", "R-210")
+@pytest.mark.parametrize("form", ["rewrite", "annotate"])
+async def test_a_downgraded_packet_comes_as_subscribers_get_it(form):
+    header = {
+        "origin_type": "SOFTWARE",
+        "genesis_media_hash": None,
+        "edit_history": [],
+        "client_attestation": {"client_id": "did:x:y", "client_version": "1", "client_signature": "0x00"},
+    }
+    packet = packets.build(
+        Identity(bytes(32)), {"type": "POST", "text": "x"}, timestamp=NOW, provenance_header=header
+    )
+    found = Downgrade("SOFTWARE", "UNKNOWN", "client_attestation_invalid", True)
+    http = Harness(form=form)
+    http.packets[b"\xab" * 32] = StoredPacket(5, NOW, packet.canonical, found.encode())
+    answer = json.loads((await http.get(f"/packets/{ID}")).body)
+    expected = served(packet.canonical, found, mode=form)
+    assert answer == {
+        "packet": json.loads(expected.packet),
+        "received_at": NOW,
+        "relay_annotations": json.loads(expected.annotations),
+    }
+    assert answer["packet"]["provenance_header"]["origin_type"] == (
+        "UNKNOWN" if form == "rewrite" else "SOFTWARE"
+    )
 
 
 @pytest.mark.req("R-020")
@@ -180,7 +203,31 @@ def test_the_manifest_sums_up_what_is_enforced():
     assert (manifest["limits"]["max_packet_bytes"], manifest["limits"]["max_limit"]) == (4096, 7)
     assert manifest["policy"]["declines"] == {"authors": True, "packet_ids": False, "media_hashes": False}
     assert manifest["policy"]["protected_accounts"] == "none"
+    assert manifest["policy"]["provenance_downgrade"] == "rewrite"
     assert "did:x:y" not in json.dumps(manifest)
+
+
+@pytest.mark.req("R-325")
+def test_the_manifest_says_who_and_what_may_publish_here():
+    def policy(**settings: object) -> dict[str, object]:
+        return build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok")["policy"]
+
+    free = policy()
+    assert free["accepts_public_packets"] and free["declined_types"] == [] and "accepted_types" not in free
+    assert not free["plugins"] and free["abuse_table"]
+    strict = policy(
+        allowed_authors=("did:x:y",),
+        allowed_types=("POST",),
+        blocked_types=("VOTE",),
+        policy_plugins=("quota",),
+        policies=("allowed_authors", "allowed_types", "blocked_types"),
+        provenance_downgrade="annotate",
+    )
+    assert not strict["accepts_public_packets"] and strict["accepted_types"] == ["POST"]
+    assert strict["declined_types"] == ["VOTE"]
+    assert strict["plugins"] is True and not strict["abuse_table"]
+    assert strict["provenance_downgrade"] == "annotate"
+    assert "did:x:y" not in json.dumps(strict) and "quota" not in json.dumps(strict)
 
 
 def test_retention_is_advertised_and_for_ever_is_no_number():

@@ -62,17 +62,6 @@ def test_less_severe_lines_are_left_out(stream):
     assert [line["event"] for line in lines(stream)] == ["loud"]
 
 
-def test_the_connection_is_on_every_line_of_its_task(stream):
-    logs.configure("json", "info", stream)
-    tokens = logs.bind_connection("c-7")
-    logs.get_logger("relayd.test").info("inside")
-    structlog.contextvars.reset_contextvars(**tokens)
-    logs.get_logger("relayd.test").info("outside")
-    inside, outside = lines(stream)
-    assert inside["connection"] == "c-7"
-    assert "connection" not in outside
-
-
 @pytest.mark.req("R-328")
 @pytest.mark.parametrize(
     "field", ["packet", "body", "content", "payload", "signature", "seed", "database_url"]

@@ -9,28 +9,36 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.errors import ErrorCode, InvalidPacket
+from strata.auth import answer_challenge
+from strata.errors import ErrorCode, InvalidMessage
+from strata.ids import Identity
+from strata.wire import Auth
 
+from relayd.auth import Attempt, Authentication, Grants
 from relayd.cursor import CursorCodec
+from relayd.limits import Limits, Quotas
 from relayd.session import (
     Action,
     Answer,
+    AuthReceived,
+    AuthRefused,
     CloseConnection,
     PublishReceived,
     Session,
     SessionLimits,
     SubscriptionClosed,
     SubscriptionOpened,
-    ok_payload,
-    read_failure_payload,
-    refusal_payload,
 )
 
 CODEC = CursorCodec(bytes(32))
+OPEN = Grants()
 
 
-def session(**limits: int) -> Session:
-    return Session(SessionLimits(**limits), CODEC)
+RELAY = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
+
+
+def session(grants: Grants = OPEN, **limits: int) -> Session:
+    return Session(SessionLimits(**limits), CODEC, Authentication(RELAY, 120), grants)
 
 
 def take(peer: Session, message: object, now: float = 0.0) -> Action:
@@ -271,44 +279,223 @@ def test_a_binary_frame_is_invalid_schema():
     assert (error["code"], error["detail"]) == ("invalid_schema", "binary_frame")
 
 
-@pytest.mark.req("R-196")
-def test_an_auth_without_a_challenge_is_unauthenticated():
-    message = {
-        "type": "AUTH",
-        "author_id": "did:strata:x",
-        "challenge": "c",
-        "signature": "0x",
-        "client_msg_id": "m",
-    }
-    error = error_of(take(session(), message))
-    assert (error["code"], error["client_msg_id"]) == ("unauthenticated", "m")
+ALICE = Identity(bytes(range(32)))
+NOW = 1_760_000_000
+NEEDS_AUTH = Grants(require_auth=frozenset({"publish", "subscribe"}))
+PUBLISH = {"type": "PUBLISH", "packet": {}, "client_msg_id": "m"}
 
 
-@pytest.mark.req("R-110", "R-136", "R-195")
-def test_the_answers_to_a_publish():
-    assert json.loads(ok_payload("0xab", 5, "m", duplicate=False)) == {
-        "type": "OK",
-        "packet_id": "0xab",
-        "status": "ACCEPTED",
-        "client_msg_id": "m",
-        "received_at": 5,
+def attempt(peer: Session, **changes: Any) -> Attempt:
+    """A good AUTH up to its signature."""
+    challenge = peer.authentication.issue(bytes(range(32)), NOW)
+    answer = answer_challenge(challenge, ALICE, client_msg_id="a", **changes)
+    action = take(peer, msgspec.to_builtins(answer))
+    assert action == AuthReceived(answer)
+    begun = peer.begin_auth(answer, 0.0, NOW)
+    assert isinstance(begun, Attempt)
+    return begun
+
+
+@pytest.mark.req("R-196", "R-278")
+def test_an_auth_without_a_challenge_is_refused_and_a_new_challenge_follows():
+    message = Auth(author_id="did:strata:x", challenge="c", signature="0x", client_msg_id="m")
+    refused = session().begin_auth(message, 0.0, NOW)
+    assert isinstance(refused, AuthRefused)
+    error = json.loads(refused.payload)
+    assert (error["code"], error["detail"], error["client_msg_id"]) == (
+        "unauthenticated",
+        "challenge_unknown",
+        "m",
+    )
+
+
+@pytest.mark.req("R-282")
+def test_the_fifth_failure_closes_with_1008():
+    peer, bad = session(), Auth(author_id="x", challenge="c", signature="0x")
+    assert [type(peer.begin_auth(bad, 0.0, NOW)) for _ in range(4)] == [AuthRefused] * 4
+    closing = peer.begin_auth(bad, 0.0, NOW)
+    assert isinstance(closing, CloseConnection)
+    assert (closing.close_code, closing.cause) == (1008, "auth_failures")
+    assert error_of(closing)["detail"] == "challenge_unknown"
+
+
+@pytest.mark.req("R-285", "R-136", "R-139")
+def test_auth_ok_states_the_capabilities_and_the_extensions():
+    peer = session()
+    done = peer.authenticated(attempt(peer), ("publish",))
+    assert json.loads(done.payload) == {
+        "type": "AUTH_OK",
+        "author_id": ALICE.did,
+        "capabilities": ["publish"],
+        "client_msg_id": "a",
+        "extensions": ["packet_ids", "received_range", "history_marker", "gapless", "http_packets"],
     }
-    assert json.loads(ok_payload("0xab", 5, None, duplicate=True)) == {
-        "type": "OK",
-        "packet_id": "0xab",
-        "status": "ACCEPTED",
-        "received_at": 5,
-        "duplicate": True,
-    }
-    large = InvalidPacket(ErrorCode.PACKET_TOO_LARGE, "too large", max_bytes=9)
-    assert json.loads(refusal_payload(large, "m")) == {
-        "type": "ERROR",
-        "code": "packet_too_large",
-        "reason": "too large",
-        "client_msg_id": "m",
-        "max_bytes": 9,
-    }
-    assert json.loads(read_failure_payload("s"))["subscription_id"] == "s"
+    assert peer.identity == ALICE.did
+    nothing = peer.authenticated(attempt(peer), ())
+    assert json.loads(nothing.payload)["capabilities"] == []
+
+
+@pytest.mark.req("R-288", "R-289")
+@pytest.mark.parametrize(
+    ("capabilities", "publishes", "subscribes"),
+    [
+        (("publish",), True, False),
+        (("subscribe",), False, True),
+        (("replicate",), False, False),
+        (("publish", "subscribe"), True, True),
+        ((), False, False),
+    ],
+)
+def test_each_capability_allows_its_action_and_no_other(capabilities, publishes, subscribes):
+    peer = session()
+    peer.authenticated(attempt(peer), capabilities)
+    for action, allowed in ((take(peer, PUBLISH), publishes), (take(peer, subscribe()), subscribes)):
+        if allowed:
+            assert not isinstance(action, Answer)
+        else:
+            error = error_of(action)
+            assert (error["code"], error["detail"]) == ("unauthenticated", "missing_capability")
+    missing = take(peer, {**subscribe("t"), "client_msg_id": "n"})
+    if not subscribes:
+        error = error_of(missing)
+        assert (error["subscription_id"], error["client_msg_id"]) == ("t", "n")
+
+
+@pytest.mark.req("R-289", "R-292")
+def test_what_needs_auth_is_refused_to_an_anonymous_session():
+    peer = session(Grants(require_auth=frozenset({"publish"})))
+    assert error_of(take(peer, PUBLISH))["detail"] == "missing_capability"
+    assert isinstance(take(peer, subscribe()), SubscriptionOpened)
+    assert isinstance(take(peer, {"type": "UNSUBSCRIBE", "subscription_id": "s"}), SubscriptionClosed)
+
+
+@pytest.mark.req("R-289")
+@pytest.mark.parametrize(
+    "members",
+    [{}, {"gapless": True}, {"filters": {"limit": 0}}, {"filters": {"packet_ids": ["0x" + "ab" * 32]}}],
+)
+def test_no_form_of_subscription_gets_round_the_capability(members):
+    assert error_of(take(session(NEEDS_AUTH), subscribe(**members)))["detail"] == "missing_capability"
+
+
+@pytest.mark.req("R-283", "R-288")
+def test_losing_subscribe_ends_what_is_open():
+    peer = session()
+    opened = take(peer, subscribe())
+    assert isinstance(opened, SubscriptionOpened)
+    kept = peer.authenticated(attempt(peer), ("publish", "subscribe"))
+    assert kept.ended == []
+    lost = peer.authenticated(attempt(peer), ("publish",))
+    ((subscription, payload),) = lost.ended
+    assert subscription is opened.subscription
+    error = json.loads(payload)
+    assert (error["code"], error["detail"], error["subscription_id"]) == (
+        "unauthenticated",
+        "missing_capability",
+        "s",
+    )
+    assert peer.subscriptions == {}
+
+
+@pytest.mark.req("R-211", "R-288")
+def test_only_who_may_replicate_gets_packets_as_signed():
+    peer = session()
+    before = take(peer, subscribe("before"))
+    assert isinstance(before, SubscriptionOpened) and not before.subscription.signed
+    peer.authenticated(attempt(peer), ("subscribe", "replicate"))
+    during = take(peer, subscribe("during"))
+    assert isinstance(during, SubscriptionOpened) and during.subscription.signed
+    lost = peer.authenticated(attempt(peer), ("subscribe",))
+    assert [subscription for subscription, _ in lost.ended] == [during.subscription]
+    after = take(peer, subscribe("after"))
+    assert isinstance(after, SubscriptionOpened) and not after.subscription.signed
+
+
+@pytest.mark.req("R-283")
+def test_a_failed_auth_leaves_what_was():
+    peer = session()
+    peer.authenticated(attempt(peer), ("subscribe",))
+    opened = take(peer, subscribe())
+    refused = peer.auth_failed(InvalidMessage("no", code=ErrorCode.INVALID_SIGNATURE))
+    assert isinstance(refused, AuthRefused)
+    assert peer.identity == ALICE.did
+    assert error_of(take(peer, PUBLISH))["detail"] == "missing_capability"
+    assert isinstance(opened, SubscriptionOpened)
+    assert peer.subscriptions == {"s": opened.subscription}
+
+
+def limited(peer: Session, **limits: int) -> None:
+    peer.use_quota(Quotas(Limits(**limits)).hold("a"))
+
+
+@pytest.mark.req("R-314", "R-315")
+def test_a_publish_over_the_limit_says_when_to_come_back():
+    peer = session()
+    limited(peer, publishes=2)
+    assert [type(take(peer, PUBLISH)) for _ in range(2)] == [PublishReceived] * 2
+    action = take(peer, PUBLISH)
+    assert isinstance(action, Answer)
+    assert (action.request, action.limited) == ("PUBLISH", "publish")
+    error = error_of(action)
+    assert (error["code"], error["client_msg_id"]) == ("rate_limited", "m")
+    assert (error["retry_after"], error["limit"], error["remaining"], error["window_seconds"]) == (
+        30,
+        2,
+        0,
+        60,
+    )
+    assert isinstance(take(peer, PUBLISH, now=30.0), PublishReceived)
+
+
+@pytest.mark.req("R-314", "R-317")
+def test_subscribes_and_history_are_limited_apart():
+    peer = session()
+    limited(peer, subscribes=2, backfill_bytes=1000)
+    assert isinstance(take(peer, subscribe("a")), SubscriptionOpened)
+    assert peer.backfill_budget is not None
+    peer.backfill_budget.spend(2000, 0.0)
+    spent = take(peer, subscribe("b"))
+    assert isinstance(spent, Answer)
+    assert (spent.limited, error_of(spent)["detail"]) == ("backfill", "backfill_limit")
+    assert error_of(spent)["subscription_id"] == "b"
+    too_many = take(peer, subscribe("c"))
+    assert isinstance(too_many, Answer)
+    assert (too_many.limited, error_of(too_many)["detail"]) == ("subscribe", "subscribe_limit")
+    assert isinstance(take(peer, PUBLISH), PublishReceived)
+
+
+@pytest.mark.req("R-314", "R-317")
+def test_too_many_auths_are_limited_and_use_up_no_challenge():
+    peer, bad = session(), Auth(author_id="x", challenge="c", signature="0x", client_msg_id="m")
+    limited(peer, auths=2)
+    for _ in range(2):
+        assert isinstance(peer.begin_auth(bad, 0.0, NOW), AuthRefused)
+    answer = answer_challenge(peer.authentication.issue(bytes(32), NOW), ALICE)
+    refused = peer.begin_auth(answer, 0.0, NOW)
+    assert isinstance(refused, Answer)
+    assert error_of(refused)["retry_after"] == 30
+    assert isinstance(peer.begin_auth(answer, 30.0, NOW), Attempt)
+
+
+@pytest.mark.req("R-316")
+def test_auths_stay_charged_to_the_address():
+    peer, bad = session(), Auth(author_id="x", challenge="c", signature="0x")
+    limited(peer, auths=1)
+    peer.use_quota(Quotas(Limits(publishes=5)).hold("did:a"))
+    peer.begin_auth(bad, 0.0, NOW)
+    assert isinstance(peer.begin_auth(bad, 0.0, NOW), Answer)
+
+
+@pytest.mark.req("R-289", "R-314")
+def test_the_shape_is_judged_before_the_capability_and_that_before_the_limit():
+    peer = session(NEEDS_AUTH)
+    limited(peer, publishes=1, subscribes=1)
+    assert error_of(take(peer, {"type": "PUBLISH"}))["code"] == "invalid_schema"
+    for _ in range(3):
+        assert error_of(take(peer, PUBLISH))["code"] == "unauthenticated"
+    peer.authenticated(attempt(peer), ("publish",))
+    assert isinstance(take(peer, PUBLISH), PublishReceived)
+    assert error_of(take(peer, PUBLISH))["code"] == "rate_limited"
 
 
 values = st.recursive(
@@ -329,6 +516,10 @@ members = st.fixed_dictionaries(
         | values,
         "gapless": values,
         "history_marker": values,
+        "author_id": st.text(max_size=20) | values,
+        "challenge": st.text(max_size=50) | values,
+        "signature": st.just("0x" + "0" * 128) | values,
+        "capabilities": st.lists(st.text(max_size=8), max_size=3) | values,
     },
 )
 
@@ -337,7 +528,11 @@ members = st.fixed_dictionaries(
 def test_whatever_a_peer_sends_comes_out_as_one_action(frames):
     peer = session(max_subscriptions=3)
     for frame in frames:
-        action = peer.receive_text(frame, 0)
+        action: object = peer.receive_text(frame, 0)
+        if isinstance(action, AuthReceived):
+            action = peer.begin_auth(action.message, 0.0, NOW)
+        if isinstance(action, AuthRefused):
+            assert json.loads(action.payload)["type"] == "ERROR"
         if isinstance(action, Answer | CloseConnection):
             assert error_of(action)["code"] in {str(code) for code in ErrorCode}
             msgspec.json.decode(action.payload)

@@ -6,8 +6,21 @@ import json
 import pytest
 from strata import packets
 from strata.ids import Identity
+from strata.keys import add_content, revoke_content
+from strata.provenance import Downgrade, ProvenanceTrust
 
-from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
+from relayd.admission.equivalence import equivalence_key
+from relayd.examiner import Examiner
+from relayd.store.types import (
+    IDENTITY_TYPES,
+    Appended,
+    Disposition,
+    IdentitiesMoved,
+    LogEntry,
+    NewPacket,
+    Outcome,
+    StoredPacket,
+)
 from relayd.transfer import ExportSummary, ImportSummary, export_log, import_log, resume_point
 
 NOW = 1_760_000_000
@@ -32,8 +45,25 @@ class MemoryStore:
     async def find(self, ids: list[bytes]) -> dict[bytes, tuple[int, int]]:
         return {name: self.places[name][1:] for name in ids if name in self.places}
 
-    async def append(self, batch: list[NewPacket], now: int) -> Appended:
+    @property
+    def identities(self) -> MemoryStore:
+        return self
+
+    async def authors(self, types: set[str]) -> set[str]:
+        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in types}
+
+    async def packets_of(self, authors: list[str], types: set[str]) -> list[StoredPacket]:
+        return [
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            for entry in self.log
+            if entry.packet.author_id in authors and entry.packet.content_type in types
+        ]
+
+    async def append(self, batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
         previous = await self.head()
+        decisive = [entry.sequence for entry in self.log if entry.packet.content_type in IDENTITY_TYPES]
+        if followed is not None and decisive and decisive[-1] > followed:
+            raise IdentitiesMoved(decisive[-1])
         return Appended(previous, [self._append(packet, now) for packet in batch])
 
     def _append(self, packet: NewPacket, now: int) -> Disposition:
@@ -67,7 +97,10 @@ def exported(identity, count: int) -> bytes:
 
 
 async def bring_in(store: MemoryStore, data: bytes, **options) -> ImportSummary:
-    return await import_log(store, io.BytesIO(data), now=lambda: NOW + 10**4, **options)
+    trust = options.pop("trust", ProvenanceTrust())
+    return await import_log(
+        store, io.BytesIO(data), Examiner(store, trust=trust), now=lambda: NOW + 10**4, **options
+    )
 
 
 async def taken_out(store: MemoryStore, **options) -> tuple[bytes, ExportSummary]:
@@ -144,6 +177,128 @@ async def test_time_in_a_log_never_goes_back(identity):
     store = MemoryStore()
     await bring_in(store, line(packet(identity, 1), NOW + 5) + line(packet(identity, 2), NOW))
     assert [entry.received_at for entry in store.log] == [NOW + 5, NOW + 5]
+
+
+# Keys and origins: judged by what stood in the log before the packet.
+
+SECOND = Identity.from_seed(b"2" * 32)
+HEADER = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": []}
+
+
+def rotated(identity: Identity) -> list[packets.Packet]:
+    """A post by the new key too early, the rotation, then one by each key, the old one revoked."""
+    new = SECOND.speaking_for(identity.did)
+    made = [
+        (new, {"type": "POST", "text": "too early"}),
+        (identity, add_content(f"{identity.did}#k2", new.public_key, valid_from=NOW)),
+        (new, {"type": "POST", "text": "by the new one"}),
+        (identity, {"type": "POST", "text": "by the old one"}),
+        (new, revoke_content(f"{identity.did}#keys-1", revoked_at=NOW)),
+        (identity, {"type": "POST", "text": "by the revoked one"}),
+    ]
+    return [packets.build(by, content, timestamp=NOW - 10) for by, content in made]
+
+
+def lines_of(made: list[packets.Packet]) -> bytes:
+    return b"".join(line(packet, NOW + number) for number, packet in enumerate(made))
+
+
+@pytest.mark.req("R-062", "R-074", "R-076")
+async def test_the_keys_that_count_are_those_of_the_log_up_to_there(identity):
+    made, store, quarantine = rotated(identity), MemoryStore(), io.BytesIO()
+    summary = await bring_in(store, lines_of(made), quarantine=quarantine)
+    assert [entry.packet.packet_id for entry in store.log] == [packet.digest for packet in made[1:5]]
+    kept = [json.loads(text) for text in quarantine.getvalue().splitlines()]
+    assert [(item["line"], item["code"]) for item in kept] == [(1, "invalid_signature"), (6, "key_revoked")]
+    assert (summary.stored, summary.quarantined) == (4, 2)
+
+
+async def test_what_is_in_the_log_is_a_duplicate_whatever_became_of_its_key(identity):
+    made, store = rotated(identity), MemoryStore()
+    await bring_in(store, lines_of(made))
+    again = await bring_in(store, lines_of(made))
+    # The one by the key that has since been revoked with effect from before counts as there, too; and the
+    # one that came too early for its key has nothing against it any more but its line's time.
+    assert (again.duplicates, again.stored + again.quarantined, again.lines) == (4, 2, 6)
+
+
+@pytest.mark.req("R-074")
+async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identity):
+    made, store = rotated(identity), MemoryStore()
+    genuine = store.append
+    others = [made[1], made[4]]
+
+    async def append(batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
+        if others:
+            event = others.pop(0)
+            await genuine([_new(event)], NOW)
+        return await genuine(batch, now, followed)
+
+    store.append = append
+    summary = await bring_in(store, line(made[3], NOW + 5) + line(made[2], NOW + 6))
+    assert (summary.stored, summary.reasons) == (1, {"key_revoked": 1})
+    assert summary.lines == 2
+
+
+def _new(made: packets.Packet) -> NewPacket:
+    return NewPacket(
+        made.digest, made.author_id, made.content_type, made.timestamp, made.expires_at, made.canonical
+    )
+
+
+@pytest.mark.req("R-202", "R-206", "R-208")
+async def test_origins_are_found_anew_and_no_file_brings_its_own(identity):
+    claimed = packets.build(
+        identity,
+        {"type": "POST", "text": "x"},
+        timestamp=NOW,
+        provenance_header=HEADER,
+        allow_unattested=True,
+    )
+    invented = Downgrade("SOFTWARE", "AI_MODEL", "because")
+    forged = b',"annotation":' + invented.encode() + b"}"
+    plain = packet(identity, 1)
+    store = MemoryStore()
+    await bring_in(store, line(plain)[:-2] + forged + b"\n" + line(claimed)[:-2] + forged + b"\n")
+    assert store.log[0].packet.annotation is None
+    annotation = store.log[1].packet.annotation
+    assert annotation is not None
+    found = Downgrade.decode(annotation)
+    assert (found.claimed_origin_type, found.effective_origin_type) == ("SOFTWARE", "UNKNOWN")
+    out, _ = await taken_out(store)
+    assert out == line(plain) + line(claimed)[:-2] + b',"annotation":' + annotation + b"}\n"
+    other = MemoryStore()
+    await bring_in(other, out)
+    assert other.log == store.log
+
+
+@pytest.mark.req("R-214", "R-219")
+async def test_a_high_claim_that_this_relay_cannot_follow_is_not_taken_over(identity):
+    header = HEADER | {"origin_type": "AI_MODEL"}
+    claimed = packets.build(
+        identity,
+        {"type": "POST", "text": "x"},
+        timestamp=NOW,
+        provenance_header=header,
+        allow_unattested=True,
+    )
+    summary = await bring_in(MemoryStore(), line(claimed))
+    assert summary.reasons == {"missing_proof": 1}
+
+
+@pytest.mark.req("R-113")
+async def test_packets_that_say_the_same_keep_their_key(identity):
+    content = {
+        "type": "CONSENSUS_METRIC",
+        "source_id": identity.did,
+        "target_packet": "0x" + "1" * 64,
+        "observed_at": NOW,
+        "metrics": {},
+    }
+    made = packets.build(identity, content, timestamp=NOW)
+    store = MemoryStore()
+    await bring_in(store, line(made))
+    assert [entry.packet.equivalence_key for entry in store.log] == [equivalence_key(made)] != [None]
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"packet":{"ha', b"x" * 100_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from strata import packets, wire
+from strata import ids, packets, wire
 from strata.ids import Identity
 from strata.packets import Packet
 from websockets.asyncio.server import ServerConnection, serve
@@ -35,6 +36,9 @@ class Session:
         self.subscriptions: dict[str, wire.Subscribe] = {}
         self.outbox: list[bytes] = []
         self.received: list[Any] = []
+        self.challenge: str | None = None
+        self.identity: str | None = None
+        self.capabilities: frozenset[str] | None = None
 
     def send(self, message: Any) -> None:
         self.outbox.append(wire.encode(message))
@@ -56,6 +60,15 @@ class NaiveRelay:
         self.answer_subscribe: Callable[[wire.Subscribe], Any] | None = None
         self.disguise: Callable[[wire.Event], wire.Event] = lambda event: event
         """What becomes of an event on its way out."""
+        self.server_id: str | None = None
+        """Set: sessions are challenged, in this name, as soon as they begin."""
+        self.lifetime = 120
+        """Seconds from `START` for which a challenge holds."""
+        self.needs_auth: frozenset[str] = frozenset()
+        """What an anonymous session may not do: publish, subscribe."""
+        self.grants: frozenset[str] | None = frozenset({"publish", "subscribe"})
+        self.answer_auth: Callable[[wire.Auth], Any] | None = None
+        self.challenges = 0
 
     # The log.
 
@@ -97,7 +110,59 @@ class NaiveRelay:
 
     def connect(self) -> Session:
         self.sessions.append(Session())
+        if self.server_id is not None:
+            self.send_challenge(self.sessions[-1])
         return self.sessions[-1]
+
+    def send_challenge(self, session: Session) -> None:
+        self.challenges += 1
+        session.challenge = base64.b64encode(self.challenges.to_bytes(32, "big")).decode()
+        session.send(
+            wire.AuthChallenge(
+                challenge=session.challenge,
+                server_id=self.server_id or "",
+                expires_at=START + self.lifetime,
+                extensions=sorted(self.extensions) or None,
+            )
+        )
+
+    def _auth(self, session: Session, message: wire.Auth) -> None:
+        answer = self.answer_auth(message) if self.answer_auth else None
+        if answer == "silence":
+            return
+        if answer is None:
+            answer = self._judge(session, message)
+        session.send(answer)
+        if isinstance(answer, wire.AuthOk):
+            session.identity = message.author_id
+            granted = self.grants
+            if granted is not None and message.capabilities is not None:
+                granted &= frozenset(message.capabilities)
+            session.capabilities = granted
+        else:
+            self.send_challenge(session)
+
+    def _judge(self, session: Session, message: wire.Auth) -> Any:
+        challenge, session.challenge = session.challenge, None
+        key = ids.public_key_from_did(message.author_id)
+        signed = (message.challenge + (self.server_id or "")).encode()
+        if message.challenge != challenge:
+            return refusal("unauthenticated", message, detail="challenge_unknown")
+        if key is None or not ids.verify(key, signed, bytes.fromhex(message.signature[2:])):
+            return refusal("invalid_signature", message)
+        granted = self.grants
+        if granted is not None and message.capabilities is not None:
+            granted &= frozenset(message.capabilities)
+        return wire.AuthOk(
+            author_id=message.author_id,
+            capabilities=None if granted is None else sorted(granted),
+            client_msg_id=message.client_msg_id,
+        )
+
+    def _may(self, session: Session, capability: str) -> bool:
+        if session.identity is None:
+            return capability not in self.needs_auth
+        return session.capabilities is None or capability in session.capabilities
 
     def disconnect(self, session: Session) -> None:
         if session in self.sessions:
@@ -106,7 +171,13 @@ class NaiveRelay:
     def receive(self, session: Session, data: bytes) -> None:
         message = wire.decode_client_message(data)
         session.received.append(message)
+        needed = {wire.Publish: "publish", wire.Subscribe: "subscribe"}.get(type(message))
+        if needed is not None and not self._may(session, needed):
+            session.send(refusal("unauthenticated", message, detail="missing_capability"))
+            return
         match message:
+            case wire.Auth():
+                self._auth(session, message)
             case wire.Publish():
                 self._publish(session, message)
             case wire.Subscribe():
@@ -166,6 +237,11 @@ class NaiveRelay:
             )
 
 
+def refusal(code: str, message: Any, **members: Any) -> wire.Error:
+    """The ERROR that answers a message."""
+    return wire.Error(code=code, reason="because", client_msg_id=message.client_msg_id, **members)
+
+
 def _raw(data: bytes) -> Any:
     return wire.Raw(data)
 
@@ -218,6 +294,7 @@ class FakeRelay:
     async def _handle(self, socket):
         session = self.model.connect()
         self._open[socket] = session
+        await self.flush()
         self.abandoned.clear()
         self.connections += 1
         if self.deaf:

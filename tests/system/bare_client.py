@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from strata.ids import Identity
 from strata.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -30,11 +31,13 @@ def publish_text(packet: Packet | bytes | str, name: str | None = None) -> str:
 
 
 class BareClient:
-    """One WebSocket. Messages nobody has asked for yet wait in `inbox`, in the order they came."""
+    """One WebSocket. Messages nobody has asked for yet wait in `inbox`, in the order they came; challenges,
+    which come unasked, wait in `challenges`."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.inbox: deque[Message] = deque()
+        self.challenges: deque[Message] = deque()
         self._names = itertools.count(1)
 
     def name(self) -> str:
@@ -52,12 +55,40 @@ class BareClient:
         return await self._read(timeout)
 
     async def _read(self, timeout: float) -> Message:
+        while True:
+            message = await self._read_any(timeout)
+            if message["type"] != "AUTH_CHALLENGE":
+                return message
+            self.challenges.append(message)
+
+    async def _read_any(self, timeout: float) -> Message:
         async with asyncio.timeout(timeout):
             frame = await self.socket.recv()
         assert isinstance(frame, str), "a relay sends text frames alone"
         message = json.loads(frame)
         assert isinstance(message, dict)
         return message
+
+    async def challenge(self, timeout: float = TIMEOUT) -> Message:
+        """The oldest AUTH_CHALLENGE not taken yet."""
+        while not self.challenges:
+            message = await self._read_any(timeout)
+            (self.challenges if message["type"] == "AUTH_CHALLENGE" else self.inbox).append(message)
+        return self.challenges.popleft()
+
+    async def authenticate(
+        self, identity: Identity, *, challenge: Message | None = None, **members: Any
+    ) -> Message:
+        """AUTH as `identity`, with the next challenge unless another is given; the AUTH_OK or ERROR."""
+        challenge = challenge or await self.challenge()
+        signed = (challenge["challenge"] + challenge["server_id"]).encode()
+        message = {
+            "type": "AUTH",
+            "author_id": identity.did,
+            "challenge": challenge["challenge"],
+            "signature": "0x" + identity.sign(signed).hex(),
+        }
+        return await self.ask({**message, **members})
 
     async def expect(self, wanted: Callable[[Message], bool], timeout: float = TIMEOUT) -> Message:
         """The first message that is wanted; the others stay in the inbox."""
@@ -147,4 +178,11 @@ async def open_client(url: str, **options: Any) -> AsyncIterator[BareClient]:
     """Connect; `options` go to the WebSocket library. Closes at the end."""
     defaults: dict[str, Any] = {"compression": None, "max_size": None, "ping_interval": None}
     async with connect(url, **{**defaults, "close_timeout": 5, **options}) as socket:
-        yield BareClient(socket)
+        await take_challenge(client := BareClient(socket))
+        yield client
+
+
+async def take_challenge(client: BareClient) -> None:
+    """Read the first frame, which is an AUTH_CHALLENGE (R-266); it stays the next that `challenge` gives."""
+    client.challenges.append(await client.challenge())
+    assert not client.inbox

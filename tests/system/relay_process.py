@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "wait_until"]
+__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get", "wait_until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
@@ -189,8 +189,10 @@ class RelayProcess:
         return [line for line in lines if '"level":"error"' in line.replace(" ", "") or "Traceback" in line]
 
 
-def http_get(url: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    request = urllib.request.Request(url, method=method)
+def http_get(
+    url: str, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, _lower(answer.headers), answer.read()

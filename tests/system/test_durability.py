@@ -73,6 +73,7 @@ async def publish(url: str, ledger: Ledger) -> None:
         async with connect(
             url, compression=None, max_size=None, ping_interval=None, close_timeout=1
         ) as socket:
+            await socket.recv()  # the challenge
             try:
                 while True:
                     while len(flying) < WINDOW:
@@ -96,6 +97,7 @@ async def follow(url: str, ledger: Ledger) -> None:
         async with connect(
             url, compression=None, max_size=None, ping_interval=None, close_timeout=1
         ) as socket:
+            await socket.recv()  # the challenge
             await socket.send(subscription(ledger))
             while True:
                 ledger.read(json.loads(await socket.recv()))
@@ -104,6 +106,7 @@ async def follow(url: str, ledger: Ledger) -> None:
 async def catch_up(url: str, ledger: Ledger) -> None:
     """Have everything unanswered answered, then read up to a last packet of our own."""
     async with connect(url, compression=None, max_size=None, ping_interval=None) as socket:
+        await socket.recv()  # the challenge
         while ledger.unanswered:
             packet = ledger.unanswered.popleft()
             ledger.answered(await _publish_one(socket, packet), packet)
@@ -152,6 +155,7 @@ async def whole_log(url: str, ledger: Ledger) -> list[str]:
     fresh = Ledger()
     fresh.identity = ledger.identity
     async with connect(url, compression=None, max_size=None) as socket:
+        await socket.recv()  # the challenge
         await socket.send(subscription(fresh))
         async with asyncio.timeout(120):
             while len(fresh.seen) < len(ledger.seen):

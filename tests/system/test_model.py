@@ -43,6 +43,7 @@ class Reader:
     async def open(self, url: str) -> None:
         # A small queue on this side too, so that a pause reaches the relay.
         self.socket = await connect(url, compression=None, max_size=None, ping_interval=None, max_queue=1)
+        await self.socket.recv()  # the challenge
         filters: dict[str, Any] = {"authors": self.authors, "types": self.types, "cursor": self.cursor}
         await self.socket.send(
             json.dumps({"type": "SUBSCRIBE", "subscription_id": "r", "filters": filters, "gapless": True})

@@ -122,7 +122,7 @@ async def test_a_wrong_member_is_invalid_schema_though_signed(client: BareClient
         {"content": {"type": "ZZZ_TEST"}},
         {"content": {"type": "POST", "thread_ref": None}},
         {"content": {"type": "POST", "thread_ref": "0x" + "12" * 32}},
-        {"content": {"type": "ATTESTATION", "attestor_type": "NEW_KIND", "reason": "NEW_REASON"}},
+        {"content": {"type": "ATTESTATION_DISPUTE", "dispute_type": "NEW_KIND", "reason": "NEW_REASON"}},
     ],
 )
 async def test_what_is_open_or_optional_is_accepted(client: BareClient, changes):

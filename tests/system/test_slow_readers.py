@@ -74,7 +74,10 @@ async def slow_reader(relay: RelayProcess) -> AsyncIterator[SlowReader]:
     try:
         writer.write(HANDSHAKE.encode())
         assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-        yield SlowReader(reader, writer)
+        slow = SlowReader(reader, writer)
+        _, challenge = await slow.frame()
+        assert b"AUTH_CHALLENGE" in challenge
+        yield slow
     finally:
         writer.transport.abort()
 

@@ -1,16 +1,20 @@
 """`strata`: keys, publishing and reading from a shell.
 
 Results go to stdout (with `--json`, one JSON object a line), everything else to stderr. Exit codes: 0 done,
-1 refused, unreachable or not found, 2 usage, 130 interrupted, 141 the reader of stdout went away. Whatever
-a command needs is imported when it runs, so that `--help` and completion answer at once.
+1 refused, unreachable or not found, 2 usage, 3 no relay to judge (`conformance`), 130 interrupted, 141 the
+reader of stdout went away. Whatever a command needs is imported when it runs, so that `--help` and completion
+answer at once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from strata.cli import identity as identities
+from strata.cli import relays
 
 __all__ = ["app", "main"]
 
@@ -27,7 +31,10 @@ app = typer.Typer(
 )
 
 RelayOption = Annotated[
-    str, typer.Option("--relay", envvar="STRATA_RELAY", metavar="URL", help="The relay's ws or wss URL.")
+    str,
+    typer.Option(
+        "--relay", envvar="STRATA_RELAY", metavar="URL", help="The relay's ws or wss URL, or a strata:// URI."
+    ),
 ]
 IdentityOption = Annotated[
     Path,
@@ -37,6 +44,26 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for 
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after this long.")
 ]
+AuthenticateOption = Annotated[
+    Literal["never", "when_needed", "always"],
+    typer.Option("--authenticate", help="When to prove the identity to the relay."),
+]
+ReaderOption = Annotated[
+    Path | None,
+    typer.Option("--identity", metavar="FILE", help="The key file to authenticate with, if need be."),
+]
+PinsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pins",
+        envvar="STRATA_PINS",
+        metavar="FILE",
+        help="Remember here which relay was met where, and authenticate to no other one there.",
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Use the relay of a strata:// URI unasked.")]
+
+_EPILOG = "What a relay learns about you by this: strata notice"
 
 
 @app.command()
@@ -52,7 +79,7 @@ def keygen(
     commands.keygen(output.expanduser(), as_json=json)
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def publish(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
@@ -66,16 +93,20 @@ def publish(
         typer.Option("--stdin", help="Publish a packet for each line: JSON as its content, else text."),
     ] = False,
     timeout: TimeoutOption = 30.0,
+    authenticate: AuthenticateOption = "when_needed",
+    pins: PinsOption = None,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Sign and publish; a packet's line is printed once the relay has stored it durably."""
     from strata.cli import commands
+    from strata.cli.target import Target, load_identity
 
     if (text is not None) + (content is not None) + stdin != 1:
         raise typer.BadParameter("give one of --text, --content and --stdin")
+    signer = load_identity(identity.expanduser())
     commands.publish(
-        relay,
-        identity.expanduser(),
+        Target.choose(relay, authenticate=authenticate, identity=signer, pins=pins, yes=yes),
         type=type,
         text=text,
         content=content,
@@ -84,7 +115,7 @@ def publish(
     )
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def subscribe(
     relay: RelayOption = DEFAULT_RELAY,
     author: Annotated[
@@ -108,13 +139,19 @@ def subscribe(
         Path | None,
         typer.Option("--state", metavar="FILE", help="Keep the position here: a rerun goes on from it."),
     ] = None,
+    identity: ReaderOption = None,
+    authenticate: AuthenticateOption = "when_needed",
+    pins: PinsOption = None,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Print stored packets, then new ones as they come, each once and in the relay's order."""
     from strata.cli import commands
+    from strata.cli.target import Target, load_identity
 
+    reader = None if identity is None else load_identity(identity.expanduser())
     commands.subscribe(
-        relay,
+        Target.choose(relay, authenticate=authenticate, identity=reader, pins=pins, yes=yes),
         authors=tuple(author or ()),
         types=tuple(type or ()),
         since=since,
@@ -131,12 +168,73 @@ def get(
     packet_id: Annotated[str, typer.Argument(metavar="PACKET_ID", help="0x and 64 hex digits.")],
     relay: RelayOption = DEFAULT_RELAY,
     timeout: TimeoutOption = 30.0,
+    identity: ReaderOption = None,
+    authenticate: AuthenticateOption = "when_needed",
+    pins: PinsOption = None,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Print one packet, verified. Exit code 1 if the relay does not have it."""
     from strata.cli import commands
+    from strata.cli.target import Target, load_identity
 
-    commands.get(relay, packet_id, timeout=timeout, as_json=json)
+    reader = None if identity is None else load_identity(identity.expanduser())
+    target = Target.choose(relay, authenticate=authenticate, identity=reader, pins=pins, yes=yes)
+    commands.get(target, packet_id, timeout=timeout, as_json=json)
+
+
+@app.command()
+def notice() -> None:
+    """Say what a relay sees of whoever uses it."""
+    from strata.cli import output
+    from strata.relay import WHAT_RELAYS_SEE
+
+    output.write_line(WHAT_RELAYS_SEE.rstrip())
+
+
+@app.command("conformance")
+def judge_relay(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The relay's ws or wss URL.")] = DEFAULT_RELAY,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="ROWS", help="Rows or checks, such as R-152,R-1*; may repeat."),
+    ] = None,
+    level: Annotated[
+        Literal["MUST", "SHOULD", "MAY"], typer.Option("--level", help="The least binding rows to judge.")
+    ] = "MAY",
+    limits: Annotated[bool, typer.Option("--limits", help="Also the checks that flood the relay.")] = False,
+    identity: Annotated[
+        Path | None,
+        typer.Option("--identity", metavar="FILE", help="Authenticate with this key, where that is needed."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=64, help="Checks at a time.")] = 8,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this long.")
+    ] = 300.0,
+    list_only: Annotated[bool, typer.Option("--list", help="Show the checks and end.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Publish to a relay elsewhere unasked.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Judge a relay from outside, row by row of RFC-0004; exit code 1 if a MUST does not hold."""
+    from strata.cli.conformance import Request, conformance, list_checks
+    from strata.conformance.model import Level
+
+    request = Request(
+        url,
+        only=tuple(only or ()),
+        level=Level(level),
+        limits=limits,
+        identity=identity,
+        concurrency=concurrency,
+        timeout=timeout,
+        yes=yes,
+        as_json=json,
+    )
+    list_checks(request) if list_only else conformance(request)
+
+
+app.add_typer(identities.app)
+app.add_typer(relays.app)
 
 
 def main() -> None:

@@ -18,9 +18,10 @@ from strata.cli import output
 from strata.cli.arguments import content_of, content_of_line, moment
 from strata.cli.lines import size_of_stdin, stdin_lines
 from strata.cli.position import Position, PositionFile
-from strata.errors import Closed, ConnectionFailed, StrataError
+from strata.cli.target import Target
+from strata.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
 from strata.ids import Identity
-from strata.relay import Delivery, Options, Published, Relay, Subscription, connect
+from strata.relay import Delivery, Options, Published, Relay, Subscription
 
 __all__ = ["get", "keygen", "publish", "subscribe"]
 
@@ -47,8 +48,17 @@ def run(work: Coroutine[Any, Any, int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _BROKEN_PIPE
     except (StrataError, ValueError, OSError) as error:
-        output.fail(f"{error}")
+        output.fail(f"{error}{_advice(error)}")
     raise typer.Exit(code)
+
+
+def _advice(error: Exception) -> str:
+    """What the user can do about it, where that is not in the sentence already."""
+    if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
+        return ""
+    if error.__cause__ is not None:
+        return f"; authentication failed: {error.__cause__}"
+    return "; the relay wants to know who asks: add --identity FILE"
 
 
 def keygen(path: Path, *, as_json: bool) -> None:
@@ -68,8 +78,7 @@ def keygen(path: Path, *, as_json: bool) -> None:
 
 
 def publish(
-    url: str,
-    identity_path: Path,
+    target: Target,
     *,
     type: str,
     text: str | None,
@@ -78,7 +87,6 @@ def publish(
     as_json: bool,
 ) -> None:
     """Publish one packet, or one for each line of stdin."""
-    identity = _load_identity(identity_path)
     contents: AsyncIterator[Line] | None = None  # stdin
     if text is not None:
         contents = _one({"type": type, "text": text})
@@ -87,11 +95,11 @@ def publish(
             contents = _one(content_of(content, type))
         except ValueError as error:
             output.fail(str(error), code=2)
-    run(_publish(url, identity, contents, type=type, timeout=timeout, as_json=as_json))
+    run(_publish(target, contents, type=type, timeout=timeout, as_json=as_json))
 
 
 def subscribe(
-    url: str,
+    target: Target,
     *,
     authors: tuple[str, ...],
     types: tuple[str, ...],
@@ -113,7 +121,7 @@ def subscribe(
         output.fail("--until is for stored packets: add --no-live", code=2)
     run(
         _subscribe(
-            url,
+            target,
             PositionFile(state) if state else None,
             lambda relay, cursor, fallback: relay.subscribe(
                 authors=authors,
@@ -131,18 +139,9 @@ def subscribe(
     )
 
 
-def get(url: str, packet_id: str, *, timeout: float, as_json: bool) -> None:
+def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> None:
     """Print one packet."""
-    run(_get(url, packet_id, timeout=timeout, as_json=as_json))
-
-
-def _load_identity(path: Path) -> Identity:
-    try:
-        return Identity.load(path)
-    except FileNotFoundError:
-        output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
-    except (StrataError, OSError) as error:
-        output.fail(str(error))
+    run(_get(target, packet_id, timeout=timeout, as_json=as_json))
 
 
 async def _one(content: dict[str, Any]) -> AsyncIterator[Line]:
@@ -166,8 +165,7 @@ async def _from_stdin(type: str, progress: output.ProgressBar) -> AsyncIterator[
 
 
 async def _publish(
-    url: str,
-    identity: Identity,
+    target: Target,
     contents: AsyncIterator[Line] | None,
     *,
     type: str,
@@ -183,7 +181,7 @@ async def _publish(
     try:
         with progress:
             async with (
-                connect(url, identity=identity, options=_OPTIONS) as relay,
+                target.connect(_OPTIONS) as relay,
                 asyncio.TaskGroup() as tasks,
             ):
                 reporter = tasks.create_task(_report(running, as_json=as_json), name="strata-report")
@@ -225,6 +223,8 @@ async def _report(running: Running, *, as_json: bool) -> int:
                     "packet_id": result.packet_id,
                     "received_at": result.received_at,
                     "duplicate": result.duplicate,
+                    "queued": result.queued,
+                    "downgraded_to": result.downgraded_to,
                 }
             )
         else:
@@ -233,7 +233,7 @@ async def _report(running: Running, *, as_json: bool) -> int:
 
 
 async def _subscribe(
-    url: str,
+    target: Target,
     position_file: PositionFile | None,
     begin: Callable[[Relay, str | None, int | None], Subscription],
     *,
@@ -241,13 +241,13 @@ async def _subscribe(
     as_json: bool,
 ) -> int:
     position = position_file.load() if position_file else None
-    if position is not None and position.relay != url:
-        raise ValueError(f"the state file belongs to {position.relay}; use another one for {url}")
+    if position is not None and position.relay != target.url:
+        raise ValueError(f"the state file belongs to {position.relay}; use another one for {target.url}")
     cursor = position.cursor if position else None
     fallback = position.received_at - _RESUME_MARGIN_SECONDS if position else None
     printed = 0
-    async with connect(url, options=_OPTIONS) as relay, begin(relay, cursor, fallback) as deliveries:
-        with _Keeper(url, position_file) as keeper:
+    async with target.connect(_OPTIONS) as relay, begin(relay, cursor, fallback) as deliveries:
+        with _Keeper(target.url, position_file) as keeper:
             async for delivery in deliveries:
                 if as_json:
                     output.write_record(output.delivery_record(delivery))
@@ -258,7 +258,8 @@ async def _subscribe(
                 if printed == count:
                     break
         statistics = relay.statistics
-        if dropped := statistics.events_invalid + statistics.events_expired + statistics.events_unasked:
+        failed = statistics.events_invalid + statistics.events_tampered + statistics.events_expired
+        if dropped := failed + statistics.events_unasked:
             output.note(
                 f"warning: {dropped} packets failed verification or were not asked for, and were dropped"
             )
@@ -304,8 +305,8 @@ class _Keeper:
         self._save()
 
 
-async def _get(url: str, packet_id: str, *, timeout: float, as_json: bool) -> int:
-    async with connect(url, options=_OPTIONS) as relay:
+async def _get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> int:
+    async with target.connect(_OPTIONS) as relay:
         delivery = await relay.get(packet_id, timeout=timeout)
     if delivery is None:
         output.note(f"error: the relay does not have {packet_id}")

@@ -70,6 +70,7 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "received_at": delivery.received_at,
         "cursor": delivery.cursor,
         "live": delivery.live,
+        "origin_type": delivery.origin_type,
     }
 
 

@@ -10,8 +10,9 @@ adds, rotates and revokes keys, `RECOVERY_APPROVAL` agrees to an event that a re
 and from nothing else: neither from the order in which they were handed over nor from when anybody looked.
 
 **Order.** Packets count in order of `received_at`. Within one second the one with the smallest `packet_id`
-that holds comes first, then the smallest of the rest that holds after it, and so on. So a packet follows
-the one that introduced its signing key, or a key it names (R-074, A-026). One that never holds is kept out.
+that holds comes first, documents before events, then the smallest of the rest that holds after it, and so
+on. So a packet follows the one that introduced its signing key, or a key it names (R-074, A-026), and a key
+is not silenced by a document that knew nothing of it. One that never holds is kept out.
 
 **Holding.** A packet holds if its members are whole (R-071) and its signature is by a key of the chain that
 is valid in that second and may sign it: for events and documents a signing key with the right to assert

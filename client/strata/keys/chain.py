@@ -10,7 +10,7 @@ from strata.documents import DidDocument
 from strata.errors import InvalidPacket
 from strata.keys.entries import Entry, in_seconds, read_entries
 from strata.keys.ledger import Ledger, conflict_refusal
-from strata.keys.statements import IDENTITY_TYPES
+from strata.keys.statements import IDENTITY_TYPES, PublishedDocument
 from strata.keys.states import KeyRules, KeyState, Standing, Use, explain, newest_first, refused
 from strata.packets import Packet
 
@@ -142,6 +142,10 @@ class KeyChain:
     def candidates(self, at: int, use: Use = Use.PACKET) -> tuple[bytes, ...]:
         """The public keys that may sign at `at`, newest first (R-066). None resolve in a conflict (R-054)."""
         return self._window(at, use, ingest=True).keys
+
+    def holds_until(self, at: int) -> float:
+        """The second from which `candidates` may differ from those at `at`, though no packet comes."""
+        return self._window(at, Use.PACKET, ingest=True).until
 
     def verify(self, packet: Packet, at: int, *, ingest: bool = True) -> None:
         """Check that the packet's signature counts, if received at `at`.
@@ -314,12 +318,13 @@ _Refusals = dict[str, InvalidPacket]
 def _receive_second(before: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, list[Entry], _Refusals]:
     """The state after the packets of one second, those that hold in their order, and why others do not.
 
-    R-074: the smallest packet id that holds is next. One that does not hold yet may hold after another, the
-    one that introduces its signing key for instance; so each time all that wait are looked at again. Of two
-    with one id and different signatures, one counts.
+    R-074: the smallest packet id that holds is next, but a document goes before events: it speaks of the
+    keys there are, and one that does not list a key should not silence it by the chance of an id. One that
+    does not hold yet may hold after another, the one that introduces its signing key for instance; so each
+    time all that wait are looked at again. Of two with one id and different signatures, one counts.
     """
     ledger = before.copy()
-    waiting = sorted(entries, key=lambda entry: (entry.packet_id, entry.packet.signature_bytes))
+    waiting = sorted(entries, key=_precedence)
     held: list[Entry] = []
     refusals: _Refusals = {}
     while waiting:
@@ -336,6 +341,11 @@ def _receive_second(before: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, l
         else:
             break
     return ledger, held, refusals
+
+
+def _precedence(entry: Entry) -> tuple[bool, str, bytes]:
+    is_document = isinstance(entry.statement, PublishedDocument)
+    return not is_document, entry.packet_id, entry.packet.signature_bytes
 
 
 def _require_author(did: str, packet: Packet) -> None:

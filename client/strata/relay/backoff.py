@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Backoff", "after_retry_after", "full_jitter"]
+__all__ = ["MAX_RETRY_AFTER_SECONDS", "Backoff", "after_retry_after", "full_jitter"]
+
+MAX_RETRY_AFTER_SECONDS = 3600
+"""What waits without a deadline of its own waits no longer than this; a relay that wants more has refused."""
 
 _MAX_DOUBLINGS = 32
 _SPREAD = 0.2
+_FOREVER_SECONDS = 2**31
 
 
 def full_jitter(attempt: int, *, base: float, cap: float, random: Callable[[], float]) -> float:
@@ -19,9 +23,10 @@ def full_jitter(attempt: int, *, base: float, cap: float, random: Callable[[], f
     return random() * min(cap, base * 2.0 ** min(attempt, _MAX_DOUBLINGS))
 
 
-def after_retry_after(retry_after: float, *, random: Callable[[], float]) -> float:
+def after_retry_after(retry_after: int, *, random: Callable[[], float]) -> float:
     """Seconds to wait when the peer said when to come back: never less, up to a fifth more (R-338)."""
-    return retry_after * (1.0 + _SPREAD * random())
+    # Whatever integer a peer sends: below zero, or beyond what a float can hold.
+    return min(max(retry_after, 0), _FOREVER_SECONDS) * (1.0 + _SPREAD * random())
 
 
 class Backoff:

@@ -1,38 +1,44 @@
-"""The asyncio shell around `Connection`: sockets, tasks and one timer. It decides nothing."""
+"""A relay as a program sees it: publish, subscribe, look packets up."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
+import os
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
-
 from strata import packets
-from strata.errors import Closed, ConnectionFailed, ErrorCode, InvalidPacket, RequestTimeout, StrataError
+from strata.errors import Closed, ErrorCode, InvalidPacket, RequestTimeout
 from strata.ids import Signer
+from strata.keys import IDENTITY_TYPES
 from strata.packets import Packet
-from strata.relay.backoff import Backoff
 from strata.relay.connection import Connection
-from strata.relay.dialing import check_url, describe, dial, hang_up, may_retry, shown, tls_context
-from strata.relay.inspection import Inspector
+from strata.relay.dialing import shown
+from strata.relay.driver import Driver
+from strata.relay.inspection import Candidate, Collector, Inspector, author_of
+from strata.relay.keyfetch import MAX_AUTHORS, KeyFetcher
+from strata.relay.keyring import Anchors, KeyRing
 from strata.relay.options import Options
-from strata.relay.publishing import Handle, PublishSettled
-from strata.relay.subscribing import Phase, SubscriptionState
+from strata.relay.pins import PinFile
+from strata.relay.subscribing import SubscriptionState
 from strata.relay.subscription import Subscription
-from strata.relay.values import Announced, Delivery, Order, Published, Query, Statistics, as_tuple
+from strata.relay.values import (
+    Announced,
+    Authenticated,
+    Delivery,
+    Order,
+    Published,
+    Query,
+    Statistics,
+    as_tuple,
+)
 
 __all__ = ["Relay", "connect"]
-
-_log = logging.getLogger("strata.relay")
 
 
 def connect(
@@ -40,6 +46,8 @@ def connect(
     *,
     identity: Signer | None = None,
     ssl: ssl_module.SSLContext | None = None,
+    pins: str | os.PathLike[str] | None = None,
+    anchors: Anchors | None = None,
     options: Options | None = None,
 ) -> Relay:
     """A connection to the relay at a ws or wss URL, to be opened by `async with` (or `await relay.open()`).
@@ -47,10 +55,13 @@ def connect(
         async with strata.connect("ws://127.0.0.1:7447/strata", identity=me) as relay:
             await relay.post({"type": "POST", "text": "hello"})
 
-    `identity` signs what `Relay.post` publishes. `ssl` replaces the system's TLS settings for wss. Opening
-    raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`.
+    `identity` signs what `Relay.post` publishes, and proves to the relay who is asking where that is needed
+    (`Options.authenticate`). `pins` names a file that remembers which relay was met at which address (R-298).
+    `anchors` are identities trusted beforehand, as `strata.bootstrap` reads them (R-055). `ssl` replaces the
+    system's TLS settings for wss. Opening raises what `Relay.open` does.
     """
-    return Relay(url, identity=identity, ssl=ssl, options=options or Options())
+    options = options or Options()
+    return Relay(url, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
 class Relay:
@@ -61,48 +72,52 @@ class Relay:
     """
 
     def __init__(
-        self, url: str, *, identity: Signer | None, ssl: ssl_module.SSLContext | None, options: Options
+        self,
+        url: str,
+        *,
+        identity: Signer | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        pins: str | os.PathLike[str] | None = None,
+        anchors: Anchors | None = None,
+        options: Options,
     ) -> None:
+        if identity is None and options.authenticate == "always":
+            raise ValueError("authenticate='always' needs an identity: connect(url, identity=...)")
         self._url = url
         self._identity = identity
-        self._ssl = ssl
         self._options = options
-        self._core = Connection(options, random=random.random)
+        self._core = Connection(options, random=random.random, signer=identity)
+        pin_file = PinFile(pins) if pins is not None else None
+        self._driver = Driver(url, self._core, options, ssl=ssl, pins=pin_file)
         self._slots = asyncio.Semaphore(options.max_in_flight)
-        self._waiters: dict[Handle, asyncio.Future[Published]] = {}
-        self._arrivals: dict[SubscriptionState, asyncio.Event] = {}
-        self._first = asyncio.Event()
-        """Set once opening has come to something, good or bad."""
-        self._writable = asyncio.Event()
-        self._may_read = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
-        self._runner: asyncio.Task[None] | None = None
-        self._failure: StrataError | None = None
-        """Why nothing further will happen, once that is so."""
-        self._last_problem: ConnectionFailed | None = None
+        self._keys: KeyRing | None = None
+        self._fetcher: KeyFetcher | None = None
+        if options.resolve_keys:
+            self._keys = KeyRing(
+                anchors or Anchors(),
+                max_authors=options.key_authors,
+                refresh_interval=options.key_refresh_interval,
+            )
+            self._fetcher = KeyFetcher(
+                self._keys,
+                self._identity_packets,
+                timeout=options.key_timeout,
+                name=f"strata-relay-keys {shown(url)}",
+            )
 
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Connect. Cancelling closes everything again.
+        """Connect, and authenticate with `authenticate="always"`. Cancelling closes everything again.
 
-        Raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`.
+        Raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`;
+        what `authenticate` raises; `IdentityError` and `OSError` for a pin file that cannot be read.
         """
-        if self._runner is not None:
-            raise RuntimeError("a relay connection can be opened once")
-        check_url(self._url)
-        self._loop = asyncio.get_running_loop()
-        self._ssl = tls_context(self._url, self._ssl)
-        self._runner = self._loop.create_task(self._run(), name=f"strata-relay {shown(self._url)}")
+        self._driver.prepare()
         try:
-            async with asyncio.timeout(self._options.connect_timeout):
-                await self._first.wait()
-            if self._failure is not None:
-                raise self._failure
-        except TimeoutError:
-            await self.close()
-            raise self._last_problem or describe(TimeoutError(), self._url) from None
+            await self._driver.open()
+            if self._options.authenticate == "always":
+                await self.authenticate()
         except BaseException:
             await self.close()
             raise
@@ -114,15 +129,10 @@ class Relay:
         Publishes and subscriptions still waiting raise `Closed`. Takes at most `close_timeout` and a second;
         after cancelling, the closing goes on by itself for as long.
         """
-        if self._failure is None:
-            self._failure = Closed("the relay connection was closed")
-        self._core.fail(self._failure)
-        self._deliver()
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
-            if not self._runner.cancelled():
-                self._runner.result()  # a fault of ours must not pass unseen
+        self._driver.stop(Closed("the relay connection was closed"))
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        await self._driver.stopped()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -135,6 +145,38 @@ class Relay:
     ) -> None:
         await self.close()
 
+    # Authenticating.
+
+    async def authenticate(self, *, timeout: float | None = None) -> Authenticated:
+        """Prove the connection's identity to the relay; returns once the relay has said AUTH_OK.
+
+        Seldom needed: `Options.authenticate` does it where a relay demands it. From now on it is done on
+        every new connection before anything else is sent. Cancelling leaves it under way.
+
+        Raises `RequestRefused` if the relay refuses, `RequestTimeout` if it does not answer within `timeout`
+        seconds (default `Options.connect_timeout`), `InvalidMessage` if it is not the relay expected or its
+        challenge must not be signed, `ValueError` without an identity, `Closed`, `ConnectionFailed`.
+        """
+        self._driver.check_open()
+        if self._identity is None or self._options.authenticate == "never":
+            raise ValueError("authenticating needs an identity, and options that allow it")
+        if self._core.session is not None:
+            return self._core.session
+        undecided = self._core.authenticate(self._driver.loop.time())
+        self._driver.deliver()
+        if not undecided and self._core.authentication_error is not None:
+            raise self._core.authentication_error
+        timeout = self._options.connect_timeout if timeout is None else timeout
+        decided: asyncio.Future[Authenticated] = self._driver.loop.create_future()
+        self._driver.authentications.add(decided)
+        try:
+            async with asyncio.timeout(timeout):
+                return await decided
+        except TimeoutError:
+            raise RequestTimeout("AUTH", timeout) from None
+        finally:
+            self._driver.authentications.discard(decided)
+
     # Publishing.
 
     async def publish(self, packet: Packet, *, timeout: float | None = None) -> Published:
@@ -143,14 +185,15 @@ class Relay:
         It is sent as often as it takes, over as many connections as it takes, within `timeout` seconds
         (default `Options.publish_timeout`). With `Options.max_in_flight` in progress, the next waits first.
 
-        Raises `RequestRefused` if the relay refuses it for good or cannot take it in time, `RequestTimeout`
-        if it did not answer in time, `InvalidPacket` if it is larger than the relay says it takes, `Closed`,
-        `ConnectionFailed`. After a timeout or cancelling, the packet may be stored or not; publishing the
-        same packet again is safe, for a relay keeps it once.
+        Raises `RequestRefused` if the relay refuses it for good or cannot take it in time (its cause says why
+        authentication did not help, where that was tried), `MissingCapability` if the relay does not let the
+        authenticated session publish, `RequestTimeout` if it did not answer in time, `InvalidPacket` if it is
+        larger than the relay says it takes, `Closed`, `ConnectionFailed`. After a timeout or cancelling, the
+        packet may be stored or not; publishing the same packet again is safe, for a relay keeps it once.
         """
-        self._check_open()
+        self._driver.check_open()
         timeout = self._options.publish_timeout if timeout is None else timeout
-        deadline = self._loop.time() + timeout
+        deadline = self._driver.loop.time() + timeout
         if self._slots.locked():
             try:
                 async with asyncio.timeout_at(deadline):
@@ -165,7 +208,7 @@ class Relay:
             self._slots.release()
 
     async def _publish(self, packet: Packet, deadline: float) -> Published:
-        self._check_open()
+        self._driver.check_open()
         announced = self._core.announced
         limit = None if announced is None else announced.max_packet_bytes
         if limit is not None and packet.size_bytes > limit:  # R-124
@@ -174,15 +217,15 @@ class Relay:
                 f"the packet has {packet.size_bytes} bytes, the relay takes {limit}",
                 max_bytes=limit,
             )
-        now = self._loop.time()
-        waiter: asyncio.Future[Published] = self._loop.create_future()
+        now = self._driver.loop.time()
+        waiter: asyncio.Future[Published] = self._driver.loop.create_future()
         handle = self._core.publish(packet.packet_id, packet.canonical, timeout=deadline - now, now=now)
-        self._waiters[handle] = waiter
-        self._deliver()
+        self._driver.waiters[handle] = waiter
+        self._driver.deliver()
         try:
             return await waiter
         finally:
-            if self._waiters.pop(handle, None) is not None:
+            if self._driver.waiters.pop(handle, None) is not None:
                 self._core.cancel_publish(handle)
 
     async def post(
@@ -221,7 +264,7 @@ class Relay:
         The request goes out at once. Raises `ValueError` for arguments no relay could serve, `Closed`,
         `ConnectionFailed`.
         """
-        self._check_open()
+        self._driver.check_open()
         query = Query(
             authors=as_tuple(authors),
             types=as_tuple(types),
@@ -236,16 +279,16 @@ class Relay:
             limit=limit,
             live=live,
         )
-        state = self._core.subscribe(query, self._loop.time())
-        arrived = self._arrivals[state] = asyncio.Event()
+        statistics = self._core.statistics
+        return self._subscription(query, Inspector(query, self._options, statistics, self._keys))
+
+    def _subscription(self, query: Query, inspector: Inspector) -> Subscription:
+        state = self._core.subscribe(query, self._driver.loop.time())
+        arrived = self._driver.arrivals[state] = asyncio.Event()
         subscription = Subscription(
-            self,
-            state,
-            Inspector(query, self._options, self._core.statistics),
-            arrived=arrived,
-            call_soon=self._loop.call_soon_threadsafe,
+            self, state, inspector, arrived=arrived, call_soon=self._driver.loop.call_soon_threadsafe
         )
-        self._deliver()
+        self._driver.deliver()
         return subscription
 
     def fetch(
@@ -332,154 +375,49 @@ class Relay:
         """What the relay now connected says about itself; None between connections."""
         return self._core.announced
 
+    @property
+    def session(self) -> Authenticated | None:
+        """Whom the relay takes this connection for and what it may do; None while it is anonymous."""
+        return self._core.session
+
+    @property
+    def relay_id(self) -> str | None:
+        """The relay's DID, as it is expected or was first shown; None while neither is so (R-298)."""
+        return self._core.server_id
+
     # For `Subscription` alone.
 
     def taken(self, state: SubscriptionState, *, delivered: bool) -> None:
         """The event taken from `state` was dealt with."""
-        self._core.taken(state, delivered=delivered, now=self._loop.time())
-        self._deliver()
+        self._core.taken(state, delivered=delivered, now=self._driver.loop.time())
+        self._driver.deliver()
+        if self._keys is not None and self._keys.stale and self._fetcher is not None:
+            self._fetcher.refresh(self._keys.stale)
+            self._keys.stale.clear()
 
     def unsubscribe(self, state: SubscriptionState) -> None:
         """Close `state` for good."""
         self._core.unsubscribe(state)
-        self._deliver()
+        self._driver.deliver()
 
-    # Tasks.
-
-    async def _run(self) -> None:
-        """The one task that owns the socket."""
-        failure: StrataError | None = None
+    async def fetch_keys(self, state: SubscriptionState, candidate: Candidate) -> None:
+        """Have the relay asked for the keys of the candidate's author, and of those who wait behind it."""
+        assert self._keys is not None and self._fetcher is not None
+        ahead = {author for event in state.waiting() if (author := author_of(event)) is not None}
+        others = [author for author in ahead if author not in self._keys][:MAX_AUTHORS]
+        self._core.await_keys(state, True)
+        self._driver.deliver()
         try:
-            await self._keep_connected()
-        except ConnectionFailed as error:
-            failure = error
-            _log.info("%s: giving up: %s", shown(self._url), error)
+            await self._fetcher.fetch(candidate.packet.author_id, others, since=candidate.event.arrived_at)
         finally:
-            self._failure = self._failure or failure or ConnectionFailed("the connection's task has ended")
-            self._core.fail(self._failure)
-            self._deliver()
-            self._first.set()
-            statistics = self._core.statistics
-            _log.info(
-                "%s: closed after %d connections, %d packets published, %d delivered",
-                shown(self._url),
-                statistics.connections,
-                statistics.publishes_acknowledged,
-                statistics.events_delivered,
-            )
+            self._core.await_keys(state, False)
+            self._driver.deliver()
 
-    async def _keep_connected(self) -> None:
-        options = self._options
-        backoff = Backoff(base=options.backoff_base, cap=options.backoff_cap, random=random.random)
-        while True:
-            try:
-                socket, announced = await dial(self._url, ssl=self._ssl, options=options)
-            except Exception as error:
-                self._core.statistics.connections_failed += 1
-                self._judge(error)
-            else:
-                made_at = self._loop.time()
-                self._judge(await self._serve(socket, announced))
-                if self._loop.time() - made_at >= options.stable_after:
-                    backoff.reset()
-            await asyncio.sleep(backoff.next_delay())
-
-    def _judge(self, error: Exception) -> None:
-        problem = describe(error, self._url)
-        if not may_retry(error):
-            raise problem from error
-        self._last_problem = problem
-        _log.debug("%s: trying again: %s", shown(self._url), problem)
-
-    async def _serve(self, socket: ClientConnection, announced: Announced) -> Exception:
-        """Run one connection until it ends; returns how it ended."""
-        _log.info("%s: connected, extensions %s", shown(self._url), sorted(announced.extensions))
-        try:
-            self._core.connection_made(announced, self._loop.time())
-            self._deliver()
-            self._first.set()
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write(socket), name="strata-relay-writer")
-                ended = await self._read(socket)
-                writer.cancel()
-            return ended
-        finally:
-            self._core.connection_lost()
-            self._deliver()
-            await hang_up(socket, self._options.close_timeout)
-
-    async def _read(self, socket: ClientConnection) -> Exception:
-        core = self._core
-        while True:
-            try:
-                data = await socket.recv(decode=False)
-            except ConnectionClosed as closed:
-                return closed
-            core.receive_message(data, self._loop.time())
-            self._deliver()
-            while core.must_pause:
-                self._may_read.clear()
-                await self._may_read.wait()
-
-    async def _write(self, socket: ClientConnection) -> None:
-        """Send what waits. A relay that takes nothing for `write_timeout` is cut off; `_read` then ends."""
-        while True:
-            self._writable.clear()
-            for frame in self._core.data_to_send():
-                try:
-                    async with asyncio.timeout(self._options.write_timeout):
-                        await socket.send(frame, text=True)
-                except ConnectionClosed:
-                    return
-                except TimeoutError:
-                    socket.transport.abort()
-                    return
-            await self._writable.wait()
-
-    # After every call to the core.
-
-    def _deliver(self) -> None:
-        """Send what waits, pass on what happened, arm the timer."""
-        core = self._core
-        for change in core.changes():
-            if isinstance(change, PublishSettled):
-                waiter = self._waiters.pop(change.handle, None)
-                if waiter is None or waiter.done():
-                    continue  # cancelled meanwhile
-                if isinstance(change.outcome, Published):
-                    waiter.set_result(change.outcome)
-                else:
-                    waiter.set_exception(change.outcome)
-            else:
-                ended = change.phase is Phase.ENDED
-                arrived = self._arrivals.pop(change, None) if ended else self._arrivals.get(change)
-                if arrived is not None:
-                    arrived.set()
-        if core.has_data_to_send:
-            self._writable.set()
-        if not core.must_pause:
-            self._may_read.set()
-        self._arm()
-
-    def _arm(self) -> None:
-        wake_at = self._core.get_timer()
-        if wake_at == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = wake_at
-        if wake_at != math.inf:
-            self._timer = self._loop.call_at(wake_at, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
-        self._core.handle_timer(self._loop.time())
-        self._deliver()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._runner is None:
-            raise RuntimeError("the relay connection is not open: use `async with`")
+    async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncIterator[tuple[Packet, int]]:
+        """Every identity packet the relay has of these authors (R-073), whoever signed it."""
+        self._driver.check_open()
+        self._core.statistics.key_fetches += 1
+        query = Query(authors=authors, types=tuple(sorted(IDENTITY_TYPES)), live=False)
+        async with self._subscription(query, Collector(query, self._options, Statistics())) as found:
+            async for delivery in found:
+                yield delivery.packet, delivery.received_at

@@ -11,44 +11,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from strata import wire
-from strata.errors import InvalidMessage, RequestRefused, StrataError
+from strata.errors import InvalidMessage, RequestRefused, Retry, StrataError
+from strata.ids import Signer
+from strata.relay.authenticating import Authenticating, AuthState
 from strata.relay.options import Options
 from strata.relay.publishing import Handle, Publishing, PublishSettled
 from strata.relay.subscribing import Phase, SubscriptionState
-from strata.relay.values import Announced, Query, Statistics
+from strata.relay.values import Announced, Authenticated, Query, Statistics
 
-__all__ = ["Change", "Connection"]
+__all__ = ["AuthenticationSettled", "Change", "Connection", "ShortChallenge"]
 
-Change = PublishSettled | SubscriptionState
-"""A publish that ended, or a subscription that has events to take or has ended."""
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationSettled:
+    """Authentication is decided on this connection: by the relay's word, or by what went wrong."""
+
+    outcome: Authenticated | StrataError
+
+
+@dataclass(frozen=True, slots=True)
+class ShortChallenge:
+    """The relay gave less time for an answer than it owes (R-273)."""
+
+    seconds_left: float
+
+
+Change = PublishSettled | SubscriptionState | AuthenticationSettled | ShortChallenge
+"""A publish that ended, a subscription that has events to take or has ended, news of authentication."""
 
 
 class Connection:
     """Every publish and subscription of one relay, and where each of them stands.
 
-    `random` gives values in [0, 1), for jitter.
+    Requests go out on a session that is anonymous until somebody wants it otherwise. Where authentication has
+    to come first (`authenticate="always"`, or a reconnect after it was needed) they are *held*: nothing but
+    AUTH goes out until that is decided (R-339).
+
+    `signer` is whom to authenticate as. `random` gives values in [0, 1), for jitter.
     """
 
-    def __init__(self, options: Options, *, random: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        random: Callable[[], float],
+        signer: Signer | None = None,
+    ) -> None:
         self.statistics = Statistics()
         self.announced: Announced | None = None
         """What the relay now connected said about itself; None between connections."""
         self._options = options
         self._random = random
         self._outbox: list[bytes] = []
+        self._authenticating = Authenticating(
+            signer if options.authenticate != "never" else None,
+            options,
+            self.statistics,
+            server_id=options.relay_id,
+            random=random,
+            outbox=self._outbox,
+        )
+        self._news: list[AuthenticationSettled | ShortChallenge] = []
+        self._decisions = 0
+        self._is_open = False
         self._publishing = Publishing(options, self.statistics, random=random, outbox=self._outbox)
         self._subscriptions: dict[SubscriptionState, None] = {}
         self._by_wire_id: dict[str, SubscriptionState] = {}
         self._changed: dict[SubscriptionState, None] = {}
         self._pausing: set[SubscriptionState] = set()
+        self._was_deaf = False
+        """Whether reading was paused since the timer was last looked at."""
         # No later than the earliest `wake_at` of the subscriptions: kept so that a message costs no scan.
         self._wake_at = math.inf
         self._names = 0
 
     # What the application asks for.
+
+    def expect(self, server_id: str | None) -> None:
+        """Hold the relay to this DID, unless the options name one (R-298)."""
+        if self._options.relay_id is None:
+            self._authenticating.server_id = server_id
+
+    def authenticate(self, now: float) -> bool:
+        """Have the session authenticated, now or on the next connection; ends in `AuthenticationSettled`.
+
+        False if there is nothing to be decided: `session` and `authentication_error` say how it stands.
+        """
+        undecided = self._authenticating.want(now)
+        self._follow_authentication(now)
+        return undecided
 
     def publish(self, packet_id: str, canonical: bytes, *, timeout: float, now: float) -> Handle:
         """Begin to publish a packet given by its canonical bytes; it ends with one `PublishSettled`."""
@@ -70,8 +125,9 @@ class Connection:
             outbox=self._outbox,
         )
         self._subscriptions[state] = None
-        if self.announced is not None:
-            state.connection_made(self.announced, now)
+        if self.announced is not None and self._is_open:
+            forbidden = self._authenticating.obstacle("subscribe")
+            state.connection_made(self.announced, now, forbidden=forbidden)
             self._follow(state, None)
         return state
 
@@ -87,25 +143,33 @@ class Connection:
         state.taken(delivered=delivered, now=now)
         self._follow(state, before)
 
+    def await_keys(self, state: SubscriptionState, awaits: bool) -> None:
+        """The subscription's consumer waits for keys, or no longer does (`SubscriptionState.awaits_keys`)."""
+        state.awaits_keys = awaits
+        self._follow(state, state.wire_id)
+
     # What the network brings.
 
-    def connection_made(self, announced: Announced, now: float) -> None:
-        """A new connection is there: send what has no answer, go on where each subscription stands."""
+    def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
+        """A new connection is there: send what has no answer, go on where each subscription stands.
+
+        `unix_now` is the same moment as `now`, in Unix seconds: what challenges are dated by.
+        """
         assert self.announced is None
         self.announced = announced
         self.statistics.connections += 1
-        # Subscriptions first: a program sees the packets it publishes next.
-        for state in self._subscriptions:
-            state.connection_made(announced, now)
-            self._follow(state, None)
-        self._publishing.connection_made(now)
+        self._authenticating.connection_made(announced.relay_id, now, unix_now)
+        if not self._authenticating.is_pending:
+            self._open(now)
 
     def connection_lost(self) -> None:
         """The connection is gone. Nothing is forgotten; what was in flight waits for the next one."""
         if self.announced is None:
             return
         self.announced = None
+        self._is_open = False
         self.statistics.connections_lost += 1
+        self._authenticating.connection_lost()
         self._outbox.clear()
         self._by_wire_id.clear()
         self._pausing.clear()
@@ -134,26 +198,43 @@ class Connection:
                     before = state.wire_id
                     state.receive_end_of_history(message, now)
                     self._follow(state, before)
-            case wire.AuthChallenge() | wire.AuthOk():
+            case wire.AuthChallenge():
                 self._learn(message.extensions)
+                left = self._authenticating.receive_challenge(message, now)
+                if left is not None:
+                    self._news.append(ShortChallenge(left))
+                self._follow_authentication(now)
+            case wire.AuthOk():
+                self._learn(message.extensions)
+                if not self._authenticating.receive_ok(message):
+                    self.statistics.messages_invalid += 1
+                self._follow_authentication(now)
             case _:
                 assert_never(message)
 
     def handle_timer(self, now: float) -> None:
         """Do what is due at `now`; early and late calls are harmless."""
+        if now >= self._authenticating.wake_at:
+            self._authenticating.handle_timer(now)
+            self._follow_authentication(now)
         if now >= self._publishing.wake_at:
             self._publishing.handle_timer(now)
         if now < self._wake_at:
             return
         self._wake_at = math.inf
+        was_deaf, self._was_deaf = self._was_deaf, self.must_pause
         for state in list(self._subscriptions):
             before = state.wire_id
-            state.handle_timer(now)
+            if was_deaf or self._was_deaf:
+                state.excuse(now)
+            else:
+                state.handle_timer(now)
             self._follow(state, before)
 
     def fail(self, error: StrataError) -> None:
         """Nothing further will happen: end every publish and subscription with this error."""
         self.connection_lost()
+        self._news.append(AuthenticationSettled(error))
         self._publishing.fail(error)
         for state in list(self._subscriptions):
             state.close(error)
@@ -170,7 +251,8 @@ class Connection:
 
     def changes(self) -> list[Change]:
         """What the application is waiting for and has happened since the last call."""
-        changes: list[Change] = [*self._publishing.settled, *self._changed]
+        changes: list[Change] = [*self._news, *self._publishing.settled, *self._changed]
+        self._news.clear()
         self._publishing.settled.clear()
         self._changed.clear()
         return changes
@@ -182,12 +264,32 @@ class Connection:
 
     def get_timer(self) -> float:
         """When to call `handle_timer`; infinity while there is nothing to wait for."""
-        return min(self._wake_at, self._publishing.wake_at)
+        return min(self._wake_at, self._publishing.wake_at, self._authenticating.wake_at)
 
     @property
     def must_pause(self) -> bool:
         """Whether the shell has to stop reading until a consumer has taken events (`SubscriptionState`)."""
         return bool(self._pausing)
+
+    @property
+    def session(self) -> Authenticated | None:
+        """Whom the relay takes this session for; None while it is anonymous."""
+        return self._authenticating.session
+
+    @property
+    def authentication_state(self) -> AuthState:
+        """Where authentication stands on this connection (R-293)."""
+        return self._authenticating.state
+
+    @property
+    def authentication_error(self) -> StrataError | None:
+        """Why authentication has failed on this connection, if it has."""
+        return self._authenticating.error
+
+    @property
+    def server_id(self) -> str | None:
+        """The DID the relay is held to (R-298); None while it has shown none."""
+        return self._authenticating.server_id
 
     # Dispatch.
 
@@ -213,12 +315,20 @@ class Connection:
             retry_after=message.retry_after,
             max_bytes=message.max_bytes,
         )
-        if self._publishing.receive_error(message, refusal, now):
+        if self._authenticating.receive_error(message, refusal, now):
+            self._follow_authentication(now)
             return
         wire_id = message.subscription_id or message.client_msg_id
         state = None if wire_id is None else self._by_wire_id.get(wire_id)
+        park = False
+        if refusal.retry is Retry.AUTHENTICATE and (state is not None or self._publishing.awaits(message)):
+            # Only for a request of ours: nobody's stray ERROR makes us say who we are.
+            park = self._authenticating.want(now)
+            refusal.__cause__ = self._authenticating.error
+        if self._publishing.receive_error(message, refusal, now, park=park):
+            return
         if state is not None:
-            state.receive_error(refusal, now)
+            state.receive_error(refusal, now, park=park)
             self._follow(state, wire_id)
         elif not self._was_ours(wire_id):
             self.statistics.messages_invalid += 1
@@ -227,9 +337,44 @@ class Connection:
         """R-139: additions are announced on the connection too. Streams already open stay as they are."""
         if extensions and self.announced is not None:
             known = self.announced.extensions | frozenset(extensions)
-            self.announced = Announced(known, self.announced.max_packet_bytes)
+            self.announced = replace(self.announced, extensions=known)
             for state in self._subscriptions:
                 state.learn(self.announced)
+
+    def _open(self, now: float) -> None:
+        """Let requests out on a new connection, now that nothing has to come before them."""
+        assert self.announced is not None
+        self._is_open = True
+        forbidden = self._authenticating.obstacle("subscribe")
+        # Subscriptions first: a program sees the packets it publishes next.
+        for state in list(self._subscriptions):
+            state.connection_made(self.announced, now, forbidden=forbidden)
+            self._follow(state, None)
+        self._publishing.connection_made(now, forbidden=self._authenticating.obstacle("publish"))
+
+    def _follow_authentication(self, now: float) -> None:
+        """Act on authentication that has been decided, and say so."""
+        authenticating = self._authenticating
+        if authenticating.decisions == self._decisions:
+            return
+        self._decisions = authenticating.decisions
+        outcome = authenticating.session or authenticating.error
+        assert outcome is not None
+        self._news.append(AuthenticationSettled(outcome))
+        if not self._is_open:
+            self._open(now)
+            return
+        for state in list(self._subscriptions):
+            before = state.wire_id
+            if isinstance(outcome, Authenticated):
+                state.authorize(now, forbidden=authenticating.obstacle("subscribe"))
+            else:
+                state.give_up(outcome)
+            self._follow(state, before)
+        if isinstance(outcome, Authenticated):
+            self._publishing.authorize(now, forbidden=authenticating.obstacle("publish"))
+        else:
+            self._publishing.give_up(outcome)
 
     def _follow(self, state: SubscriptionState, before: str | None) -> None:
         """Keep routes, timer and pause in step with a state that may have moved."""
@@ -242,6 +387,7 @@ class Connection:
         if state.wake_at < self._wake_at:
             self._wake_at = state.wake_at
         if state.must_pause:
+            self._was_deaf = True
             self._pausing.add(state)
         elif self._pausing:
             self._pausing.discard(state)
@@ -251,4 +397,4 @@ class Connection:
 
     def _was_ours(self, request: str | None) -> bool:
         """Whether an answer names a request that we made: late answers are no fault of the relay's."""
-        return request is not None and request[:1] in ("p", "s")
+        return request is not None and request[:1] in ("a", "p", "s")

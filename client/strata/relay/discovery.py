@@ -15,7 +15,7 @@ import msgspec
 
 from strata.relay.values import Announced
 
-__all__ = ["MANIFEST_PATH", "discover"]
+__all__ = ["MANIFEST_PATH", "discover", "http_get"]
 
 MANIFEST_PATH = "/.well-known/strata-relay.json"
 _MAX_BYTES = 256 * 1024
@@ -28,6 +28,7 @@ class _Limits(msgspec.Struct):
 
 class _Manifest(msgspec.Struct):
     extensions: list[str] = []
+    relay_id: str | None = None
     max_packet_bytes: int | None = None
     limits: _Limits | None = None
 
@@ -42,7 +43,7 @@ async def discover(url: str, *, ssl: ssl_module.SSLContext | None, timeout: floa
     """
     try:
         async with asyncio.timeout(timeout):
-            body = await _get(url, ssl)
+            body = await http_get(url, MANIFEST_PATH, ssl=ssl)
         return _read(body)
     except (OSError, TimeoutError, EOFError, ValueError, msgspec.MsgspecError, asyncio.LimitOverrunError):
         return Announced()
@@ -54,11 +55,18 @@ def _read(body: bytes) -> Announced:
     if limit is None and manifest.limits is not None:
         limit = manifest.limits.max_packet_bytes
     return Announced(
-        frozenset(manifest.extensions[:_MAX_EXTENSIONS]), limit if limit is not None and limit > 0 else None
+        frozenset(manifest.extensions[:_MAX_EXTENSIONS]),
+        limit if limit is not None and limit > 0 else None,
+        manifest.relay_id,
     )
 
 
-async def _get(url: str, ssl: ssl_module.SSLContext | None) -> bytes:
+async def http_get(url: str, path: str, *, ssl: ssl_module.SSLContext | None) -> bytes:
+    """The body at `path` of the relay at a ws or wss URL; at most 256 KiB.
+
+    Raises `OSError`, and `ValueError`, `EOFError` or `asyncio.LimitOverrunError` for any answer but a 200.
+    The caller bounds the time. Cancelling closes the socket.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     secure = parts.scheme == "wss"
@@ -68,7 +76,7 @@ async def _get(url: str, ssl: ssl_module.SSLContext | None) -> bytes:
     try:
         address = parts.netloc.rpartition("@")[2]
         writer.write(
-            f"GET {MANIFEST_PATH} HTTP/1.1\r\nHost: {address}\r\n"
+            f"GET {path} HTTP/1.1\r\nHost: {address}\r\n"
             "Accept: application/json\r\nConnection: close\r\n\r\n".encode("ascii")
         )
         await writer.drain()

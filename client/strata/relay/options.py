@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal
 
 __all__ = ["Options"]
 
@@ -37,6 +38,17 @@ class Options:
     stable_after: float = 10.0
     """A connection that lived this long has earned a fresh start of the backoff."""
 
+    authenticate: Literal["never", "when_needed", "always"] = "when_needed"
+    """When to prove the connection's identity to the relay (R-267): never, once the relay refuses a request
+    for want of it, or on each connection before anything is asked. Without an identity it is never."""
+    capabilities: tuple[str, ...] | None = None
+    """What to ask for in AUTH (R-286); None asks for all the relay grants."""
+    auth_timeout: float = 5.0
+    """How long to wait for a challenge, and for the answer to AUTH, before that attempt failed (R-295)."""
+    relay_id: str | None = None
+    """The DID the relay must show before a challenge is signed (R-298). None holds it to the one it showed
+    first: for as long as the relay object lives, or for good with a `PinFile`."""
+
     publish_timeout: float = 30.0
     """How long a publish may take in all, unless the call says otherwise (R-193)."""
     ack_timeout: float = 15.0
@@ -57,6 +69,16 @@ class Options:
     dedup_packets: int = 16_384
     """How many of the latest packet ids a subscription remembers in order to drop repeats (R-116)."""
 
+    resolve_keys: bool = True
+    """Whether to ask the relay for the key events of authors before their packets are judged (R-075). Without
+    it only the key in an author's own DID counts: rotated keys are refused, revoked ones are not."""
+    key_refresh_interval: float = 300.0
+    """After this long an author's key events are asked for again, so that revocations are noticed."""
+    key_timeout: float = 30.0
+    """How long the relay may take to tell the keys of authors."""
+    key_authors: int = 16_384
+    """How many authors' keys are remembered, the least recently met forgotten first."""
+
     max_message_bytes: int = 2 * 1_048_576 + 65_536
     """Largest message taken from a relay: twice the largest packet there is, and its envelope (A-013)."""
     compression: bool = False
@@ -66,6 +88,8 @@ class Options:
     until it announces its extensions on the connection."""
 
     def __post_init__(self) -> None:
+        if self.authenticate not in ("never", "when_needed", "always"):
+            raise ValueError("authenticate must be never, when_needed or always")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -76,5 +100,7 @@ class Options:
             raise ValueError("backoff_cap must not be below backoff_base")
         if self.page_events > self.queue_events:
             raise ValueError("page_events must not exceed queue_events: a page has to fit into the queue")
+        if self.key_authors < 1024:
+            raise ValueError("key_authors must be at least 1024: a queue of events may be by as many")
         if self.dedup_packets < 2:
             raise ValueError("dedup_packets must be at least 2")

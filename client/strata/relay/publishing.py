@@ -7,6 +7,9 @@ its time ran out. Silence is never success (R-193). In between it is in one of t
        ▲                  │
        └── passing ERROR, connection lost, no answer within ack_timeout
 
+One refused for want of authentication waits *parked* until that has been decided (`park`, `authorize`,
+`give_up`); the owner knows whether there is a point.
+
 Every sending is the same bytes, `client_msg_id` included (R-194), so an answer to any of them settles it, and
 a relay that had stored the first says `duplicate`, which is success. When the relay names a time to come
 back, every publish waits for it, in the order they were made: the budget belongs to the session (A-068).
@@ -17,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NewType
+from typing import Any, NewType
 
 from msgspec import Raw
 
@@ -53,6 +56,10 @@ class _Pending:
     sent: bool = False
     attempts: int = 0
     """Refusals that may pass, so far."""
+    parked: bool = False
+    """Waiting: until authentication is decided, whatever `due_at` says."""
+    anonymous: bool = False
+    """In flight: sent before the session was authenticated, so a refusal may be about what it was then."""
     refusal: RequestRefused | None = None
     """The answer to the latest sending, if it was a passing refusal."""
 
@@ -82,6 +89,7 @@ class Publishing:
         self._pending: dict[Handle, _Pending] = {}
         self._last = 0
         self._connected = False
+        self._forbidden: StrataError | None = None
         self._hold_until = -math.inf
 
     def __len__(self) -> int:
@@ -96,25 +104,45 @@ class Publishing:
         self._statistics.publishes += 1
         self._wake_by(pending.deadline)
         if self._connected:
-            self._send_if_due(pending, now)
+            self._send_if_due(handle, pending, now)
         return handle
 
     def cancel(self, handle: Handle) -> None:
         """Forget a publish nobody waits for. The relay may have stored the packet, or may yet."""
         self._pending.pop(handle, None)
 
-    def connection_made(self, now: float) -> None:
-        """Send, or send again, everything that has no answer (R-194)."""
+    def connection_made(self, now: float, *, forbidden: StrataError | None = None) -> None:
+        """Send, or send again, everything that has no answer (R-194).
+
+        `forbidden` says why this session must not publish (R-291); then all ends with that.
+        """
         self._connected = True
+        self._forbidden = forbidden
+        self._send_all(now)
+
+    def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
+        """The session has been authenticated: what was refused for want of that goes out again."""
+        self._forbidden = forbidden
         for pending in self._pending.values():
-            self._send_if_due(pending, now)
+            pending.anonymous = pending.in_flight
+            if pending.parked:
+                pending.parked, pending.due_at = False, -math.inf
+        self._send_all(now)
+
+    def give_up(self, error: StrataError) -> None:
+        """Authentication has failed: the relay's refusals stand, and `error` is their cause."""
+        for handle, pending in list(self._pending.items()):
+            if pending.parked and pending.refusal is not None:
+                pending.refusal.__cause__ = error
+                self._refuse(handle, pending.refusal)
 
     def connection_lost(self) -> None:
         """No answer will come to what is in flight: it waits for the next connection."""
         self._connected = False
+        self._forbidden = None
         for pending in self._pending.values():
-            if pending.in_flight:
-                pending.in_flight = False
+            if pending.in_flight or pending.parked:
+                pending.in_flight = pending.parked = False
                 pending.due_at = -math.inf
 
     def receive_ok(self, message: wire.Ok) -> bool:
@@ -130,13 +158,26 @@ class Publishing:
         self._statistics.publishes_acknowledged += 1
         self._statistics.publishes_duplicate += bool(message.duplicate)
         published = Published(
-            message.packet_id, message.received_at, bool(message.duplicate), message.status == "QUEUED"
+            message.packet_id,
+            message.received_at,
+            bool(message.duplicate),
+            message.status == "QUEUED",
+            _downgrade(message.relay_annotations),
         )
         self.settled.append(PublishSettled(handle, published))
         return True
 
-    def receive_error(self, message: wire.Error, refusal: RequestRefused, now: float) -> bool:
-        """Settle, or put off, what the ERROR answers; false if it answers nothing in progress here."""
+    def awaits(self, message: wire.Error) -> bool:
+        """Whether the ERROR answers something in progress here."""
+        return self._find(message.client_msg_id, None) is not None
+
+    def receive_error(
+        self, message: wire.Error, refusal: RequestRefused, now: float, *, park: bool = False
+    ) -> bool:
+        """Settle, or put off, what the ERROR answers; false if it answers nothing in progress here.
+
+        `park` says that authentication is under way: what is refused for want of it waits for that.
+        """
         handle = self._find(message.client_msg_id, None)
         if handle is None:
             return False
@@ -145,6 +186,15 @@ class Publishing:
         if not pending.in_flight:
             return True
         retry = refusal.retry
+        if retry is Retry.AUTHENTICATE and park:
+            self._put_off(pending, refusal, math.inf)
+            pending.parked = True
+            return True
+        if retry is Retry.AUTHENTICATE and pending.anonymous:
+            # The relay judged it before it knew us; the answers may overtake each other (R-133).
+            self._put_off(pending, refusal, now)
+            self._send_if_due(handle, pending, now)
+            return True
         if retry in (Retry.NEVER, Retry.AUTHENTICATE):
             self._refuse(handle, refusal)
             return True
@@ -154,11 +204,8 @@ class Publishing:
             return True
         if retry is Retry.LATER:
             self._hold_until = max(self._hold_until, now + delay)
-        pending.in_flight = False
-        pending.refusal = refusal
         pending.attempts += 1
-        pending.due_at = now + delay
-        self._wake_by(pending.due_at)
+        self._put_off(pending, refusal, now + delay)
         return True
 
     def handle_timer(self, now: float) -> None:
@@ -174,7 +221,7 @@ class Publishing:
             if pending.in_flight and now >= pending.due_at:
                 pending.in_flight = False
                 pending.due_at = -math.inf
-            self._send_if_due(pending, now)
+            self._send_if_due(handle, pending, now)
 
     def fail(self, error: StrataError) -> None:
         """End every publish with this error."""
@@ -182,13 +229,28 @@ class Publishing:
         self._pending.clear()
         self.wake_at = math.inf
 
-    def _send_if_due(self, pending: _Pending, now: float) -> None:
+    def _send_all(self, now: float) -> None:
+        for handle, pending in list(self._pending.items()):
+            self._send_if_due(handle, pending, now)
+
+    def _put_off(self, pending: _Pending, refusal: RequestRefused, due_at: float) -> None:
+        pending.in_flight = False
+        pending.refusal = refusal
+        pending.due_at = due_at
+        self._wake_by(due_at)
+
+    def _send_if_due(self, handle: Handle, pending: _Pending, now: float) -> None:
         if not pending.in_flight:
+            if self._forbidden is not None:
+                del self._pending[handle]
+                self.settled.append(PublishSettled(handle, self._forbidden))
+                return
             due_at = max(pending.due_at, self._hold_until)
             if now >= due_at:
                 self._outbox.append(pending.frame)
                 self._statistics.publishes_repeated += pending.sent
                 pending.sent = pending.in_flight = True
+                pending.anonymous = False
                 pending.refusal = None
                 pending.due_at = now + self._options.ack_timeout
             else:
@@ -218,7 +280,7 @@ class Publishing:
         )
         if refusal.retry_after is None:
             return backoff
-        return max(backoff, after_retry_after(max(refusal.retry_after, 0), random=self._random))
+        return max(backoff, after_retry_after(refusal.retry_after, random=self._random))
 
     def _find(self, client_msg_id: str | None, packet_id: str | None) -> Handle | None:
         """Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136)."""
@@ -231,3 +293,10 @@ class Publishing:
 
     def _wake_by(self, moment: float) -> None:
         self.wake_at = min(self.wake_at, moment)
+
+
+def _downgrade(annotations: dict[str, Any] | None) -> str | None:
+    """The origin a relay says it credits a packet with (R-209)."""
+    finding = (annotations or {}).get("provenance")
+    effective = finding.get("effective_origin_type") if type(finding) is dict else None
+    return effective if type(effective) is str else None

@@ -32,15 +32,15 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from strata import wire
+from strata import canonical, wire
 from strata.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
-from strata.relay.backoff import after_retry_after, full_jitter
+from strata.relay.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.relay.options import Options
 from strata.relay.values import Announced, Query, Statistics
 
@@ -49,6 +49,8 @@ __all__ = ["Phase", "QueuedEvent", "SubscriptionState"]
 _RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
 """How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
 _EVENT_OVERHEAD_BYTES = 256
+_KEYS_ROOM = 4
+"""How many times the usual number of events may wait while the keys for the first are fetched."""
 
 
 class Phase(enum.Enum):
@@ -75,6 +77,10 @@ class QueuedEvent(NamedTuple):
     received_at: int
     cursor: str | None
     live: bool | None
+    annotations: dict[str, Any] | None = None
+    """What the relay says about the packet beside it (R-209)."""
+    arrived_at: float = 0.0
+    """When it came in, on the connection's clock."""
 
 
 class SubscriptionState:
@@ -101,12 +107,17 @@ class SubscriptionState:
         """The `subscription_id` now on the wire, if any."""
         self.wake_at = math.inf
         """When `handle_timer` has work to do."""
+        self.awaits_keys = False
+        """Whether the consumer can take nothing until the relay has told it an author's keys."""
         self._name = name
         self._options = options
         self._statistics = statistics
         self._random = random
         self._outbox = outbox
         self._announced: Announced | None = None  # None: not connected
+        self._forbidden: StrataError | None = None
+        self._parked: RequestRefused | None = None
+        self._anonymous = False
         self._queue: deque[QueuedEvent] = deque()
         self._queued_bytes = 0
         self._delivered = 0
@@ -133,6 +144,10 @@ class SubscriptionState:
         self._queued_bytes -= len(event.packet) + _EVENT_OVERHEAD_BYTES
         return event
 
+    def waiting(self) -> Iterator[QueuedEvent]:
+        """The queued events, without taking them."""
+        return iter(self._queue)
+
     def taken(self, *, delivered: bool, now: float) -> None:
         """The event last taken was handed on, or dropped. Goes on reading where room was wanting."""
         self._delivered += delivered
@@ -157,15 +172,39 @@ class SubscriptionState:
         Only for a relay that never gave it a cursor: with nothing to come back to, what is not read would
         be lost. Everything else on the connection waits meanwhile, publishes included.
         """
-        return self.wire_id is not None and self._position is None and not self._has_room(0)
+        if self.wire_id is None or self._position is not None:
+            return False
+        if self.awaits_keys:
+            # What the consumer waits for comes over this very connection: let the queue grow meanwhile.
+            return len(self._queue) >= _KEYS_ROOM * self._options.queue_events
+        return not self._has_room(0)
 
     # What the connection brings.
 
-    def connection_made(self, announced: Announced, now: float) -> None:
-        """A relay is there: go on after the position."""
+    def connection_made(
+        self, announced: Announced, now: float, *, forbidden: StrataError | None = None
+    ) -> None:
+        """A relay is there: go on after the position.
+
+        `forbidden` says why this session must not subscribe (R-291): then the subscription ends with that.
+        """
         self._announced = announced
+        self._forbidden = forbidden
         self._refusals = 0
         self._subscribe_if_possible(now)
+
+    def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
+        """The session has been authenticated: if that was what the relay wanted, ask again."""
+        self._forbidden = forbidden
+        self._anonymous = self.wire_id is not None
+        self._parked = None
+        self._subscribe_if_possible(now)
+
+    def give_up(self, error: StrataError) -> None:
+        """Authentication has failed: the relay's refusal stands, and `error` is its cause."""
+        if self._parked is not None:
+            self._parked.__cause__ = error
+            self.close(self._parked)
 
     def learn(self, announced: Announced) -> None:
         """The relay has announced more; the next SUBSCRIBE makes use of it."""
@@ -174,6 +213,7 @@ class SubscriptionState:
     def connection_lost(self) -> None:
         """The stream broke off. What is queued stays; the rest will be read after the position."""
         self._announced = None
+        self._forbidden = self._parked = None
         self._behind = True
         self.wire_id = None
         self.wake_at = math.inf
@@ -201,7 +241,7 @@ class SubscriptionState:
                 # More than was asked for: live, or a relay without limits. The next page has it in order.
                 self._end_page(now)
                 return
-        self._enqueue(message)
+        self._enqueue(message, now)
         if self.phase is Phase.HISTORY:
             self._page_events += 1
             self._watch(now)
@@ -234,13 +274,19 @@ class SubscriptionState:
         else:
             self._resubscribe(now)
 
-    def receive_error(self, refusal: RequestRefused, now: float) -> None:
-        """The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal."""
+    def receive_error(self, refusal: RequestRefused, now: float, *, park: bool = False) -> None:
+        """The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal.
+
+        `park` says that authentication is under way: what is refused for want of it waits for that.
+        """
         self.wire_id = None
-        if refusal.code == ErrorCode.INVALID_CURSOR and self._fall_back():
+        if refusal.retry is Retry.AUTHENTICATE and (park or self._anonymous):
+            self._parked = refusal if park else None
             delay = 0.0
-        elif refusal.retry in (Retry.NEVER, Retry.AUTHENTICATE) or refusal.detail == "too_many_subscriptions":
-            self.close(refusal)  # coming back frees no place among our own subscriptions
+        elif refusal.code == ErrorCode.INVALID_CURSOR and self._fall_back():
+            delay = 0.0
+        elif self._is_final(refusal):
+            self.close(refusal)
             return
         else:
             delay = self._delay(refusal)
@@ -264,6 +310,13 @@ class SubscriptionState:
             else:
                 self._finish_history()
 
+    def excuse(self, now: float) -> None:
+        """The same after a time in which nobody listened: then the relay's silence says nothing."""
+        if now >= self.wake_at and self.phase is Phase.HISTORY:
+            self._watch(now)
+        else:
+            self.handle_timer(now)
+
     # Moves.
 
     def _move(self, phase: Phase) -> None:
@@ -271,7 +324,10 @@ class SubscriptionState:
         self.phase = phase
 
     def _subscribe_if_possible(self, now: float) -> None:
-        if self._announced is None or self.phase is not Phase.WAITING:
+        if self._announced is None or self.phase is not Phase.WAITING or self._parked is not None:
+            return
+        if self._forbidden is not None:
+            self.close(self._forbidden)
             return
         if now < self._retry_at:
             self.wake_at = self._retry_at
@@ -290,7 +346,7 @@ class SubscriptionState:
         self._page_limit, self._page_events = limit or 0, 0
         self._without_cursor = 0
         self._outbox.append(wire.encode(self._subscribe_message(limit)))
-        self._caught_up = False
+        self._caught_up = self._anonymous = False
         self._move(Phase.HISTORY)
         self._watch(now)
 
@@ -367,11 +423,17 @@ class SubscriptionState:
 
     # The queue.
 
-    def _enqueue(self, message: wire.Event) -> None:
+    def _enqueue(self, message: wire.Event, now: float) -> None:
         live: bool | None = self._caught_up if self._marked or self._caught_up else None
-        self._queue.append(QueuedEvent(message.packet, message.received_at, message.cursor, live))
+        event = QueuedEvent(
+            message.packet, message.received_at, message.cursor, live, message.relay_annotations, now
+        )
+        self._queue.append(event)
         self._queued_bytes += len(message.packet) + _EVENT_OVERHEAD_BYTES
-        self._newest_received_at = max(self._newest_received_at or 0, message.received_at)
+        # Only as far as it could be asked for: a relay may send any integer.
+        self._newest_received_at = min(
+            max(self._newest_received_at or 0, message.received_at), canonical.MAX_SAFE_INTEGER
+        )
         if message.cursor is None:
             self._without_cursor += 1
         else:
@@ -400,6 +462,13 @@ class SubscriptionState:
 
     # Refusals.
 
+    def _is_final(self, refusal: RequestRefused) -> bool:
+        if refusal.retry in (Retry.NEVER, Retry.AUTHENTICATE):
+            return True
+        if refusal.retry_after is not None and refusal.retry_after > MAX_RETRY_AFTER_SECONDS:
+            return True  # better told now than waited for in silence
+        return refusal.detail == "too_many_subscriptions"  # coming back frees no place among our own
+
     def _delay(self, refusal: RequestRefused) -> float:
         options = self._options
         delay = full_jitter(
@@ -407,5 +476,5 @@ class SubscriptionState:
         )
         self._refusals += 1
         if refusal.retry_after is not None:
-            delay = max(delay, after_retry_after(max(refusal.retry_after, 0), random=self._random))
+            delay = max(delay, after_retry_after(refusal.retry_after, random=self._random))
         return delay

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from strata.relay.inspection import Inspector
+from strata.relay.inspection import KEYS_WANTED, Candidate, Inspector
 from strata.relay.subscribing import Phase, SubscriptionState
 from strata.relay.values import Delivery, Query
 
@@ -25,6 +25,9 @@ class Feed(Protocol):
 
     def unsubscribe(self, state: SubscriptionState) -> None:
         """Close `state` for good."""
+
+    async def fetch_keys(self, state: SubscriptionState, candidate: Candidate) -> None:
+        """Have the relay asked for the keys of the candidate's author. Raises what iterating may raise."""
 
 
 class Subscription:
@@ -57,6 +60,7 @@ class Subscription:
         self._arrived = arrived
         self._call_soon = call_soon
         self._receiving = False
+        self._candidate: Candidate | None = None  # taken, and not yet judged for want of its author's keys
         self._taken = 0
         self._closed = False
 
@@ -69,11 +73,12 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next packet. Cancelling loses nothing.
+        """The next packet. Cancelling loses nothing, nor does an error: the next call goes on.
 
-        Raises `RequestRefused` if the relay refuses the subscription for good, `RequestTimeout` if history
-        that was promised does not come, `ConnectionFailed` if the relay cannot be reached any more, `Closed`
-        if the relay connection was closed on this side; each only after what had arrived was handed on.
+        Raises `RequestRefused` if the relay refuses the subscription for good, `MissingCapability` if it does
+        not let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys
+        do not come, `ConnectionFailed` if the relay cannot be reached any more, `Closed` if the relay
+        connection was closed on this side; each only after what had arrived was handed on.
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")
@@ -89,11 +94,20 @@ class Subscription:
             if self._taken >= _EVENTS_PER_TURN:
                 self._taken = 0
                 await asyncio.sleep(0)
-            event = state.take()
-            if event is not None:
-                # No await from here to the return: a packet taken is a packet handed on.
+            candidate = self._candidate
+            if candidate is None and (event := state.take()) is not None:
                 self._taken += 1
-                delivery = self._inspector.inspect(event)
+                candidate = self._candidate = self._inspector.read(event)
+                if candidate is None:
+                    self._feed.taken(state, delivered=False)
+                    continue
+            if candidate is not None:
+                delivery = self._inspector.judge(candidate)
+                if delivery is KEYS_WANTED:
+                    await self._feed.fetch_keys(state, candidate)
+                    continue
+                # No await from here to the return: a packet taken is a packet handed on.
+                self._candidate = None
                 self._feed.taken(state, delivered=delivery is not None)
                 if delivery is not None:
                     return delivery

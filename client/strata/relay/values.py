@@ -10,7 +10,7 @@ from typing import Literal
 from strata import wire
 from strata.packets import Packet
 
-__all__ = ["Announced", "Delivery", "Order", "Published", "Query", "Statistics"]
+__all__ = ["Announced", "Authenticated", "Delivery", "Order", "Published", "Query", "Statistics"]
 
 Order = Literal["asc", "desc"]
 
@@ -28,6 +28,8 @@ class Published:
     """The relay had the packet already: a success like any other (A-056)."""
     queued: bool = False
     """Stored, but without effect yet (R-190)."""
+    downgraded_to: str | None = None
+    """The origin the relay credits the packet with, if it found the claim unproven (R-209)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class Delivery:
     """The position after this packet, to go on from in another session; None where the relay gave none."""
     live: bool | None
     """Whether the packet came in after the subscription had caught up; None if the relay does not say."""
+    origin_type: str | None = None
+    """The origin its media may be credited with: the lower of the author's claim and the relay's finding
+    (R-212). None if the packet claims none. `packet` is always as its author signed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,21 @@ class Announced:
 
     extensions: frozenset[str] = frozenset()
     max_packet_bytes: int | None = None
+    relay_id: str | None = None
+    """The DID the relay's manifest gives. It proves nothing (R-346): AUTH is held to the pin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """Whom the relay takes a session for, by its own word (R-293)."""
+
+    author_id: str
+    capabilities: frozenset[str] | None
+    """What the session may do, and nothing else (R-291); None where the relay enforces no capabilities."""
+
+    def allows(self, capability: str) -> bool:
+        """Whether an action that takes this capability may be attempted."""
+        return self.capabilities is None or capability in self.capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +162,14 @@ class Statistics:
     connections_lost: int = 0
     connections_failed: int = 0
     """Attempts that did not become a connection."""
+    authentications: int = 0
+    """Sessions the relay has confirmed as authenticated."""
+    authentications_refused: int = 0
+    authentications_timed_out: int = 0
+    challenges_refused: int = 0
+    """Challenges not signed, because they were malformed or of another relay than expected (R-298)."""
+    challenges_short: int = 0
+    """Challenges with less time left than the minute a relay owes (R-273): a fault of the relay's."""
     publishes: int = 0
     publishes_acknowledged: int = 0
     publishes_duplicate: int = 0
@@ -155,7 +183,10 @@ class Statistics:
     events_repeated: int = 0
     """Packets a subscription had handed on before, dropped (R-116)."""
     events_invalid: int = 0
-    """Packets that failed schema, id or signature, dropped (R-336)."""
+    """Packets whose schema or key failed, dropped (R-336)."""
+    events_tampered: int = 0
+    """Packets that are not what their author signed, dropped: the id or the signature fails. One that the
+    relay downgraded and says so is none (R-342)."""
     events_expired: int = 0
     """Packets received after their own `expires_at`, dropped (R-337)."""
     events_unasked: int = 0
@@ -164,6 +195,8 @@ class Statistics:
     """Events of no open subscription: unsolicited ones (R-174), and late ones of a subscription left."""
     messages_invalid: int = 0
     """Messages that were no RFC-0004 message, or answered nothing that was asked."""
+    key_fetches: int = 0
+    """Times the relay was asked for authors' key events (R-075)."""
     subscriptions_deferred: int = 0
     """Times a subscription left the relay's feed because its consumer was slower."""
     refusals: dict[str, int] = field(default_factory=dict)

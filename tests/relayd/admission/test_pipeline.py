@@ -3,121 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 import pytest
+from admission_rig import ALICE, NOW, Peer, Rig, made, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strata import packets
-from strata.errors import ErrorCode, InvalidPacket
+from strata.errors import ErrorCode
 from strata.ids import Identity
 
-from relayd.admission.checks import Policy
-from relayd.admission.pipeline import Admission, Lane, PublishRequest
-from relayd.store.types import NewPacket, StoreUnavailable
-
-NOW = 1_760_000_000
-ALICE = Identity(bytes(range(32)))
+from relayd.policy import Policy
+from relayd.policy.rules import Lists
 
 
-def made(number: int, *, timestamp: int = NOW, padding: int = 0, author: Identity = ALICE) -> bytes:
-    content = {"type": "POST", "text": "x" * padding, "number": number}
-    return packets.build(author, content, timestamp=timestamp).canonical
-
-
-def tampered(raw: bytes) -> bytes:
-    """The same packet with another signature: the id still recomputes."""
-    at = raw.index(b'"signature":"0x') + len(b'"signature":"0x')
-    return raw[:at] + (b"1" if raw[at : at + 1] != b"1" else b"2") + raw[at + 1 :]
-
-
-class FakeLog:
-    """A writer that commits when told to, and the duplicate index over what it committed."""
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[NewPacket, PublishRequest]] = []
-        self.received: list[bytes] = []
-        self.stored: dict[bytes, tuple[int, int]] = {}
-        self.lookups: list[list[bytes]] = []
-        self.down = False
-
-    def enqueue(self, packet: NewPacket, request: PublishRequest) -> None:
-        self.queue.append((packet, request))
-        self.received.append(packet.body)
-
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
-        self.lookups.append(list(ids))
-        if self.down:
-            raise StoreUnavailable("down")
-        return {key: self.stored[key] for key in ids if key in self.stored}
-
-
-class Peer:
-    """A connection that keeps its answers: (client_msg_id, "ok" | "duplicate" | code)."""
-
-    def __init__(self) -> None:
-        self.lane = Lane(self)
-        self.answers: list[tuple[str | None, str]] = []
-
-    def publish_accepted(
-        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
-    ) -> None:
-        self.answers.append((request.client_msg_id, "duplicate" if duplicate else "ok"))
-
-    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        self.answers.append((request.client_msg_id, error.code))
-
-
-class Rig:
-    def __init__(self) -> None:
-        self.log = FakeLog()
-        self.flushes = 0
-        self.changed = asyncio.Event()
-        self.errors: list[dict[str, object]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.errors.append(context))
-        self.admission = Admission(
-            enqueue=self.log.enqueue,
-            find=self.log.find,
-            policy=Policy(),
-            clock=lambda: NOW,
-            max_packet_bytes=262_144,
-            max_json_depth=64,
-            verify_threads=2,
-            on_verified=lambda _: None,
-            on_flush=self.flushed,
-        )
-
-    def flushed(self) -> None:
-        self.flushes += 1
-        self.changed.set()
-
-    def publish(self, peer: Peer, raw: bytes, name: str) -> None:
-        self.admission.submit(PublishRequest(raw, name, peer.lane, 0.0))
-
-    def commit(self) -> None:
-        """Commit everything queued, as the relay does."""
-        queue, self.log.queue = self.log.queue, []
-        for packet, request in queue:
-            duplicate = packet.packet_id in self.log.stored
-            self.log.stored.setdefault(packet.packet_id, (len(self.log.stored) + 1, NOW))
-            self.admission.committed(request, NOW, duplicate=duplicate)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                self.commit()
-                if condition():
-                    break
-                self.changed.clear()
-                await self.changed.wait()
-        assert not self.errors, self.errors
-
-
-@pytest.fixture
-async def rig():
-    rig = Rig()
-    yield rig
-    await rig.admission.close()
+def blocking(*authors: Identity) -> Policy:
+    return Policy(Lists(blocked_authors=frozenset(author.did for author in authors)))
 
 
 @pytest.mark.req("R-133", "R-192")
@@ -166,7 +66,7 @@ async def test_a_duplicate_is_ok_whatever_a_later_check_would_say(rig, fault):
     digest = packets.Packet.parse(raw).digest
     rig.log.stored[digest] = (1, NOW - 50)  # known to the index, not to the memory of this process
     if fault == "blocked":
-        rig.admission.policy = Policy(blocked_authors=frozenset([ALICE.did]))
+        rig.admission.policy = blocking(ALICE)
     if fault == "signature":
         raw = tampered(raw)
     rig.publish(peer, raw, "m")
@@ -212,7 +112,7 @@ async def test_a_fault_of_ours_is_one_internal_error(rig, monkeypatch):
     def broken(*_: object) -> bool:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("relayd.admission.pipeline.verify_signature", broken)
+    monkeypatch.setattr("relayd.admission.checks.verify_signature", broken)
     peer, other = Peer(), Peer()
     rig.publish(peer, made(1), "m")
     rig.publish(other, b"{}", "n")
@@ -225,7 +125,7 @@ async def test_a_repeat_needs_no_signature_check_and_no_lookup(rig, monkeypatch)
     peer = Peer()
     rig.publish(peer, made(1), "first")
     await rig.until(lambda: len(peer.answers) == 1)
-    monkeypatch.setattr("relayd.admission.pipeline.verify_signature", None)
+    monkeypatch.setattr("relayd.admission.checks.verify_signature", None)
     rig.publish(peer, made(1), "again")
     assert peer.answers == [("first", "ok"), ("again", "duplicate")]
     assert not rig.log.lookups
@@ -260,7 +160,7 @@ def _raw(kind: str, number: int) -> bytes:
 def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptance(script):
     async def main() -> None:
         rig = Rig()
-        rig.admission.policy = Policy(blocked_authors=frozenset([BOB.did]))
+        rig.admission.policy = blocking(BOB)
         peers = [Peer() for _ in range(3)]
         for number, (peer, kind) in enumerate(script):
             rig.publish(peers[peer], _raw(kind, number), str(number))
@@ -283,6 +183,6 @@ def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptan
             assert answers[name] == expected.get(kind, answers[name])
             assert kind in expected or answers[name] in ("ok", "duplicate")
         assert (rig.admission.pending, rig.admission.pending_bytes) == (0, 0)
-        await rig.admission.close()
+        await rig.close()
 
     asyncio.run(main())

@@ -130,7 +130,7 @@ class Seams(RuleBasedStateMachine):
         if subscription.phase is Phase.CATCHING_UP and rows == 1:
             entries = self.fanout.recent_after(subscription.position)
             if entries is not None:
-                reader.take(subscription.entries_read(entries, NOW, self.fanout.position)[0])
+                reader.take(subscription.entries_read(entries, NOW, self.fanout.position, "rewrite")[0])
         read = subscription.next_read(self.fanout.position, rows)
         if read is None:
             self.fanout.join(subscription, reader)
@@ -146,7 +146,7 @@ class Seams(RuleBasedStateMachine):
         if not query.ascending:
             found.reverse()
         page = found[: read.limit]
-        reader.take(subscription.rows_read(read, page, exhausted=len(page) == len(found))[0])
+        reader.take(subscription.rows_read(read, page, len(page) == len(found), "rewrite")[0])
 
     @rule(which=st.integers(0, 20), full=st.booleans())
     def fill_or_drain(self, which, full):

@@ -118,7 +118,7 @@ async def test_the_database_itself_refuses_an_id_twice_in_a_batch(sql):
     ids = [b"i" * 32] * 2
     with pytest.raises(asyncpg.UniqueViolationError):
         await sql.fetch(
-            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3, NULL)",
+            "SELECT * FROM relay_append($1, $2, $3, $3, $4, $5, $3, NULL, NULL, NULL, false)",
             NOW,
             ids,
             [b"x"] * 2,
@@ -187,7 +187,7 @@ async def test_any_text_is_stored_and_found_exactly(store, text):
         LogQuery(authors=frozenset([stored.author_id]), types=frozenset([text])),
     ):
         page = await store.page(query, 10, NOW)
-        assert page == ([(FIRST, NOW, body)], True)
+        assert page == ([(FIRST, NOW, body, None)], True)
     assert (await store.tail(0, None, 1))[0].packet == stored
 
 
@@ -220,11 +220,11 @@ async def test_find_and_by_id(store, packet):
     one, two = packet(1), packet(2)
     assert await store.find([one.packet_id, b"?" * 32]) == {one.packet_id: (FIRST, NOW)}
     assert await store.find([]) == {}
-    assert await store.by_id(one.packet_id, NOW) == (FIRST, NOW, one.body)
+    assert await store.by_id(one.packet_id, NOW) == (FIRST, NOW, one.body, None)
     assert await store.by_id(b"?" * 32, NOW) is None
     at_the_edge = await store.by_id(two.packet_id, NOW + 10)
     gone = await store.by_id(two.packet_id, NOW + 11)
-    assert at_the_edge == (FIRST + 1, NOW, two.body)
+    assert at_the_edge == (FIRST + 1, NOW, two.body, None)
     assert isinstance(gone, Gone) and gone == (FIRST + 1, NOW)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 
 import pytest
@@ -11,14 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relayd.store import LogQuery, NewPacket, Page, Store, StoredPacket
+from relayd.store.declined import covers
 from relayd.store.queries import page_statement
-from relayd.store.types import DAY_SECONDS
+from relayd.store.types import DAY_SECONDS, Declined, Gone, LogEntry
 
 NOW = 1_790_000_000
 AUTHORS = [f"did:strata:{name}" for name in ("alice", "bob", "carol", "dave")]
 TYPES = ["TEXT", "MEDIA", "", "a\0b"]
 START = NOW - 4 * DAY_SECONDS
 IDS = [bytes([n]) * 32 for n in range(250)]
+HASHES = ["0x" + digit * 64 for digit in "0af"]
+BODIES = [
+    *(b"b" * size for size in (0, 1, 40, 900, 5000)),
+    *(b'{"content":{"media":[{"media_hash":"%b"}],"text":"\xc3\xa9"}}' % hash_.encode() for hash_ in HASHES),
+    b'{"content":{"media":[{"media_hash":"%b"},{"media_hash":"%b"}]}}'
+    % (HASHES[0].encode(), HASHES[1].encode()),
+    # Not a member, but text that looks like one; and hashes of something else.
+    b'{"content":{"text":"\\"media_hash\\":\\"%b\\""}}' % HASHES[0].encode(),
+    b'{"provenance_header":{"genesis_media_hash":"%b"}}' % HASHES[0].encode(),
+]
 
 
 def make_log() -> list[tuple[int, NewPacket]]:
@@ -37,7 +49,8 @@ def make_log() -> list[tuple[int, NewPacket]]:
                     # As admission has it: at most 300 s ahead, up to a day behind.
                     received_at - chance.choice([-300, -299, 0, 5, 3600, 86_400]),
                     chance.choice([None, None, None, received_at + 10_000, NOW - 1, NOW, NOW + 1]),
-                    b"b" * chance.choice([0, 1, 40, 900, 5000]),
+                    chance.choice(BODIES),
+                    annotation=chance.choice([None, None, b"found"]),
                 ),
             )
         )
@@ -72,8 +85,23 @@ def naive_page(
     for sequence, received_at, packet in found[:limit]:
         if sum(len(row.body) for row in page) >= max_bytes:
             break
-        page.append(StoredPacket(sequence, received_at, packet.body))
+        page.append(StoredPacket(sequence, received_at, packet.body, packet.annotation))
     return page
+
+
+def is_declined(packet: NewPacket, declined: Declined) -> bool:
+    def hashes(value: object) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["media_hash"]} if "media_hash" in value else set()
+            return own.union(*(hashes(member) for member in value.values()))
+        return set().union(*(hashes(member) for member in value)) if isinstance(value, list) else set()
+
+    return (
+        packet.author_id in declined.authors
+        or packet.content_type in declined.types
+        or packet.packet_id in declined.packet_ids
+        or bool(packet.body.startswith(b"{") and hashes(json.loads(packet.body)) & declined.media_hashes)
+    )
 
 
 async def fill(store: Store) -> list[tuple[int, int, NewPacket]]:
@@ -140,6 +168,66 @@ def test_every_query_gives_what_a_plain_filter_gives(database):
             check()
         finally:
             runner.run(store.close())
+
+
+def some(values: list) -> st.SearchStrategy[frozenset]:
+    return st.just(frozenset()) | st.frozensets(st.sampled_from(values), max_size=20)
+
+
+ALL_DECLINED = st.builds(
+    Declined,
+    authors=some([*AUTHORS, "nobody", "x" * 600]),
+    types=some([*TYPES, "NONE"]),
+    packet_ids=some(IDS),
+    media_hashes=some([*HASHES, "0x" + "1" * 64]),
+)
+
+
+@pytest.mark.req("R-323")
+def test_what_is_declined_is_in_no_page_and_under_no_id(database):
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        store = runner.run(Store.open(database))
+        stored = runner.run(fill(store))
+
+        @settings(max_examples=200, deadline=None)
+        @given(
+            query=queries([row[0] for row in stored]),
+            limit=st.integers(1, 30) | st.just(500),
+            declined=ALL_DECLINED,
+            which=st.sampled_from(stored),
+        )
+        def check(query: LogQuery, limit: int, declined: Declined, which: tuple[int, int, NewPacket]) -> None:
+            served = [row for row in stored if not is_declined(row[2], declined)]
+            store.declined = declined
+            page = runner.run(store.page(query, limit, START))
+            assert page.rows == naive_page(served, query, limit, START, 2**40)
+            sequence, received_at, packet = which
+            found = runner.run(store.by_id(packet.packet_id, START))
+            assert isinstance(found, StoredPacket if which in served else Gone)
+            assert covers(declined, packet) is (which not in served)
+            [entry] = runner.run(store.tail(sequence - 1, sequence, 1))
+            assert entry == LogEntry(sequence, received_at, packet), "the feed and backups see everything"
+
+        try:
+            check()
+        finally:
+            runner.run(store.close())
+
+
+@pytest.mark.req("R-323")
+async def test_a_page_under_way_when_policy_changes_is_read_anew(store, sql, observer, eventually):
+    stored = await fill(store)
+    reading_now = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'relayd pages' AND state = 'active'"
+    )
+    await sql.execute("BEGIN")
+    await sql.execute("LOCK TABLE packets IN ACCESS EXCLUSIVE MODE")
+    reading = asyncio.create_task(store.page(LogQuery(), 500, START))
+    await eventually(lambda: observer.fetchval(reading_now))
+    store.declined = Declined(authors=frozenset(AUTHORS[:2]))
+    await sql.execute("ROLLBACK")
+    rows = (await reading).rows
+    assert [row.sequence for row in rows] == [row[0] for row in stored if row[2].author_id in AUTHORS[2:]]
 
 
 @pytest.mark.req("R-154", "R-306")

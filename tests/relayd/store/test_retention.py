@@ -8,7 +8,7 @@ import pytest
 
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.retention import EXEMPT_TYPES, Swept
-from relayd.store.types import DAY_SECONDS, day_of
+from relayd.store.types import DAY_SECONDS, IDENTITY_TYPES, day_of
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
@@ -33,7 +33,12 @@ async def fill_days(store, packet, days):
         await store.append(batch, NOW + day * DAY_SECONDS)
 
 
-@pytest.mark.req("R-309")
+@pytest.mark.req("R-073")
+def test_whatever_may_change_a_key_is_exempt():
+    assert set(EXEMPT_TYPES) > {"KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"} == IDENTITY_TYPES
+
+
+@pytest.mark.req("R-073", "R-309")
 async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet, sql):
     async with await Store.open(database, retention_days=3) as store:
         await fill_days(store, packet, 6)
@@ -44,8 +49,8 @@ async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet
             *(f"packets_d{TODAY + day}" for day in range(2, 7)),
             "packets_kept",
         ]
-        kept = [10 * day + 2 + n for day in range(2) for n in range(4)]
-        left = [10 * day + n for day in range(2, 6) for n in range(6)]
+        kept = [10 * day + 2 + n for day in range(2) for n in range(len(EXEMPT_TYPES))]
+        left = [10 * day + n for day in range(2, 6) for n in range(2 + len(EXEMPT_TYPES))]
         page = await store.page(LogQuery(), 500, now)
         expected = [packet(n).body for n in kept + left]
         assert page.rows == [before[body] for body in expected]

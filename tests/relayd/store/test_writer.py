@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
+from relayd.store.types import IdentitiesMoved
 
 NOW = 1_790_000_000
 
@@ -22,7 +23,8 @@ class FakeLog:
         self.failures: list[Exception] = []
         self.called = asyncio.Event()
 
-    async def append(self, batch, now):
+    async def append(self, batch, now, followed=None):
+        self.followed = followed
         self.batches.append([int(packet.body.split(b":")[0]) for packet in batch])
         self.called.set()
         await self.gate.wait()
@@ -214,3 +216,68 @@ async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_no
         after = page[-1].sequence
     assert sorted(entry.sequence for entry in entries) == sorted(places.values())
     assert len(entries) == 400
+
+
+class FakeKeys:
+    """Knows how far identities were followed, and whom it would not admit any more."""
+
+    def __init__(self):
+        self.position = 7
+        self.unwanted: set[str] = set()
+        self.answered: list[str] = []
+        self.can_follow = asyncio.Event()
+        self.can_follow.set()
+
+    def followed(self):
+        return self.position
+
+    def still_admitted(self, ticket):
+        if ticket in self.unwanted:
+            self.answered.append(ticket)
+            return False
+        return True
+
+    async def follow(self, sequence):
+        await self.can_follow.wait()
+        self.position = sequence
+
+
+@pytest.mark.req("R-074")
+async def test_identities_that_moved_are_followed_before_the_same_batch_is_appended(log, make, packet):
+    keys = FakeKeys()
+    log.failures = [IdentitiesMoved(42)]
+    writer = make(keys=keys)
+    async with running(writer):
+        writer.put(packet(1), "first")
+        writer.put(packet(2), "second")
+        assert await writer.drain(5)
+    assert log.batches == [[1, 2], [1, 2]] and log.followed == 42
+    assert tickets(writer) == ["first", "second"] and writer.pending_bytes == 0
+
+
+@pytest.mark.req("R-074")
+async def test_what_no_longer_holds_is_left_out_and_the_rest_is_stored(log, make, packet):
+    keys = FakeKeys()
+    log.failures = [IdentitiesMoved(42)]
+    log.gate.clear()
+    writer = make(keys=keys)
+    async with running(writer):
+        writer.put(packet(1), "first")
+        writer.put(packet(2), "second")
+        await log.called.wait()
+        keys.unwanted = {"first"}
+        log.gate.set()
+        assert await writer.drain(5)
+    assert log.batches == [[1, 2], [2]] and tickets(writer) == ["second"]
+    assert keys.answered == ["first"] and writer.failed == [] and writer.pending_bytes == 0
+
+
+async def test_a_feed_that_cannot_follow_fails_the_publishes_that_wait_for_it(log, make, packet):
+    keys = FakeKeys()
+    keys.can_follow.clear()
+    log.failures = [IdentitiesMoved(42)]
+    writer = make(keys=keys, publish_timeout=0.05)
+    async with running(writer):
+        writer.put(packet(1), "first")
+        assert await writer.drain(5)
+    assert writer.failed == ["first"] and tickets(writer) == []

@@ -262,7 +262,7 @@ class Model:
             now.fall_due(second)
             within = [now.copy()]
             waiting = [s for s, t in [*self.accepted, *([extra] if extra else [])] if t == second]
-            waiting.sort(key=lambda said: packet_of(said).packet_id)
+            waiting.sort(key=lambda said: (said.kind != "DOCUMENT", packet_of(said).packet_id))
             while waiting:
                 for said in waiting:
                     trial = now.copy()

@@ -232,3 +232,13 @@ def test_no_recovery_keys_are_left_over_by_a_document_without_them():
     made = chain((publish(0, with_recovery()), T))
     made = made.apply(publish(0, succeed(made.head, method(0))), T + 1)
     assert refused(made, rotate(11, 0, 2), T + 2) == ("invalid_signature", "key_use_not_allowed")
+
+
+@pytest.mark.req("R-074")
+def test_a_key_added_in_the_second_of_a_document_is_not_silenced_by_it():
+    """Whichever of the two has the smaller id, and whichever came first."""
+    for number in range(8):
+        published = sign(0, {**document_content(document(method(0))), "note": number})
+        for events in permutations([(published, T), (add(0, 1), T)]):
+            made = KeyChain.replay(published.author_id, events)
+            assert alive(made, T) == {0, 1}

@@ -263,3 +263,29 @@ def test_without_any_cursor_the_connection_pauses_instead(naive_relay, make):
     assert not world.core.must_pause
     world.settle()
     assert world.got == [make(n).packet_id for n in range(20)]
+
+
+def test_silence_says_nothing_while_nobody_listens(naive_relay, make):
+    """A paused connection hears nothing: that must not be taken for the end of another query's history."""
+    relay = naive_relay()
+    world = World(relay, make, Query(types=("POST",)))
+    world.settle()  # an empty history gives no cursor
+    relay.append(make(99, "NOTE"))
+    world.foreign(20)
+    quick = world.core.subscribe(Query(types=("NOTE",), live=False), world.now)
+    world.after()
+    world.to_client(100)
+    world.to_relay(100)
+    assert world.core.must_pause and relay.sessions[0].outbox
+    for _ in range(3):
+        world.advance(1.5)
+        assert quick.phase is Phase.HISTORY
+    while world.core.must_pause:
+        world.consume(1)
+        world.to_client(1)
+    world.advance(0.9)
+    assert quick.phase is Phase.HISTORY, "and the silence is counted anew"
+    world.settle()
+    event = quick.take()
+    assert Inspector(quick.query, OPTIONS, world.core.statistics).inspect(event).packet == make(99, "NOTE")
+    assert world.got == [make(n).packet_id for n in range(20)]

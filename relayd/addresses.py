@@ -1,0 +1,147 @@
+"""Whose address a connection comes from, without I/O.
+
+A peer's address is the one its socket shows, unless that belongs to a proxy the operator trusts: then it is
+what the proxy says, in the one header the operator named. Every proxy appends the address it was called
+from, so the list is read from its right end, and the first hop that is no trusted proxy is the client;
+whatever stands to the left of it was sent by that client and proves nothing. A hop that cannot be read ends
+the walk: the client then counts as the last hop that could be, which is a proxy of ours, and shares its
+budget with everybody else who hides there.
+
+Addresses are compared in one form: IPv4 inside IPv6 is IPv4, zones are dropped. Budgets go by `address_key`,
+which takes the /64 of an IPv6 address, for a subscriber is given at least that many.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+__all__ = [
+    "FORWARDING_HEADERS",
+    "Address",
+    "Networks",
+    "address_key",
+    "client_address",
+    "is_network",
+    "parse_address",
+]
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
+"""The headers in which a proxy may say whom it speaks for."""
+
+_MAX_HOPS: Final = 32
+"""A longer list is no chain of proxies."""
+_BRACKETED = re.compile(r"\[([^\]]*)\](?::\w+)?")
+_ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*")+')
+_PAIR = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]*)\s*(?:;|$)')
+
+
+def parse_address(text: str) -> Address | None:
+    """The address in `text`, in the one form in which addresses are compared; None if there is none."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def address_key(address: Address) -> str:
+    """What budgets of this address go by: an IPv4 address itself, an IPv6 address's /64."""
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def is_network(text: str) -> bool:
+    """Whether `Networks` takes it."""
+    try:
+        _network(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Networks:
+    """A set of networks, in CIDR notation or as single addresses. Raises ValueError for anything else."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._networks = tuple(_network(text) for text in texts)
+
+    def __contains__(self, address: Address | None) -> bool:
+        return address is not None and any(address in network for network in self._networks)
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+
+def client_address(
+    peer: Address | None, hops: Sequence[str], header: str, trusted: Networks
+) -> Address | None:
+    """The client behind `peer`, where `hops` are the values of the forwarding header, in their order.
+
+    None only for a `peer` of None: a socket without an address.
+    """
+    if peer not in trusted:
+        return peer
+    client = peer
+    read = _forwarded_for if header == "forwarded" else _listed
+    listed = [hop for value in hops for hop in read(value)]
+    for hop in reversed(listed[-_MAX_HOPS:]):
+        address = None if hop is None else _parse_hop(hop)
+        if address is None:
+            return client
+        client = address
+        if client not in trusted:
+            return client
+    return client
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    interface = ipaddress.ip_interface(text)
+    if isinstance(interface, ipaddress.IPv6Interface) and interface.ip.ipv4_mapped is not None:
+        prefix_length = interface.network.prefixlen - 96
+        if prefix_length < 0:
+            raise ValueError(f"{text} mixes IPv4 and IPv6")
+        return ipaddress.ip_network((interface.ip.ipv4_mapped, prefix_length), strict=False)
+    return interface.network
+
+
+def _listed(value: str) -> Iterator[str | None]:
+    for hop in value.split(","):
+        yield hop.strip()
+
+
+def _forwarded_for(value: str) -> Iterator[str | None]:
+    """The `for` of each element (RFC 7239 §4); None for an element without a readable one."""
+    for element in _ELEMENT.findall(value):
+        found: str | None = None
+        at = 0
+        while at < len(element):
+            pair = _PAIR.match(element, at)
+            if pair is None or (pair[1].lower() == "for" and found is not None):
+                found = None
+                break
+            if pair[1].lower() == "for":
+                found = _unquoted(pair[2])
+            at = pair.end()
+        yield found
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+
+
+def _parse_hop(text: str) -> Address | None:
+    """A hop is an address, with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[…]:80`."""
+    bracketed = _BRACKETED.fullmatch(text)
+    if bracketed is not None:
+        return parse_address(bracketed[1])
+    if text.count(":") == 1:
+        text = text.partition(":")[0]
+    return parse_address(text)

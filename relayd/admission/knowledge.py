@@ -1,0 +1,75 @@
+"""What the relay knows of everyone a packet names: its author, and whom its provenance header refers to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from strata.ids import public_key_from_did
+from strata.keys import IDENTITY_TYPES, KeyChain
+from strata.packets import Packet
+from strata.provenance import needed_dids
+
+from relayd.identity import Identities
+
+__all__ = ["Known", "known_of", "missing_for"]
+
+_HEADER: Final = "provenance_header"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known when a packet was judged. A DID without a chain is a plain one: it is its own key."""
+
+    generation: int
+    """The directory's, when this was put together."""
+    chain: KeyChain | None = None
+    """The author's."""
+    until: float = math.inf
+    """The second in which the author's keys change by time alone."""
+    others: Mapping[str, KeyChain] = field(default_factory=dict)
+    manifests: Mapping[str, Packet] = field(default_factory=dict)
+
+    def keys_of(self, did: str, at: int) -> tuple[bytes, ...]:
+        """The keys that may sign for a DID which the packet names beside its author."""
+        chain = self.others.get(did)
+        if chain is not None:
+            return chain.candidates(at)
+        key = public_key_from_did(did)
+        return () if key is None else (key,)
+
+
+def missing_for(packet: Packet, identities: Identities) -> list[str]:
+    """Whose chains and manifests have to be loaded before `known_of` can answer."""
+    others = _named(packet)
+    return identities.missing((packet.author_id, *others), others)
+
+
+def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> Known | None:
+    """What is known of everyone the packet names; None where some of it has to be loaded first.
+
+    `plain` is the answer for the usual packet, of whose people nothing is known but their DIDs: one object
+    serves them all.
+    """
+    author, others = packet.author_id, _named(packet)
+    is_plain = identities.is_plain(author) and packet.content_type not in IDENTITY_TYPES
+    if is_plain and not others:
+        return plain
+    if identities.missing((author, *others), others):
+        return None
+    chain = None if is_plain else identities.chain(author)
+    chains = {did: identities.chain(did) for did in others if not identities.is_plain(did)}
+    manifests = {did: identities.manifest(did) for did in others}
+    return Known(
+        identities.generation,
+        chain=chain,
+        until=math.inf if chain is None else chain.holds_until(now),
+        others={did: chain for did, chain in chains.items() if chain is not None},
+        manifests={did: manifest for did, manifest in manifests.items() if manifest is not None},
+    )
+
+
+def _named(packet: Packet) -> tuple[str, ...]:
+    return needed_dids(packet) if _HEADER in packet.value else ()

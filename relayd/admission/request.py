@@ -1,0 +1,106 @@
+"""One PUBLISH on its way, and the lane it keeps its place in."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Protocol
+
+from strata.errors import InvalidPacket
+from strata.packets import Packet
+from strata.provenance import Downgrade
+
+from relayd.admission.knowledge import Known
+
+__all__ = ["Lane", "PublishRequest", "Publisher", "Verdict"]
+
+
+class Publisher(Protocol):
+    """Who published: one connection."""
+
+    def publish_accepted(
+        self,
+        request: PublishRequest,
+        received_at: int,
+        *,
+        duplicate: bool,
+        duplicate_of: bytes | None = None,
+        queued: bool = False,
+    ) -> None:
+        """The packet, or for `duplicate_of` the one it repeats, is durably stored; answer OK.
+
+        `queued` says that it has no effect yet (R-190).
+        """
+
+    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        """The packet is not stored; answer ERROR."""
+
+
+class Verdict(enum.Enum):
+    """How far the checks have come."""
+
+    PENDING = enum.auto()
+    PASSED = enum.auto()
+    REFUSED = enum.auto()
+
+
+class PublishRequest:
+    """One PUBLISH. `started_at` is monotonic, for the latency histogram and the deadline."""
+
+    __slots__ = (
+        "client_msg_id",
+        "downgrade",
+        "is_by_keys",
+        "is_charged",
+        "is_finished",
+        "known",
+        "lane",
+        "origin_refusal",
+        "packet",
+        "queued",
+        "raw",
+        "refusal",
+        "started_at",
+        "verdict",
+    )
+
+    def __init__(self, raw: bytes, client_msg_id: str | None, lane: Lane, started_at: float) -> None:
+        self.raw = raw
+        self.client_msg_id = client_msg_id
+        self.lane = lane
+        self.started_at = started_at
+        self.packet: Packet | None = None
+        self.known: Known | None = None
+        """What was known of the identities it names when it was last judged."""
+        self.downgrade: Downgrade | None = None
+        """The relay's finding about its origin, where that is not what it claims."""
+        self.queued = False
+        self.refusal: InvalidPacket | None = None
+        self.is_by_keys = False
+        """It was refused by the keys that were known, and other keys might have let it pass."""
+        self.origin_refusal: InvalidPacket | None = None
+        """The verdict of check 13, which counts once check 12 is done."""
+        self.is_charged = False
+        """It counts against a budget of its author."""
+        self.is_finished = False
+        """The checks that wait for something are done."""
+        self.verdict = Verdict.PENDING
+
+    def refuse(self, error: InvalidPacket) -> None:
+        """Note the first check that failed."""
+        self.refusal = error
+        self.verdict = Verdict.REFUSED
+
+
+class Lane:
+    """The publishes of one session that have no verdict yet, or wait for one before them.
+
+    `identity` is whom the session has authenticated as, if anybody.
+    """
+
+    __slots__ = ("identity", "publisher", "requests")
+
+    def __init__(self, publisher: Publisher, identity: str | None = None) -> None:
+        self.publisher = publisher
+        self.identity = identity
+        self.requests: deque[PublishRequest] = deque()

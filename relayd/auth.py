@@ -1,0 +1,217 @@
+"""Who a session speaks for and what it may do: challenges, AUTH and capabilities (RFC-0004 §3.7, §8).
+
+    ANONYMOUS ──AUTH──► (keys are looked up) ──► AUTHENTICATED as A ──AUTH──► … as B
+        ▲                        │
+        └──── failed ────────────┘   what the session was before stays as it was (R-283)
+
+No I/O, clock or randomness: times are Unix seconds and passed in, and so are a challenge's random bytes.
+A challenge belongs to the `Authentication` that issued it, which belongs to one connection, so no other
+session can answer it; it is forgotten at the first AUTH that names it, so nobody can answer it twice (R-268).
+It is signed together with the relay's DID, so an answer meant for another relay verifies nowhere else.
+
+An AUTH fails with `unauthenticated` (a challenge unknown or expired, an identity unknown) or with
+`invalid_signature`; what more is known goes into `detail` (A-025). Each failure is followed by a fresh
+challenge, the fifth in a row by the end of the connection (R-282). No challenge follows success: a client
+that answers each one as it comes would never stop. One that wants to become somebody else sends an AUTH with
+the challenge it has and gets a fresh one with the refusal.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from strata.auth import signing_input
+from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.ids import is_did
+from strata.wire import EXTENSIONS, Auth, AuthChallenge
+
+__all__ = [
+    "CAPABILITIES",
+    "CHALLENGE_BYTES",
+    "MAX_FAILURES",
+    "PUBLISH",
+    "REPLICATE",
+    "SUBSCRIBE",
+    "Attempt",
+    "AuthKeys",
+    "Authentication",
+    "Grants",
+    "verify_attempt",
+]
+
+PUBLISH: Final = "publish"
+SUBSCRIBE: Final = "subscribe"
+REPLICATE: Final = "replicate"
+CAPABILITIES: Final = (PUBLISH, SUBSCRIBE, REPLICATE)
+"""Every capability there is, in the order in which AUTH_OK lists them; others are ignored (R-287)."""
+
+CHALLENGE_BYTES: Final = 32
+"""Random bytes of a challenge (R-268)."""
+
+MAX_FAILURES: Final = 5
+"""Failures in a row after which the connection ends (R-282)."""
+
+_SIGNATURE = re.compile(r"0x[0-9a-fA-F]{128}")
+
+
+class AuthKeys(Protocol):
+    """The keys of one identity; `strata.keys.KeyChain` is one."""
+
+    def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
+        """Raise `InvalidPacket` with `invalid_signature` and a detail, unless a key that may authenticate at
+        `at` has signed `message`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What policy gives to whom.
+
+    `require_auth` names what an anonymous session may not do (R-292). With `members` given, only they and
+    `peers` gain from authenticating; without, everybody does. `peers` may replicate (R-290).
+    """
+
+    require_auth: frozenset[str] = frozenset()
+    members: frozenset[str] = frozenset()
+    peers: frozenset[str] = frozenset()
+    anonymous: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "anonymous", frozenset({PUBLISH, SUBSCRIBE}) - self.require_auth)
+
+    def of(self, did: str) -> frozenset[str]:
+        """Everything this identity may do, once it has proved itself."""
+        granted = self.anonymous
+        if not self.members or did in self.members or did in self.peers:
+            granted |= {PUBLISH, SUBSCRIBE}
+        return granted | {REPLICATE} if did in self.peers else granted
+
+    def effective(self, did: str, requested: Iterable[str] | None) -> tuple[str, ...]:
+        """What a session of this identity may do: what it asked for and is granted (R-286, A-074)."""
+        granted = self.of(did)
+        wanted = granted if requested is None else granted.intersection(requested)
+        return tuple(name for name in CAPABILITIES if name in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An AUTH that answers a challenge of this session in time; its signature has yet to be checked."""
+
+    author_id: str
+    signature: bytes
+    messages: tuple[bytes, ...]
+    requested: tuple[str, ...] | None
+    client_msg_id: str | None
+
+
+class Authentication:
+    """The challenges and the identity of one session."""
+
+    __slots__ = ("_challenge", "_expired", "_expires_at", "_failures", "_lifetime", "_server_id", "identity")
+
+    def __init__(self, server_id: str, lifetime: int) -> None:
+        self.identity: str | None = None
+        self._server_id = server_id
+        self._lifetime = lifetime
+        self._challenge: str | None = None
+        self._expires_at = 0
+        self._expired: str | None = None
+        self._failures = 0
+
+    def issue(self, random: bytes, now: int) -> AuthChallenge:
+        """A new challenge, which takes the place of one not used yet."""
+        assert len(random) >= CHALLENGE_BYTES
+        self._challenge = base64.b64encode(random).decode()
+        self._expires_at = now + self._lifetime
+        return AuthChallenge(
+            challenge=self._challenge,
+            server_id=self._server_id,
+            expires_at=self._expires_at,
+            extensions=list(EXTENSIONS),
+        )
+
+    def wants_challenge(self, now: int) -> bool:
+        """Whether an unused challenge has expired on an anonymous session: a new one is then due (R-282)."""
+        if self._challenge is None or now <= self._expires_at or self.identity is not None:
+            return False
+        # An answer to the old one may be on its way, and should hear that it was late.
+        self._expired, self._challenge = self._challenge, None
+        return True
+
+    def begin(self, message: Auth, now: int) -> Attempt:
+        """Take an AUTH; the challenge it names can be answered no more. Raises `InvalidMessage`."""
+        expired, self._expired = self._expired, None
+        if message.challenge == expired:
+            raise _refused("the challenge has expired", "challenge_expired", message.client_msg_id)
+        if self._challenge is None or message.challenge != self._challenge:
+            raise _refused(
+                "this challenge was not given to this session, or has been used",
+                "challenge_unknown",
+                message.client_msg_id,
+            )
+        challenge, self._challenge = self._challenge, None
+        if now > self._expires_at:  # R-274
+            raise _refused("the challenge has expired", "challenge_expired", message.client_msg_id)
+        if not is_did(message.author_id):
+            raise _refused("author_id is not a DID", "unresolved_key", message.client_msg_id)
+        if _SIGNATURE.fullmatch(message.signature) is None:
+            raise _refused(
+                "the signature is not 0x and 128 hex digits",
+                None,
+                message.client_msg_id,
+                ErrorCode.INVALID_SIGNATURE,
+            )
+        return Attempt(
+            author_id=message.author_id,
+            signature=bytes.fromhex(message.signature[2:]),
+            messages=self._signed_forms(challenge),
+            requested=None if message.capabilities is None else tuple(message.capabilities),
+            client_msg_id=message.client_msg_id,
+        )
+
+    def succeeded(self, author_id: str) -> None:
+        """The session now speaks for this identity."""
+        self.identity = author_id
+        self._failures = 0
+
+    def failed(self) -> bool:
+        """An AUTH failed. Whether that was one too many."""
+        self._failures += 1
+        return self._failures >= MAX_FAILURES
+
+    def _signed_forms(self, challenge: str) -> tuple[bytes, ...]:
+        """What may have been signed: the challenge's text (R-275), or the bytes it stands for (R-276)."""
+        return (
+            signing_input(challenge, self._server_id),
+            base64.b64decode(challenge) + self._server_id.encode(),
+        )
+
+
+def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> None:
+    """Raise `InvalidMessage` unless a key of the identity that is valid now has signed (R-277)."""
+    fault: InvalidPacket | None = None
+    for message in attempt.messages:
+        try:
+            keys.verify_auth(message, attempt.signature, now)
+        except InvalidPacket as error:
+            if fault is None or error.detail is not None:
+                fault = error  # the one that knows more about the key
+        else:
+            return
+    assert fault is not None
+    if fault.detail == "unresolved_key":  # R-279
+        raise _refused(fault.reason, fault.detail, attempt.client_msg_id)
+    # R-281, A-025: whatever is known of the key's state, this code is one that plain clients understand.
+    raise _refused(fault.reason, fault.detail, attempt.client_msg_id, ErrorCode.INVALID_SIGNATURE)
+
+
+def _refused(
+    reason: str,
+    detail: str | None,
+    client_msg_id: str | None,
+    code: ErrorCode = ErrorCode.UNAUTHENTICATED,
+) -> InvalidMessage:
+    return InvalidMessage(reason, code=code, detail=detail, client_msg_id=client_msg_id)

@@ -1,0 +1,124 @@
+"""The configured policies in their order, and how they come into effect on a running relay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, Self
+
+from strata.packets import Packet
+
+from relayd.config import Settings
+from relayd.policy.rules import RULES, Lists, Rule
+from relayd.store.types import AbuseEntry, Declined
+
+__all__ = ["Governed", "Policy", "apply_policy"]
+
+_BLOCK: Final = "block"
+_LIMIT: Final = "limit"
+
+
+class Policy:
+    """What this relay declines to take (`check`) and to serve (`declined`). Immutable and thread-safe.
+
+    A new one is made when the settings are read again or the abuse table has changed; see `apply_policy`.
+    """
+
+    __slots__ = ("_lists", "_rules", "declined", "slowed")
+
+    def __init__(
+        self,
+        lists: Lists = Lists(),  # noqa: B008 - immutable
+        *,
+        policies: Sequence[str] = tuple(RULES),
+        slowed: frozenset[str] = frozenset(),
+    ) -> None:
+        self._lists = lists
+        # A policy without anything on its list refuses nothing, so the usual relay asks none at all.
+        self._rules: tuple[Rule, ...] = tuple(RULES[name] for name in policies if getattr(lists, name))
+        self.declined = _declined(lists, policies)
+        """What is served to nobody, though the log may hold it (R-323)."""
+        self.slowed = slowed
+        """Authors whom the abuse table holds to the limits of anonymous sessions."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, abuse: Sequence[AbuseEntry] = ()) -> Self:
+        """The policy of these settings and this abuse table, of which only rows in force are given."""
+        lists = Lists(
+            blocked_authors=frozenset(settings.blocked_authors),
+            blocked_packet_ids=frozenset(settings.blocked_packet_ids),
+            blocked_media_hashes=frozenset(settings.blocked_media_hashes),
+            blocked_types=frozenset(settings.blocked_types),
+            allowed_authors=frozenset(settings.allowed_authors),
+            allowed_types=frozenset(settings.allowed_types),
+            abuse=frozenset(entry.author_id for entry in abuse if entry.verdict == _BLOCK),
+        )
+        slowed = frozenset(entry.author_id for entry in abuse if entry.verdict == _LIMIT)
+        return cls(lists, policies=settings.policies, slowed=slowed)
+
+    def check(self, packet: Packet) -> None:
+        """Raise `InvalidPacket` for what the first policy to object says (R-185 … R-187)."""
+        for rule in self._rules:
+            refusal = rule(packet, self._lists)
+            if refusal is not None:
+                raise refusal
+
+
+def _declined(lists: Lists, policies: Sequence[str]) -> Declined:
+    """What is on a list of things this relay wants nothing to do with is not served either.
+
+    The abuse table says that an author sends too much, for a time, and allow-lists say what is taken from
+    now on: neither withdraws what the log acknowledged before.
+    """
+    inert = Lists()
+
+    def of(name: str) -> frozenset[str]:
+        names: frozenset[str] = getattr(lists if name in policies else inert, name)
+        return names
+
+    return Declined(
+        authors=of("blocked_authors"),
+        types=of("blocked_types"),
+        packet_ids=frozenset(bytes.fromhex(packet_id[2:]) for packet_id in of("blocked_packet_ids")),
+        media_hashes=of("blocked_media_hashes"),
+    )
+
+
+class _Admission(Protocol):
+    policy: Policy
+
+
+class _Serves(Protocol):
+    declined: Declined
+
+
+class _Access(Protocol):
+    restricted: frozenset[str]
+
+
+class Governed(Protocol):
+    """A relay, as its policy sees it: who comes in, what decides on packets, and where they go out from."""
+
+    @property
+    def access(self) -> _Access: ...
+
+    @property
+    def admission(self) -> _Admission: ...
+
+    @property
+    def store(self) -> _Serves: ...
+
+    @property
+    def fanout(self) -> _Serves: ...
+
+
+def apply_policy(relay: Governed, policy: Policy) -> None:
+    """Put a policy into effect for the next packet taken and the next one sent, open sessions included.
+
+    Pages and packets by id come from the store, live ones and the newest out of memory from the fan-out:
+    there is no third way out of the relay (R-323). Call it on the event loop, at start, at SIGHUP and when
+    the abuse table has changed.
+    """
+    relay.access.restricted = policy.slowed
+    relay.admission.policy = policy
+    relay.store.declined = policy.declined
+    relay.fanout.declined = policy.declined

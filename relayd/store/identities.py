@@ -1,0 +1,87 @@
+"""What admission asks about identities: whose keys and manifests the log holds, and the packets that say so.
+
+All of it is read through the partial index `packets_identity`, so an author's millions of other packets cost
+nothing. The index serves a query only if the query repeats its condition, hence `_INDEXED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from relayd.store.columns import string_key
+from relayd.store.connection import Pool, translate_errors
+from relayd.store.types import StoredPacket
+
+__all__ = ["IdentityReader"]
+
+_INDEXED: Final = (
+    "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
+    " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
+)
+
+_AUTHORS: Final = f"""
+SELECT DISTINCT ON (author_id) author_id, CASE WHEN get_byte(author_id, 0) = 255 THEN body END
+FROM packets WHERE {_INDEXED} AND content_type = ANY ($1::bytea[])
+"""
+
+_PACKETS: Final = f"""
+SELECT p.sequence, p.received_at, p.body
+FROM unnest($1::bytea[]) AS wanted (author) CROSS JOIN LATERAL
+    (SELECT * FROM packets WHERE author_id = wanted.author AND {_INDEXED}
+     AND content_type = ANY ($2::bytea[]) AND sequence > $3) AS p
+ORDER BY p.sequence
+"""
+
+_BY_KEY: Final = """
+SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
+WHERE i.packet_id = $1
+"""
+
+
+class _Author(msgspec.Struct):
+    author_id: str
+
+
+_AUTHOR_DECODER = msgspec.json.Decoder(_Author)
+
+
+class IdentityReader:
+    """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`."""
+
+    def __init__(self, lookups: Pool) -> None:
+        self._lookups = lookups
+
+    async def authors(self, types: Iterable[str]) -> set[str]:
+        """Everybody who has published a packet of these types."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                rows = await connection.fetch(_AUTHORS, [string_key(type_) for type_ in types])
+        # A long name stands in its column as a hash; the packet has it in full.
+        return {
+            author.decode() if body is None else _AUTHOR_DECODER.decode(body).author_id
+            for author, body in rows
+        }
+
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
+    ) -> list[StoredPacket]:
+        """Their packets of these types, in log order, from those after the sequence `after`."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                rows = await connection.fetch(
+                    _PACKETS,
+                    [string_key(author) for author in authors],
+                    [string_key(type_) for type_ in types],
+                    after,
+                )
+        return [StoredPacket(*row) for row in rows]
+
+    async def by_key(self, key: bytes) -> StoredPacket | None:
+        """The stored packet with this equivalence key."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                row = await connection.fetchrow(_BY_KEY, key)
+        return None if row is None else StoredPacket(*row)

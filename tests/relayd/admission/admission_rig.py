@@ -1,0 +1,227 @@
+"""Admission between a fake log and fake peers. The log commits when told to and feeds the key directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from strata import canonical, packets
+from strata.errors import InvalidPacket
+from strata.ids import Identity, Signer
+from strata.keys import KeyRules
+from strata.packets import Packet
+from strata.provenance import ProvenanceTrust
+
+from relayd.admission.budgets import Budget, TrustBudgets
+from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
+from relayd.bootstrap import Bootstrap
+from relayd.identity import Identities
+from relayd.policy import Plugins, Policy
+from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, first_sequence_of_day
+
+NOW = 1_760_000_000
+ALICE = Identity(bytes(range(32)))
+
+
+def signed(author: Signer, content: Mapping[str, object], *, timestamp: int = NOW, **more: object) -> Packet:
+    """A packet as anybody may send it, also with claims that our own builder would not make."""
+    members = {name: value for name, value in more.items() if value is not None}
+    value = members | {
+        "version": 1,
+        "timestamp": timestamp,
+        "author_id": author.did,
+        "content": dict(content),
+    }
+    text = canonical.encode(value)
+    value |= {"packet_id": packets.byte_hash(text), "signature": f"0x{author.sign(text).hex()}"}
+    return Packet.parse(canonical.encode(value))
+
+
+def made(number: int, *, timestamp: int = NOW, padding: int = 0, author: Signer = ALICE) -> bytes:
+    content = {"type": "POST", "text": "x" * padding, "number": number}
+    return signed(author, content, timestamp=timestamp).canonical
+
+
+def tampered(raw: bytes) -> bytes:
+    """The same packet with another signature: the id still recomputes."""
+    at = raw.index(b'"signature":"0x') + len(b'"signature":"0x')
+    return raw[:at] + (b"1" if raw[at : at + 1] != b"1" else b"2") + raw[at + 1 :]
+
+
+class FakeLog:
+    """A writer that commits when told to, and the duplicate index over what it committed."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[NewPacket, PublishRequest]] = []
+        self.received: list[bytes] = []
+        self.stored: dict[bytes, tuple[int, int]] = {}
+        self.entries: list[LogEntry] = []
+        self.lookups: list[list[bytes]] = []
+        self.reads: list[list[str]] = []
+        self.down = False
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def enqueue(self, packet: NewPacket, request: PublishRequest) -> None:
+        self.queue.append((packet, request))
+        self.received.append(packet.body)
+
+    def append(self, packet: NewPacket, now: int) -> LogEntry | None:
+        """Store a packet, as any process may; None for one that is there already."""
+        if packet.packet_id in self.stored:
+            return None
+        sequence = first_sequence_of_day(now // 86_400) + len(self.entries) + 1
+        self.stored[packet.packet_id] = (sequence, now)
+        self.entries.append(LogEntry(sequence, now, packet))
+        return self.entries[-1]
+
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+        self.lookups.append(list(ids))
+        if self.down:
+            raise StoreUnavailable("down")
+        return {key: self.stored[key] for key in ids if key in self.stored}
+
+    async def authors(self, types: Iterable[str]) -> set[str]:
+        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in set(types)}
+
+    async def packets_of(
+        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
+    ) -> list[StoredPacket]:
+        self.reads.append(list(authors))
+        self.asked.set()
+        found = [
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            for entry in self.entries
+            if entry.packet.author_id in authors
+            and entry.packet.content_type in set(types)
+            and entry.sequence > after
+        ]
+        await self.gate.wait()
+        if self.down:
+            raise StoreUnavailable("down")
+        return found
+
+
+class Peer:
+    """A connection that keeps its answers: (client_msg_id, "ok" | "queued" | "duplicate" | code)."""
+
+    def __init__(self) -> None:
+        self.lane = Lane(self)
+        self.answers: list[tuple[str | None, str]] = []
+        self.errors: dict[str | None, InvalidPacket] = {}
+
+    def publish_accepted(
+        self,
+        request: PublishRequest,
+        received_at: int,
+        *,
+        duplicate: bool,
+        duplicate_of: bytes | None = None,
+        queued: bool = False,
+    ) -> None:
+        what = "duplicate" if duplicate else "queued" if queued else "ok"
+        self.answers.append((request.client_msg_id, what))
+
+    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        self.answers.append((request.client_msg_id, error.code))
+        self.errors[request.client_msg_id] = error
+
+
+class Rig:
+    """One relay process's admission; `now` is its clock."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap: Bootstrap | None = None,
+        trust: ProvenanceTrust | None = None,
+        plugins: Plugins | None = None,
+        rules: KeyRules | None = None,
+        budgets: Mapping[Budget, int] | None = None,
+        log: FakeLog | None = None,
+    ) -> None:
+        self.now = NOW
+        self.log = log or FakeLog()
+        self.flushes = 0
+        self.changed = asyncio.Event()
+        self.errors: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.errors.append(context))
+        self.identities = Identities(
+            self.log,
+            bootstrap or Bootstrap(),
+            rules or KeyRules(),
+            on_change=lambda packet: self.admission.identity_applied(packet),
+        )
+        self.admission = Admission(
+            enqueue=self.log.enqueue,
+            find=self.log.find,
+            identities=self.identities,
+            budgets=TrustBudgets(self.log, budgets or {}, clock=lambda: self.now),
+            policy=Policy(),
+            plugins=plugins or Plugins(),
+            trust=trust or ProvenanceTrust(),
+            limits=AdmissionLimits(
+                max_packet_bytes=262_144, max_json_depth=64, max_packet_age_seconds=86_400
+            ),
+            clock=lambda: self.now,
+            verify_threads=2,
+            on_verified=lambda _: None,
+            on_flush=self.flushed,
+        )
+
+    def flushed(self) -> None:
+        self.flushes += 1
+        self.changed.set()
+
+    def publish(self, peer: Peer, raw: bytes | Packet, name: str) -> None:
+        raw = raw.canonical if isinstance(raw, Packet) else raw
+        self.admission.submit(PublishRequest(raw, name, peer.lane, 0.0))
+
+    def commit(self) -> None:
+        """Commit everything queued, as the writer and the feed do."""
+        queue, self.log.queue = self.log.queue, []
+        entries = []
+        for packet, request in queue:
+            if not self.admission.still_admitted(request):
+                continue
+            entry = self.log.append(packet, self.now)
+            if entry is not None:
+                entries.append(entry)
+            self.admission.committed(request, self.now, duplicate=entry is None)
+        self.identities.observe(entries)
+        if entries:
+            self.flushed()
+
+    def elsewhere(self, *others: Packet) -> None:
+        """Another process has committed these, and the feed brings them."""
+        new = [
+            NewPacket(p.digest, p.author_id, p.content_type, p.timestamp, None, p.canonical) for p in others
+        ]
+        entries = [self.log.append(packet, self.now) for packet in new]
+        self.identities.observe([entry for entry in entries if entry is not None])
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.commit()
+                if condition():
+                    break
+                self.changed.clear()
+                await self.changed.wait()
+        assert not self.errors, self.errors
+
+    async def queued(self, count: int) -> None:
+        """Wait until so many packets are on their way to the log, and commit none of them."""
+        async with asyncio.timeout(10):
+            while len(self.log.queue) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def answers(self, peer: Peer, count: int) -> list[tuple[str | None, str]]:
+        await self.until(lambda: len(peer.answers) >= count)
+        return peer.answers
+
+    async def close(self) -> None:
+        await self.admission.close()
+        await self.identities.close()

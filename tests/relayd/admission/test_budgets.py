@@ -1,0 +1,127 @@
+"""Trust budgets: so many edges and revocations in 24 hours, counted in the log and on the way to it."""
+
+from __future__ import annotations
+
+import pytest
+from admission_rig import ALICE, NOW, Peer, Rig, signed
+from strata.errors import ErrorCode
+from strata.ids import Identity
+
+from relayd.admission.budgets import Budget
+
+BOB = Identity(bytes(32))
+LIMITS = {Budget.STRONG_EDGES: 3, Budget.WEAK_EDGES: 5, Budget.REVOCATIONS: 2}
+
+
+def edge(number: int, strength: float, *, author: Identity = ALICE, at: int = NOW):
+    content = {
+        "type": "TRUST_EDGE",
+        "from": author.did,
+        "to": BOB.did,
+        "strength": strength,
+        "context": f"c{number}",
+        "created_at": at,
+    }
+    return signed(author, content, timestamp=at)
+
+
+def revocation(number: int, *, at: int = NOW):
+    content = {
+        "type": "TRUST_REVOCATION",
+        "from": ALICE.did,
+        "to": BOB.did,
+        "created_at": at,
+        "reason": str(number),
+    }
+    return signed(ALICE, content, timestamp=at)
+
+
+@pytest.fixture
+async def rig():
+    rig = Rig(budgets=LIMITS)
+    yield rig
+    await rig.close()
+
+
+async def outcomes(rig, *sent):
+    peer = Peer()
+    for number, packet in enumerate(sent):
+        rig.publish(peer, packet, str(number))
+    await rig.answers(peer, len(sent))
+    return [what for _, what in sorted(peer.answers, key=lambda answer: int(answer[0]))], peer
+
+
+@pytest.mark.req("R-242", "R-320")
+async def test_a_flood_is_cut_at_the_budget_and_each_kind_has_its_own(rig):
+    strong, _ = await outcomes(rig, *(edge(n, 0.6) for n in range(5)))
+    assert sorted(strong) == ["ok"] * 3 + [ErrorCode.RATE_LIMITED] * 2
+    weak, _ = await outcomes(rig, *(edge(n, 0.5) for n in range(10, 17)))
+    assert sorted(weak) == ["ok"] * 5 + [ErrorCode.RATE_LIMITED] * 2
+    others, _ = await outcomes(rig, edge(20, 1, author=BOB))
+    assert others == ["ok"]
+
+
+@pytest.mark.req("R-241")
+async def test_revocations_have_a_budget_and_give_nothing_back(rig):
+    await outcomes(rig, *(edge(n, 0.9) for n in range(3)))
+    assert (await outcomes(rig, *(revocation(n) for n in range(3))))[0].count("ok") == 2
+    assert (await outcomes(rig, edge(9, 0.9)))[0] == [ErrorCode.RATE_LIMITED]
+
+
+@pytest.mark.req("R-242", "R-314", "R-319")
+async def test_the_window_rolls_and_retry_after_is_true(rig):
+    for number in range(3):
+        rig.now = NOW + 100 * number
+        assert (await outcomes(rig, edge(number, 0.9, at=rig.now)))[0] == ["ok"]
+    _, peer = await outcomes(rig, edge(7, 0.9))
+    error = peer.errors["0"]
+    assert (error.retry_after, error.limit, error.window_seconds) == (86_400 - 200, 3, 86_400)
+    rig.now += error.retry_after - 1
+    assert (await outcomes(rig, edge(8, 0.9, at=rig.now)))[0] == [ErrorCode.RATE_LIMITED]
+    rig.now += 1
+    assert (await outcomes(rig, edge(9, 0.9, at=rig.now)))[0] == ["ok"]
+
+
+@pytest.mark.req("R-242")
+async def test_a_refused_edge_costs_nothing(rig):
+    bad = edge(1, 0.9).canonical.replace(b"c1", b"c2")
+    await outcomes(rig, *[bad] * 9)
+    assert (await outcomes(rig, *(edge(n, 0.9) for n in range(3))))[0] == ["ok"] * 3
+    again, _ = await outcomes(rig, *(edge(n, 0.9) for n in range(3)))
+    assert again == ["duplicate"] * 3
+
+
+@pytest.mark.req("R-242")
+async def test_it_is_counted_in_the_log_so_a_restart_forgets_nothing(rig):
+    await outcomes(rig, *(edge(n, 0.9) for n in range(3)))
+    again = Rig(log=rig.log, budgets=LIMITS)
+    assert (await outcomes(again, edge(9, 0.9)))[0] == [ErrorCode.RATE_LIMITED]
+    await again.close()
+
+
+async def test_one_packet_sent_by_many_sessions_counts_once(rig):
+    peers = [Peer() for _ in range(4)]
+    for peer in peers:
+        rig.publish(peer, edge(1, 0.9), "m")
+    for peer in peers:
+        assert (await rig.answers(peer, 1))[0][1] in ("ok", "duplicate")
+    assert (await outcomes(rig, edge(2, 0.9), edge(3, 0.9)))[0] == ["ok"] * 2
+
+
+@pytest.mark.req("R-184")
+async def test_a_budget_comes_before_the_origin(rig):
+    def claiming(number: int):
+        content = edge(number, 0.9).content
+        return signed(ALICE, content, provenance_header={"origin_type": "AI_MODEL", "edit_history": []})
+
+    assert (await outcomes(rig, claiming(1)))[0] == [ErrorCode.MISSING_PROOF]
+    await outcomes(rig, *(edge(n, 0.9) for n in range(3)))
+    assert (await outcomes(rig, claiming(2)))[0] == [ErrorCode.RATE_LIMITED]
+
+
+async def test_a_log_that_cannot_be_read_refuses_for_now(rig):
+    rig.log.down = True
+    results, peer = await outcomes(rig, edge(1, 0.9))
+    assert results == [ErrorCode.INTERNAL_ERROR] and peer.errors["0"].detail == "store_unavailable"
+    rig.log.down = False
+    assert (await outcomes(rig, edge(1, 0.9)))[0] == ["ok"]

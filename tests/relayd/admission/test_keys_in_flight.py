@@ -1,0 +1,284 @@
+"""Keys that change while packets are on their way: what was judged by the old ones does not slip in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strata.documents import VerificationMethod, build_document, method_id
+from strata.errors import ErrorCode, InvalidPacket
+from strata.ids import Identity
+from strata.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
+from strata.packets import Packet
+
+BOB = Identity(bytes(32))
+SECOND = Identity(bytes([7]) * 32)
+FIRST_KEY = method_id(ALICE.did)
+SECOND_KEY = method_id(ALICE.did, "keys-2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Another key that speaks for Alice."""
+
+    key: Identity
+    did: str = ALICE.did
+
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
+
+ALICE_2 = Holder(SECOND)
+
+
+def revoked(by=ALICE, *, nonce: str | None = None):
+    return signed(by, revoke_content(FIRST_KEY, revoked_at=NOW - 1), nonce=nonce)
+
+
+def rotated(*, valid_from: int = NOW):
+    content = rotate_content(SECOND_KEY, SECOND.public_key, replaces=FIRST_KEY, valid_from=valid_from)
+    return signed(ALICE, content)
+
+
+def added(*, valid_from: int = NOW):
+    return signed(ALICE, add_content(SECOND_KEY, SECOND.public_key, valid_from=valid_from))
+
+
+@pytest.mark.req("R-069", "R-074", "R-076")
+async def test_a_publish_right_behind_its_key_s_revocation_is_refused(rig):
+    peer = Peer()
+    rig.publish(peer, made(1), "before")
+    rig.publish(peer, revoked(), "revoke")
+    rig.publish(peer, made(2), "behind")
+    answers = await rig.answers(peer, 3)
+    assert answers == [("before", "ok"), ("revoke", "ok"), ("behind", ErrorCode.KEY_REVOKED)]
+
+
+@pytest.mark.req("R-074")
+async def test_a_key_signs_right_behind_the_event_that_adds_it(rig):
+    peer = Peer()
+    rig.publish(peer, added(), "add")
+    rig.publish(peer, made(1, author=ALICE_2), "new key")
+    rig.publish(peer, made(2), "old key")
+    assert await rig.answers(peer, 3) == [("add", "ok"), ("new key", "ok"), ("old key", "ok")]
+
+
+@pytest.mark.req("R-074")
+async def test_other_sessions_wait_for_the_author_s_event_and_other_authors_do_not(rig):
+    one, two, three = Peer(), Peer(), Peer()
+    rig.publish(one, revoked(), "revoke")
+    await rig.queued(1)
+    rig.publish(two, made(1), "alice")
+    rig.publish(three, made(2, author=BOB), "bob")
+    await rig.queued(2)
+    assert not two.answers and [request.client_msg_id for _, request in rig.log.queue] == ["revoke", "bob"]
+    assert await rig.answers(two, 1) == [("alice", ErrorCode.KEY_REVOKED)]
+    assert (one.answers, three.answers) == ([("revoke", "ok")], [("bob", "ok")])
+
+
+@pytest.mark.req("R-074")
+async def test_an_event_that_is_not_stored_bars_nobody(rig):
+    peer = Peer()
+    rig.publish(peer, revoked(), "revoke")
+    rig.publish(peer, made(1), "behind")
+    await rig.queued(1)
+    (_, request), *_ = rig.log.queue
+    rig.log.queue.clear()
+    rig.admission.failed(request, InvalidPacket(ErrorCode.INTERNAL_ERROR, "lost"))
+    assert await rig.answers(peer, 2) == [("revoke", ErrorCode.INTERNAL_ERROR), ("behind", "ok")]
+
+
+@pytest.mark.req("R-074")
+@pytest.mark.parametrize("moment", ["verifying", "queued"])
+async def test_what_another_process_has_revoked_is_judged_again(rig, moment):
+    peer = Peer()
+    rig.publish(peer, made(1), "mine")
+    rig.publish(peer, made(2, author=BOB), "bob's")
+    if moment == "queued":
+        await rig.queued(2)
+    rig.elsewhere(revoked())
+    answers = await rig.answers(peer, 2)
+    assert sorted(answers) == [("bob's", "ok"), ("mine", ErrorCode.KEY_REVOKED)]
+    assert rig.admission.pending == rig.admission.pending_bytes == 0
+
+
+@pytest.mark.req("R-074")
+async def test_a_change_that_does_not_concern_the_packet_refuses_nothing(rig):
+    peer = Peer()
+    rig.publish(peer, made(1), "mine")
+    await rig.queued(1)
+    rig.elsewhere(signed(BOB, revoke_content(method_id(BOB.did), revoked_at=NOW - 1)), added())
+    assert await rig.answers(peer, 1) == [("mine", "ok")]
+
+
+@pytest.mark.req("R-074", "R-111")
+async def test_an_event_whose_first_append_was_lost_sight_of_is_a_duplicate(rig):
+    """The outcome was unknown, the feed has brought it meanwhile: it must not be judged by its own effect."""
+    peer = Peer()
+    event = revoked()
+    rig.publish(peer, event, "revoke")
+    await rig.queued(1)
+    rig.elsewhere(event)
+    assert await rig.answers(peer, 1) == [("revoke", "duplicate")]
+
+
+@pytest.mark.req("R-072")
+async def test_a_rotated_key_ends_and_its_successor_begins(rig):
+    peer = Peer()
+    rig.publish(peer, rotated(), "rotate")
+    await rig.answers(peer, 1)
+    rig.now += 301  # the skew is over
+    rig.publish(peer, made(1, timestamp=rig.now), "old")
+    rig.publish(peer, made(2, timestamp=rig.now, author=ALICE_2), "new")
+    answers = await rig.answers(peer, 3)
+    assert sorted(answers[1:]) == [("new", "ok"), ("old", ErrorCode.KEY_EXPIRED)]
+
+
+@pytest.mark.req("R-056")
+async def test_chains_survive_a_restart_and_are_read_once(rig):
+    peer = Peer()
+    rig.publish(peer, revoked(), "revoke")
+    await rig.answers(peer, 1)
+    again = Rig(log=rig.log)
+    await again.identities.open()
+    late = [Peer() for _ in range(5)]
+    for number, one in enumerate(late):
+        again.publish(one, made(number), str(number))
+    for number, one in enumerate(late):
+        assert await again.answers(one, 1) == [(str(number), ErrorCode.KEY_REVOKED)]
+    assert rig.log.reads == [[ALICE.did]]
+    await again.close()
+
+
+@pytest.mark.req("R-056", "R-200")
+async def test_keys_that_cannot_be_read_refuse_for_now(rig):
+    rig.elsewhere(revoked())
+    again = Rig(log=rig.log)
+    await again.identities.open()
+    rig.log.down = True
+    peer = Peer()
+    again.publish(peer, made(1), "m")
+    assert await again.answers(peer, 1) == [("m", ErrorCode.INTERNAL_ERROR)]
+    assert peer.errors["m"].detail == "store_unavailable"
+    rig.log.down = False
+    again.publish(peer, made(2), "n")
+    assert (await again.answers(peer, 2))[1] == ("n", ErrorCode.KEY_REVOKED)
+    await again.close()
+
+
+@pytest.mark.req("R-056", "R-074")
+async def test_what_the_feed_brings_during_a_read_is_not_lost(rig):
+    rig.elsewhere(added())
+    again = Rig(log=rig.log)
+    await again.identities.open()
+    rig.log.gate.clear()
+    peer = Peer()
+    again.publish(peer, made(1), "m")
+    await rig.log.asked.wait()
+    again.elsewhere(revoked())  # after the rows of the read were chosen
+    rig.log.gate.set()
+    assert await again.answers(peer, 1) == [("m", ErrorCode.KEY_REVOKED)]
+    await again.close()
+
+
+@pytest.mark.req("R-088", "R-190")
+async def test_a_recovery_event_is_queued_and_becomes_effective_by_itself():
+    recovery = Identity(bytes([9]) * 32)
+    document = _document_with(recovery)
+    rig = Rig(rules=KeyRules(recovery_delay_seconds=3600))
+    peer = Peer()
+    rig.publish(peer, signed(ALICE, document_content(document)), "document")
+    assert await rig.answers(peer, 1) == [("document", "ok")]
+    event = signed(
+        Holder(recovery),
+        rotate_content(SECOND_KEY, SECOND.public_key, replaces=FIRST_KEY, valid_from=NOW),
+    )
+    rig.publish(peer, event, "recover")
+    assert (await rig.answers(peer, 2))[1] == ("recover", "queued")
+    rig.publish(peer, made(1, author=ALICE_2), "too early")
+    assert (await rig.answers(peer, 3))[2][1] != "ok"
+    rig.now += 3600
+    rig.publish(peer, made(2, timestamp=rig.now, author=ALICE_2), "in effect")
+    assert (await rig.answers(peer, 4))[3] == ("in effect", "ok")
+    await rig.close()
+
+
+def _document_with(recovery: Identity):
+    return build_document(
+        ALICE.did,
+        [
+            VerificationMethod(FIRST_KEY, ALICE.public_key, NOW - 100),
+            VerificationMethod(
+                method_id(ALICE.did, "recovery-1"), recovery.public_key, NOW - 100, recovery=True
+            ),
+        ],
+        created_at=NOW - 100,
+    )
+
+
+@pytest.mark.req("R-062", "R-063")
+async def test_a_key_that_ends_before_its_packet_is_committed_is_no_key(rig):
+    """The log's time is the time of the commit: a reader judges by that, and must come to the same end."""
+    peer = Peer()
+    rig.publish(peer, rotated(valid_from=NOW - 299), "rotate")
+    await rig.answers(peer, 1)
+    rig.publish(peer, made(1), "in the last second")
+    await rig.queued(1)
+    rig.now += 2
+    assert (await rig.answers(peer, 2))[1] == ("in the last second", ErrorCode.KEY_EXPIRED)
+
+
+KINDS = ("post", "post", "add", "revoke", "elsewhere", "by second")
+
+
+@pytest.mark.req("R-074", "R-133", "R-192")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(KINDS)), max_size=20))
+def test_the_log_holds_nothing_that_its_own_order_forbids(script):
+    """Whatever is in flight together: replaying the log in order admits every packet in it."""
+
+    async def main() -> None:
+        rig = Rig(log=FakeLog())
+        peers = [Peer() for _ in range(3)]
+        sent = 0
+        for number, (peer, kind) in enumerate(script):
+            match kind:
+                case "elsewhere":
+                    rig.elsewhere(
+                        signed(ALICE, revoke_content(FIRST_KEY, revoked_at=NOW - 1), nonce=str(number))
+                    )
+                    continue
+                case "add":
+                    raw = signed(ALICE, add_content(SECOND_KEY, SECOND.public_key, valid_from=NOW)).canonical
+                case "revoke":
+                    raw = revoked(ALICE_2, nonce=str(number)).canonical
+                case "by second":
+                    raw = made(number, author=ALICE_2)
+                case _:
+                    raw = made(number)
+            sent += 1
+            rig.publish(peers[peer], raw, str(number))
+        await rig.until(lambda: sum(len(peer.answers) for peer in peers) == sent)
+        assert (rig.admission.pending, rig.admission.pending_bytes) == (0, 0)
+        judge = Rig(log=FakeLog())
+        witness = Peer()
+        foreign = {e.packet.packet_id for e in rig.log.entries} - {_digest(raw) for raw in rig.log.received}
+        for entry in rig.log.entries:
+            if entry.packet.packet_id in foreign:
+                judge.elsewhere(Packet.parse(entry.packet.body))
+                continue
+            before = len(witness.answers)
+            judge.publish(witness, entry.packet.body, "w")
+            assert (await judge.answers(witness, before + 1))[-1][1] in ("ok", "queued")
+        await judge.close()
+        await rig.close()
+
+    asyncio.run(main())
+
+
+def _digest(body: bytes) -> bytes:
+    return Packet.parse(body).digest

@@ -1,0 +1,112 @@
+"""What the log says about identities: who has any, their packets, and that no process appends behind them."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from relayd.store.types import IdentitiesMoved
+
+NOW = 1_790_000_000
+KEYS = ("KEY_EVENT", "RECOVERY_APPROVAL")
+
+
+@pytest.mark.req("R-074")
+async def test_nothing_is_appended_behind_an_identity_packet(store, second_store, packet):
+    first = (await store.append([packet(1)], NOW, 0)).dispositions[0].sequence
+    event = (await second_store.append([packet(2, type="KEY_EVENT"), packet(3)], NOW, first)).dispositions
+    with pytest.raises(IdentitiesMoved) as moved:
+        await store.append([packet(4)], NOW, first)
+    assert moved.value.sequence == event[1].sequence == await store.head()
+    assert await store.find([packet(4).packet_id]) == {}
+    # Who has followed appends, and who does not care about keys always may.
+    await store.append([packet(4)], NOW, moved.value.sequence)
+    await store.append([packet(5)], NOW)
+
+
+@pytest.mark.parametrize("type", ["KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"])
+async def test_each_kind_of_identity_packet_moves_them(store, packet, type):
+    await store.append([packet(1, type=type)], NOW)
+    with pytest.raises(IdentitiesMoved):
+        await store.append([packet(2)], NOW, 0)
+
+
+async def test_ordinary_packets_and_repeats_move_nothing(store, packet):
+    await store.append([packet(1), packet(2, type="CLIENT_MANIFEST")], NOW, 0)
+    event = (await store.append([packet(3, type="KEY_EVENT")], NOW, 0)).dispositions[0].sequence
+    assert (await store.append([packet(3, type="KEY_EVENT")], NOW, event)).previous == event
+    await store.append([packet(4)], NOW, event)
+
+
+async def test_an_annotation_is_stored_beside_the_signed_bytes(store, packet, sql):
+    annotated = msgspec.structs.replace(packet(2), annotation=b'{"x":1}')
+    await store.append([packet(1), annotated, packet(3)], NOW)
+    rows = await sql.fetch("SELECT body, annotation FROM packets ORDER BY sequence")
+    assert [tuple(row) for row in rows] == [
+        (packet(1).body, None),
+        (packet(2).body, b'{"x":1}'),
+        (packet(3).body, None),
+    ]
+
+
+async def test_authors_with_identity_packets_are_found(store, packet):
+    long_name = "did:strata:" + "n" * 900
+    body = json.dumps({"author_id": long_name}).encode()
+    await store.append(
+        [
+            packet(1, author="did:strata:a", type="KEY_EVENT"),
+            packet(2, author="did:strata:a", type="KEY_EVENT"),
+            packet(3, author="did:strata:b", type="RECOVERY_APPROVAL"),
+            packet(4, author="did:strata:c"),
+            packet(5, author="did:strata:d", type="CLIENT_MANIFEST"),
+            msgspec.structs.replace(packet(6, author=long_name, type="KEY_EVENT"), body=body),
+        ],
+        NOW,
+    )
+    assert await store.identities.authors(KEYS) == {"did:strata:a", "did:strata:b", long_name}
+    assert await store.identities.authors(["CLIENT_MANIFEST"]) == {"did:strata:d"}
+
+
+async def test_the_packets_of_authors_come_in_log_order(store, packet):
+    mine = [packet(n, author="did:strata:a", type=KEYS[n % 2]) for n in range(4)]
+    theirs = [packet(n, author="did:strata:b", type="KEY_EVENT") for n in (10, 11)]
+    await store.append([mine[0], theirs[0], mine[1], packet(20, author="did:strata:a")], NOW)
+    await store.append([mine[2], theirs[1], mine[3]], NOW + 1)
+    rows = await store.identities.packets_of(["did:strata:a"], KEYS)
+    assert [row.body for row in rows] == [packet.body for packet in mine]
+    assert [row.received_at for row in rows] == [NOW, NOW, NOW + 1, NOW + 1]
+    both = await store.identities.packets_of(["did:strata:a", "did:strata:b"], ["KEY_EVENT"])
+    assert [row.body for row in both] == [p.body for p in (mine[0], theirs[0], mine[2], theirs[1])]
+    later = await store.identities.packets_of(["did:strata:a"], KEYS, after=rows[1].sequence)
+    assert [row.body for row in later] == [mine[2].body, mine[3].body]
+
+
+@pytest.mark.req("R-073")
+async def test_they_are_read_through_the_index_of_identity_packets(store, packet, sql):
+    """However much else an author has published: no other packet of theirs is touched."""
+    await store.append([packet(n, author="did:strata:a") for n in range(500)], NOW)
+    await store.append([packet(1000, author="did:strata:a", type="KEY_EVENT")], NOW)
+    await sql.execute("ANALYZE packets")
+    from relayd.store import identities
+
+    plan = await sql.fetch(
+        "EXPLAIN (ANALYZE, FORMAT JSON) " + identities._PACKETS, [b"did:strata:a"], [b"KEY_EVENT"], 0
+    )
+    scans = [node for node in _nodes(json.loads(plan[0][0])[0]["Plan"]) if node["Actual Rows"]]
+    assert sum(node["Actual Rows"] for node in scans if "Relation Name" in node) == 1
+    assert all("Rows Removed by Filter" not in node or not node["Rows Removed by Filter"] for node in scans)
+
+
+def _nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+async def test_a_packet_is_found_by_its_equivalence_key(store, packet):
+    keyed = msgspec.structs.replace(packet(1), equivalence_key=b"k" * 32)
+    sequence = (await store.append([keyed], NOW)).dispositions[0].sequence
+    assert await store.identities.by_key(b"k" * 32) == (sequence, NOW, keyed.body, None)
+    assert await store.identities.by_key(b"x" * 32) is None

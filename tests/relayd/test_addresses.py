@@ -1,0 +1,134 @@
+"""Whose address counts, whatever a client writes into its headers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relayd.addresses import Networks, address_key, client_address, is_network, parse_address
+
+PROXIES = Networks(["10.0.0.0/8", "2001:db8:ffff::/48"])
+
+
+def client(peer: str, *hops: str, header: str = "x-forwarded-for") -> str:
+    return str(client_address(parse_address(peer), hops, header, PROXIES))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::FFFF:c000:201", "192.0.2.1"),
+        ("2001:DB8::1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("192.0.2.01", "None"),
+        ("192.0.2.256", "None"),
+        ("0x7f.1", "None"),
+        ("localhost", "None"),
+        ("", "None"),
+    ],
+)
+def test_addresses_are_compared_in_one_form(text, address):
+    assert str(parse_address(text)) == address
+
+
+@pytest.mark.req("R-316")
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+    ],
+)
+def test_budgets_go_by_ipv4_address_and_ipv6_64(one, other, same):
+    keys = [address_key(address) for text in (one, other) if (address := parse_address(text))]
+    assert (keys[0] == keys[1]) is same
+
+
+@pytest.mark.parametrize("text", ["192.0.2.0/24", "192.0.2.1/24", "::1", "::ffff:10.0.0.0/104", "0.0.0.0/0"])
+def test_what_is_a_network(text):
+    assert is_network(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "example.org", "192.0.2.0/33", "10.0.0.0/255.0.255.0", "::/64x", "::ffff:1.2.3.4/90"]
+)
+def test_what_is_none(text):
+    assert not is_network(text)
+
+
+def test_a_mapped_network_is_the_ipv4_one():
+    assert parse_address("10.9.9.9") in Networks(["::ffff:10.0.0.0/104"])
+    assert None not in Networks(["0.0.0.0/0", "::/0"])
+    assert not Networks([])
+
+
+@pytest.mark.req("R-321")
+def test_a_stranger_is_believed_nothing():
+    assert client("192.0.2.1", "203.0.113.9") == "192.0.2.1"
+    assert client("192.0.2.1", "for=203.0.113.9", header="forwarded") == "192.0.2.1"
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    ("hops", "expected"),
+    [
+        ([], "10.0.0.1"),
+        (["203.0.113.9"], "203.0.113.9"),
+        (["1.1.1.1, 203.0.113.9"], "203.0.113.9"),  # what the client claimed stands to the left
+        (["1.1.1.1", "203.0.113.9"], "203.0.113.9"),  # and in a header line of its own
+        (["203.0.113.9, 10.1.1.1, 10.2.2.2"], "203.0.113.9"),
+        (["10.1.1.1, 10.2.2.2"], "10.1.1.1"),
+        (["::ffff:203.0.113.9"], "203.0.113.9"),
+        (["203.0.113.9, ::ffff:10.1.1.1"], "203.0.113.9"),
+        (["203.0.113.9:4711"], "203.0.113.9"),
+        (["2001:db8::9"], "2001:db8::9"),
+        (["[2001:db8::9]:443"], "2001:db8::9"),
+        (["[2001:db8::9]"], "2001:db8::9"),
+        (["203.0.113.9, unknown"], "10.0.0.1"),
+        (["203.0.113.9, nonsense, 10.1.1.1"], "10.1.1.1"),
+        (["203.0.113.9,"], "10.0.0.1"),
+        ([""], "10.0.0.1"),
+        (["127.0.0.1"], "127.0.0.1"),
+    ],
+)
+def test_the_rightmost_hop_that_is_no_proxy_is_the_client(hops, expected):
+    assert client("10.0.0.1", *hops) == expected
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    ("hops", "expected"),
+    [
+        (["for=203.0.113.9"], "203.0.113.9"),
+        (["for=1.1.1.1, for=203.0.113.9;proto=https;by=10.0.0.1"], "203.0.113.9"),
+        (['For="[2001:db8::9]:4711"'], "2001:db8::9"),
+        (['for="203.0.113.9:80"'], "203.0.113.9"),
+        (['by="a,b";for=203.0.113.9'], "203.0.113.9"),
+        (['for="203.0.113.9\\", for=1.1.1.1"'], "10.0.0.1"),
+        (["for=203.0.113.9, for=10.1.1.1"], "203.0.113.9"),
+        (["for=unknown"], "10.0.0.1"),
+        (["for=_hidden"], "10.0.0.1"),
+        (["for=203.0.113.9;for=1.1.1.1"], "10.0.0.1"),
+        (["proto=https"], "10.0.0.1"),
+        (["203.0.113.9"], "10.0.0.1"),
+    ],
+)
+def test_forwarded_is_read_as_its_rfc_says(hops, expected):
+    assert client("10.0.0.1", *hops, header="forwarded") == expected
+
+
+@pytest.mark.req("R-321")
+@given(claimed=st.text(max_size=60), header=st.sampled_from(["x-forwarded-for", "forwarded"]))
+def test_nothing_a_client_claims_changes_whose_address_its_proxy_saw(claimed, header):
+    """A proxy appends a header line of its own, as it must when it cannot read what is there."""
+    seen = "for=203.0.113.9" if header == "forwarded" else "203.0.113.9"
+    assert client("10.0.0.1", claimed, seen, header=header) == "203.0.113.9"
+
+
+def test_a_socket_without_an_address_has_none():
+    assert client_address(None, ["203.0.113.9"], "x-forwarded-for", PROXIES) is None

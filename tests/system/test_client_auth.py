@@ -1,0 +1,163 @@
+"""The real client proving who it is to the real relay, and judging others by keys that change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import strata
+from relay_process import RelayProcess, running
+from strata import packets
+from strata.ids import Identity
+from strata.keys import revoke_content, rotate_content
+
+pytestmark = pytest.mark.timeout(180)
+
+OPTIONS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5)
+ALWAYS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5, authenticate="always")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay that does nothing for strangers."""
+    folder = tmp_path_factory.mktemp("closed")
+    with running(RelayProcess(folder, require_auth=["publish", "subscribe"])) as process:
+        yield process
+        assert not process.complaints()
+
+
+async def first(deliveries: AsyncIterator[strata.Delivery]) -> strata.Delivery:
+    async with asyncio.timeout(20):
+        return await anext(deliveries)
+
+
+@pytest.mark.req("R-288", "R-289", "R-293")
+async def test_a_client_authenticates_where_the_relay_demands_it(closed: RelayProcess) -> None:
+    me = Identity.generate()
+    async with strata.connect(closed.ws, identity=me, options=OPTIONS) as relay:
+        assert relay.session is None, "nobody has asked yet"
+        published = await relay.post({"type": "POST", "text": "hello"})
+        assert relay.session is not None and relay.session.author_id == me.did
+        assert relay.session.capabilities == {"publish", "subscribe"}
+        assert relay.relay_id == closed.ready["relay_id"]
+        delivery = await first(relay.subscribe(authors=[me.did]))
+        assert delivery.packet.packet_id == published.packet_id
+        assert relay.statistics.authentications == 1
+
+
+async def test_a_stranger_is_told_why(closed: RelayProcess) -> None:
+    async with strata.connect(closed.ws, options=OPTIONS) as relay:
+        with pytest.raises(strata.RequestRefused) as caught:
+            await first(relay.subscribe())
+        assert (caught.value.code, caught.value.detail) == ("unauthenticated", "missing_capability")
+        assert caught.value.retry is strata.Retry.AUTHENTICATE
+
+
+@pytest.mark.req("R-291")
+async def test_what_is_not_granted_is_not_attempted(closed: RelayProcess) -> None:
+    options = strata.Options(authenticate="always", capabilities=("subscribe",))
+    async with strata.connect(closed.ws, identity=Identity.generate(), options=options) as relay:
+        with pytest.raises(strata.MissingCapability):
+            await relay.post({"type": "POST"})
+        assert [d async for d in relay.fetch(types=["NOTHING"])] == []
+
+
+@pytest.mark.req("R-298")
+async def test_another_relay_than_the_one_expected_is_not_signed_for(closed: RelayProcess) -> None:
+    options = strata.Options(authenticate="always", relay_id="did:strata:relay_1")
+    with pytest.raises(strata.InvalidMessage) as caught:
+        async with strata.connect(closed.ws, identity=Identity.generate(), options=options):
+            pass
+    assert caught.value.detail == "server_id_unexpected"
+
+
+@pytest.mark.req("R-298")
+async def test_an_impostor_at_the_same_address_is_not_signed_for(tmp_path: Path) -> None:
+    port, me, pins = free_port(), Identity.generate(), tmp_path / "pins.json"
+    with running(RelayProcess(tmp_path / "one", port=port)) as real:
+        async with strata.connect(real.ws, identity=me, pins=pins, options=ALWAYS) as relay:
+            assert relay.session is not None
+        assert json.loads(pins.read_text()) == {real.ws: real.ready["relay_id"]}
+    with running(RelayProcess(tmp_path / "two", port=port)) as impostor:
+        with pytest.raises(strata.InvalidMessage) as caught:
+            async with strata.connect(impostor.ws, identity=me, pins=pins, options=ALWAYS):
+                pass
+        assert caught.value.detail == "server_id_unexpected"
+        assert impostor.ready["relay_id"] not in pins.read_text()
+
+
+@pytest.mark.req("R-339")
+async def test_after_a_kill_it_authenticates_before_anything_else(tmp_path: Path) -> None:
+    me = Identity.generate()
+    process = RelayProcess(tmp_path / "relay", port=free_port(), require_auth=["publish", "subscribe"])
+    with running(process):
+        async with strata.connect(process.ws, identity=me, options=OPTIONS) as relay:
+            subscription = relay.subscribe(authors=[me.did])
+            for number in range(3):
+                if number:
+                    await asyncio.to_thread(process.kill)
+                    sending = asyncio.create_task(relay.post({"type": "POST", "n": number}))
+                    await asyncio.to_thread(process.start)
+                    await sending
+                else:
+                    await relay.post({"type": "POST", "n": number})
+                assert (await first(subscription)).packet.content["n"] == number
+            refusals = relay.statistics.refusals.get("unauthenticated", 0)
+            assert refusals <= 2, "only the first session had to be told"
+            assert relay.statistics.authentications == relay.statistics.connections == 3
+
+
+@pytest.mark.req("R-075", "R-336")
+async def test_a_rotated_key_speaks_for_its_did_and_readers_know(relay: RelayProcess) -> None:
+    old, now = Identity.generate(), int(time.time())
+    new = Identity.generate().speaking_for(old.did)
+    rotation = rotate_content(
+        f"{old.did}#keys-2", new.public_key, replaces=f"{old.did}#keys-1", valid_from=now
+    )
+    async with (
+        strata.connect(relay.ws, identity=new, options=OPTIONS) as writing,
+        strata.connect(relay.ws, options=OPTIONS) as reading,
+    ):
+        subscription = reading.subscribe(authors=[old.did], types=["POST"])
+        before = packets.build(old, {"type": "POST", "text": "before"}, timestamp=now)
+        await writing.publish(before)
+        assert (await first(subscription)).packet == before
+        await writing.publish(packets.build(old, rotation, timestamp=now))
+        after = packets.build(new, {"type": "POST", "text": "after"}, timestamp=now)
+        await writing.publish(after)
+        assert (await first(subscription)).packet == after
+        session = await writing.authenticate()
+        assert session.author_id == old.did
+        # A reader who comes later sees both, each by the key of its time.
+        found = [d.packet async for d in reading.fetch(authors=[old.did], types=["POST"])]
+        assert found == [before, after]
+        assert reading.statistics.events_tampered == reading.statistics.events_invalid == 0
+
+
+@pytest.mark.req("R-277", "R-281", "R-294")
+async def test_a_revoked_key_cannot_authenticate_and_the_client_says_so(relay: RelayProcess) -> None:
+    me, now = Identity.generate(), int(time.time())
+    async with strata.connect(relay.ws, identity=me, options=OPTIONS) as connection:
+        revocation = revoke_content(f"{me.did}#keys-1", revoked_at=now - 1)
+        await connection.publish(packets.build(me, revocation, timestamp=now))
+        with pytest.raises(strata.RequestRefused) as caught:
+            await connection.authenticate()
+        assert (caught.value.code, caught.value.detail) == ("invalid_signature", "key_revoked")
+        assert connection.session is None
+        with pytest.raises(strata.RequestRefused):
+            await connection.authenticate()
+    with pytest.raises(strata.RequestRefused):
+        async with strata.connect(relay.ws, identity=me, options=ALWAYS):
+            pass

@@ -2,12 +2,21 @@
 
 import pytest
 from made_packets import make, new_identity
+from strata import canonical
 
 TARGET = "0x" + "a" * 64
 
 
 def attestation(author, number, attestation_id="0x01"):
-    inner = {"attestation_id": attestation_id, "target_packet": TARGET, "issued_at": number}
+    inner = {
+        "attestation_id": attestation_id,
+        "attestor_id": author.did,
+        "target_packet": TARGET,
+        "subject": "SPAM",
+        "confidence": 0.5,
+        "issued_at": number,
+    }
+    inner["signature"] = f"0x{author.sign(canonical.encode(inner)).hex()}"
     return make(author, type="ATTESTATION", target_packet=TARGET, attestation=inner)
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from strata.conformance.checks import all_checks
 from strata.conformance.context import Context, Subject, survey
-from strata.conformance.model import Check, Failed, Level, Outcome, Result, Skipped
+from strata.conformance.model import Check, Level, Outcome, Result
 from strata.conformance.peer import Patience
 from strata.conformance.runner import Selection, run_checks
+from strata.conformance.verdicts import Failed, Skipped
 
 __all__ = [
     "Check",

@@ -23,8 +23,8 @@ from strata import packets
 from strata.conformance import http
 from strata.conformance.forge import auth_message
 from strata.conformance.http import HttpAnswer
-from strata.conformance.model import DECISIONS, Failed, Message, Skipped, Throttled
 from strata.conformance.peer import Patience, Peer
+from strata.conformance.verdicts import DECISIONS, Failed, Message, Skipped, Throttled
 from strata.conformance.witness import Witness
 from strata.ids import Identity, Signer
 from strata.packets import Packet

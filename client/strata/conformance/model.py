@@ -1,4 +1,4 @@
-"""What a check is, how it ends, and how it says so.
+"""What a check is, and how it ends.
 
 A check is a small async function that is given a `Context` and either returns, raises `Failed` with what it
 expected and what it saw, or raises `Skipped`. A `Group` holds the checks of one section of the requirements;
@@ -12,35 +12,20 @@ import enum
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
-if TYPE_CHECKING:
-    from strata.conformance.context import Context
+from strata.conformance.context import Context
 
 __all__ = [
-    "DECISIONS",
     "SECTIONS",
     "Check",
     "CheckFunction",
-    "Failed",
     "Group",
     "Level",
-    "Message",
     "Outcome",
     "Result",
-    "Skipped",
-    "Throttled",
-    "expect",
-    "expect_equal",
-    "shorten",
 ]
 
-Message = dict[str, Any]
-"""One message of the relay, as JSON."""
-
-CheckFunction = Callable[["Context"], Awaitable[None]]
+CheckFunction = Callable[[Context], Awaitable[None]]
 
 SECTIONS = {
     1: "JSON and canonical form",
@@ -63,14 +48,7 @@ SECTIONS = {
 }
 """The sections of the requirements that the checks are grouped by."""
 
-DECISIONS = "decisions"
-"""The extension of a check for what the documents leave open and this project has decided.
-
-It holds for a relay that announces any of this project's extensions, and for no other.
-"""
-
 DEFAULT_TIMEOUT = 30.0
-_SHORT = 300
 
 
 class Level(enum.StrEnum):
@@ -89,30 +67,6 @@ class Outcome(enum.StrEnum):
     SKIPPED = "skipped"
     BROKEN = "broken"
     """The check itself went wrong, which says nothing about the relay."""
-
-
-class Failed(Exception):
-    """The relay did something else than the row says."""
-
-    def __init__(self, expected: str, seen: str) -> None:
-        super().__init__(expected, seen)
-        self.expected = expected
-        self.seen = seen
-
-    def __str__(self) -> str:
-        return f"expected {self.expected}; saw {self.seen}"
-
-
-class Skipped(Exception):
-    """The row cannot be judged here; the sentence says why."""
-
-
-class Throttled(Exception):
-    """The relay limits how much is asked of it: the check has to be run again, `pause` seconds later."""
-
-    def __init__(self, pause: int) -> None:
-        super().__init__(pause)
-        self.pause = pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,31 +145,3 @@ class Group:
             return run
 
         return add
-
-
-def expect(condition: object, expected: str, seen: object) -> None:
-    """Fail unless `condition` is true; `seen` is shown shortened."""
-    if not condition:
-        _fail(expected, seen)
-
-
-def expect_equal(seen: object, wanted: object, what: str) -> None:
-    """Fail unless the two are equal."""
-    if seen != wanted:
-        raise Failed(f"{what}: {shorten(wanted)}", shorten(seen))
-
-
-def shorten(value: object) -> str:
-    """A value of the relay as a bounded piece of text."""
-    if isinstance(value, str):
-        text = value
-    else:
-        try:
-            text = msgspec.json.encode(value).decode("utf-8", "replace")
-        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
-            text = repr(value)
-    return text if len(text) <= _SHORT else f"{text[:_SHORT]}…"
-
-
-def _fail(expected: str, seen: object) -> NoReturn:
-    raise Failed(expected, shorten(seen))

@@ -26,7 +26,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from strata.conformance.forge import publish_text
-from strata.conformance.model import Failed, Message, Skipped, Throttled, expect, shorten
+from strata.conformance.verdicts import Failed, Message, Skipped, Throttled, expect, shorten
 from strata.conformance.witness import Witness
 from strata.packets import Packet
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from strata.conformance.context import Context
-from strata.conformance.model import Check, Failed, Level, Outcome, Result, Skipped, Throttled
+from strata.conformance.model import Check, Level, Outcome, Result
+from strata.conformance.verdicts import Failed, Skipped, Throttled
 
 __all__ = ["Selection", "run_checks"]
 

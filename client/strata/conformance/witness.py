@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from strata import canonical
-from strata.conformance.model import Message, shorten
+from strata.conformance.verdicts import Message, shorten
 from strata.errors import InvalidInput
 from strata.packets import Packet
 from strata.wire import MAX_ID_BYTES

@@ -52,6 +52,6 @@ class VerifyingKey:
         """
         if self.algorithm == "ed25519":
             return ids.verify(self.value, message, signature)
-        from strata.provenance.x509 import verify_p256
+        from strata.provenance.p256 import verify_p256
 
         return verify_p256(self.value, message, signature)

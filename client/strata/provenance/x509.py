@@ -1,5 +1,5 @@
-"""X.509: certificate paths to a configured root, and ECDSA P-256 (R-220). The one module that needs
-`cryptography`; everything else imports it where a certificate is met.
+"""X.509: certificate paths to a configured root (R-220). Needs `cryptography`, and is imported only where a
+certificate is met.
 
 What is checked of a path: names chain and each signature is by the certificate above;
 every window covers `now`; whoever issues is a CA (basic constraints, path length, key usage); nothing
@@ -23,7 +23,6 @@ try:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-    from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from cryptography.utils import CryptographyDeprecationWarning
 except ImportError as error:
@@ -31,12 +30,11 @@ except ImportError as error:
         "certificates and platform evidence need a further library: pip install relayd[provenance]"
     ) from error
 
-__all__ = ["MAX_PATH_LENGTH", "CertifiedLeaf", "follow", "validate_path", "verify_p256"]
+__all__ = ["MAX_PATH_LENGTH", "CertifiedLeaf", "follow", "validate_path"]
 
 MAX_PATH_LENGTH = 8
 """Most certificates of a path."""
 
-_COORDINATE_BYTES = 32
 _MIN_RSA_BITS, _MAX_RSA_BITS = 2048, 8192
 _SOUND_HASHES = frozenset({"sha256", "sha384", "sha512"})
 _UNDERSTOOD = (
@@ -106,23 +104,6 @@ def validate_path(
     except _UNREADABLE:
         raise _broken("a certificate cannot be read", "malformed_certificate") from None
     return path[0]
-
-
-def verify_p256(point: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature`, r ‖ s of 32 bytes each, is this key's ECDSA over SHA-256 of `message`.
-
-    `point` is the key in SEC1 form, compressed or not.
-    """
-    if len(signature) != 2 * _COORDINATE_BYTES:
-        return False
-    r = int.from_bytes(signature[:_COORDINATE_BYTES], "big")
-    s = int.from_bytes(signature[_COORDINATE_BYTES:], "big")
-    try:
-        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
-        key.verify(encode_dss_signature(r, s), message, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, InvalidSignature):
-        return False
-    return True
 
 
 def _check_anchored(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from strata.conformance import Level, Selection, all_checks
 from strata.conformance.coverage import JUDGED_SECTIONS, UNSEEN, uncovered
-from strata.conformance.model import DECISIONS, SECTIONS
+from strata.conformance.model import SECTIONS
+from strata.conformance.verdicts import DECISIONS
 from strata.wire import EXTENSIONS
 
 REQUIREMENTS = Path(__file__).parents[3] / "docs" / "requirements" / "relay.md"

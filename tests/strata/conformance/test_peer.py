@@ -9,7 +9,7 @@ from strata import canonical, packets
 from strata.conformance import forge
 from strata.conformance.context import Subject
 from strata.conformance.http import http_base
-from strata.conformance.model import shorten
+from strata.conformance.verdicts import shorten
 from strata.conformance.witness import Witness
 from strata.errors import InvalidPacket
 from strata.ids import Identity

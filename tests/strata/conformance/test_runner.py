@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 from strata.conformance import Failed, Level, Outcome, Result, Skipped, report
 from strata.conformance.context import Context, Subject
-from strata.conformance.model import DECISIONS, Group, Throttled
+from strata.conformance.model import Group
 from strata.conformance.runner import run_checks
+from strata.conformance.verdicts import DECISIONS, Throttled
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Close
 

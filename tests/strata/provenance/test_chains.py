@@ -35,7 +35,7 @@ from strata.ids import Identity
 from strata.provenance import Root, VerifyingKey
 from strata.provenance.chains import MAX_CHAIN_LENGTH, follow_chain, statement
 from strata.provenance.judgement import claim_bytes
-from strata.provenance.x509 import verify_p256
+from strata.provenance.p256 import verify_p256
 
 ROOTS = (Root.of_did(ROOT.did),)
 DEVICE_ID = "did:device:camera-1"

@@ -12,8 +12,9 @@ from typing import Any
 from strata.conformance.checks.keys import Keys
 from strata.conformance.context import Context
 from strata.conformance.forge import auth_message
-from strata.conformance.model import DECISIONS, Group, Level, Message, Skipped, expect, expect_equal
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import Peer, expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Message, Skipped, expect, expect_equal
 from strata.ids import Signer, is_did
 
 __all__ = ["CHECKS"]

@@ -8,8 +8,9 @@ from typing import Any
 from strata import canonical
 from strata.conformance.context import Context
 from strata.conformance.forge import members, publish_text, respelled, seal, with_member
-from strata.conformance.model import DECISIONS, Group, expect, expect_equal
+from strata.conformance.model import Group
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, expect, expect_equal
 
 __all__ = ["CHECKS"]
 

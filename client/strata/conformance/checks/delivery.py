@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from strata.conformance.context import Context
-from strata.conformance.model import DECISIONS, Group, Level, expect, expect_equal
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok, ids_of
+from strata.conformance.verdicts import DECISIONS, expect, expect_equal
 
 __all__ = ["CHECKS"]
 

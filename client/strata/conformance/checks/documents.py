@@ -15,8 +15,9 @@ from strata import canonical
 from strata.conformance.checks.keys import Keys
 from strata.conformance.context import Context
 from strata.conformance.forge import KeyOf, auth_message
-from strata.conformance.model import DECISIONS, Failed, Group, Level, Message, expect, expect_equal, shorten
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import Peer, expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 from strata.ids import Identity, base58_encode
 from strata.packets import Packet
 

@@ -7,8 +7,9 @@ import json
 
 from strata.conformance.context import Context
 from strata.conformance.forge import members
-from strata.conformance.model import DECISIONS, Group, expect, expect_equal
+from strata.conformance.model import Group
 from strata.conformance.peer import expect_error, expect_ok, ids_of
+from strata.conformance.verdicts import DECISIONS, expect, expect_equal
 
 __all__ = ["CHECKS"]
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from strata import canonical
 from strata.conformance.context import Context
 from strata.conformance.forge import flipped, malleated, members
-from strata.conformance.model import DECISIONS, Group, expect, expect_equal
+from strata.conformance.model import Group
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, expect, expect_equal
 
 __all__ = ["CHECKS"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from strata.conformance.context import Context
 from strata.conformance.forge import flipped, sized
-from strata.conformance.model import Group, expect
+from strata.conformance.model import Group
 from strata.conformance.peer import expect_error
+from strata.conformance.verdicts import expect
 from strata.errors import ErrorCode
 
 __all__ = ["CHECKS"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from strata.conformance.context import Context
-from strata.conformance.model import DECISIONS, Failed, Group, Level, Message, expect, expect_equal, shorten
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok, ids_of
+from strata.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 
 __all__ = ["CHECKS"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from strata.conformance.context import Context
 from strata.conformance.forge import KeyOf, members, seal
-from strata.conformance.model import DECISIONS, Group, Level, expect
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, expect
 from strata.ids import base58_encode, is_did
 
 __all__ = ["CHECKS"]

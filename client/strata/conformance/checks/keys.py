@@ -10,8 +10,9 @@ from typing import Any
 
 from strata.conformance.context import Context
 from strata.conformance.forge import KeyOf, publish_text
-from strata.conformance.model import DECISIONS, Failed, Group, Message, expect, expect_equal, shorten
+from strata.conformance.model import Group
 from strata.conformance.peer import Peer, expect_error, expect_ok, ids_of
+from strata.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 from strata.ids import Identity, Signer
 from strata.packets import Packet
 

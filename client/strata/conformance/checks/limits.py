@@ -6,8 +6,9 @@ import asyncio
 
 from strata.conformance.context import Context
 from strata.conformance.forge import publish_text, with_member
-from strata.conformance.model import DECISIONS, Group, Level, Skipped, expect
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Skipped, expect
 
 __all__ = ["CHECKS"]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from strata.conformance.context import Context
 from strata.conformance.forge import publish_text
-from strata.conformance.model import DECISIONS, Failed, Group, Level, expect, expect_equal
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Failed, expect, expect_equal
 from strata.wire import EXTENSIONS
 
 __all__ = ["CHECKS"]

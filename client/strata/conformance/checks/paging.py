@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 
 from strata.conformance.context import Context
-from strata.conformance.model import DECISIONS, Failed, Group, Level, Message, expect, expect_equal
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import Peer, expect_error, ids_of
+from strata.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal
 from strata.ids import Identity
 
 __all__ = ["CHECKS"]

@@ -10,8 +10,9 @@ from typing import Any
 from strata import canonical
 from strata.conformance.context import Context
 from strata.conformance.forge import members, packet_id_of, seal
-from strata.conformance.model import DECISIONS, Failed, Group, Level, Message, expect, expect_equal, shorten
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import Peer, expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 from strata.errors import InvalidInput
 from strata.ids import Identity, Signer
 from strata.packets import Packet, byte_hash

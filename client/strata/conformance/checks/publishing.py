@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from strata.conformance.context import Context
 from strata.conformance.forge import flipped, members, publish_text, seal, sized
-from strata.conformance.model import DECISIONS, Failed, Group, expect, expect_equal, shorten
+from strata.conformance.model import Group
 from strata.conformance.peer import expect_error, expect_ok, ids_of
+from strata.conformance.verdicts import DECISIONS, Failed, expect, expect_equal, shorten
 from strata.ids import Identity
 
 __all__ = ["CHECKS"]

@@ -9,8 +9,9 @@ from websockets.exceptions import ConnectionClosed
 
 from strata.conformance.context import Context
 from strata.conformance.forge import publish_text, sized
-from strata.conformance.model import DECISIONS, Failed, Group, Level, expect_equal
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import Peer, expect_error, expect_ok
+from strata.conformance.verdicts import DECISIONS, Failed, expect_equal
 from strata.packets import Packet
 
 __all__ = ["CHECKS"]

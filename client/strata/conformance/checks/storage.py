@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from strata.conformance.context import Context
-from strata.conformance.model import Group, Message, expect, expect_equal
+from strata.conformance.model import Group
+from strata.conformance.verdicts import Message, expect, expect_equal
 
 __all__ = ["CHECKS"]
 

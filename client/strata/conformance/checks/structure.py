@@ -6,8 +6,9 @@ from typing import Any
 
 from strata.conformance.context import Context
 from strata.conformance.forge import flipped, members, packet_id_of, seal
-from strata.conformance.model import Failed, Group, Level, Message, expect_equal, shorten
+from strata.conformance.model import Group, Level
 from strata.conformance.peer import expect_error, expect_ok
+from strata.conformance.verdicts import Failed, Message, expect_equal, shorten
 from strata.packets import MINIMAL_PROVENANCE_HEADER, byte_hash
 
 __all__ = ["CHECKS"]

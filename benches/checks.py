@@ -34,11 +34,11 @@ from benches.peer import BenchError
 from relayd.admission.checks import trace, weigh
 from relayd.admission.equivalence import equivalence_key
 from relayd.admission.knowledge import Known, known_of
-from relayd.bootstrap import Bootstrap
 from relayd.config import Settings
-from relayd.identity import Identities
-from relayd.limits import Budget
+from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.directory import Identities
 from relayd.policy import Policy
+from relayd.sessions.limits import Budget
 from relayd.store.types import AbuseEntry, LogEntry, NewPacket, StoredPacket
 
 __all__ = ["measure"]

@@ -101,7 +101,7 @@ def serve(
 @app.command("check-config")
 def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
     """Print the settings in effect, secrets masked, or everything that is wrong with them."""
-    from relayd.bootstrap import read_bootstrap, trust_of
+    from relayd.identity.bootstrap import read_bootstrap, trust_of
     from relayd.manual import toml_value
     from relayd.policy.plugins import load_plugins
 
@@ -173,7 +173,7 @@ def export_(
 ) -> None:
     """Write the whole log as JSON lines. Started again on the same file, it goes on where it stopped."""
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.transfer import ExportSummary, export_log, open_store, resume_point
+    from relayd.transfer.files import ExportSummary, export_log, open_store, resume_point
 
     async def run(show: Callable[[ExportSummary], None]) -> ExportSummary:
         async with open_store(settings) as store:
@@ -204,8 +204,8 @@ def import_(
 ) -> None:
     """Append the valid packets of an export; may be repeated. Exit code 1 if any line was refused."""
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.examiner import Examiner
-    from relayd.transfer import ImportSummary, import_log, open_store
+    from relayd.transfer.examiner import Examiner
+    from relayd.transfer.files import ImportSummary, import_log, open_store
 
     async def run(show: Callable[[ImportSummary], None]) -> ImportSummary:
         with _opened(source, "rb", sys.stdin.buffer) as file, _maybe_opened(quarantine) as kept:

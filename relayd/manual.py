@@ -17,7 +17,7 @@ __all__ = ["describe_type", "sample_file", "settings_page", "toml_value"]
 
 _PAGE_HEAD = """# Settings
 
-<!-- Made from relayd/config.py by `make docs`; edit there. -->
+<!-- Made from relayd/config/settings.py by `make docs`; edit there. -->
 
 Each setting is a key of the TOML file named by `--config` (or `RELAYD_CONFIG`), and a variable of the
 environment. A value comes from the first of: command line, environment, file, default. Lists are
@@ -31,7 +31,7 @@ all others need a restart.
 
 _SAMPLE_HEAD = """# Settings of relayd, all at their defaults. Uncomment what you change.
 # The reference is docs/settings.md; `relayd check-config --config FILE` checks a file.
-# Made from relayd/config.py by `make docs`; a test keeps it in step.
+# Made from relayd/config/settings.py by `make docs`; a test keeps it in step.
 """
 
 

@@ -23,18 +23,18 @@ from strata.ids import Identity
 from strata.keys import KeyRules
 from strata.provenance import ProvenanceTrust
 
-from relayd.access import Access
+from relayd.access.gate import Access
+from relayd.access.limits import SessionLimits
 from relayd.admission.budgets import Budget, TrustBudgets
 from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
-from relayd.bootstrap import Bootstrap, effective_clock_skew
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
-from relayd.identity import Identities
+from relayd.identity.bootstrap import Bootstrap, effective_clock_skew
+from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
-from relayd.session import SessionLimits
 from relayd.store import Store, Writer
 from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
 

@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import structlog
 
-from relayd.bootstrap import Bootstrap, read_bootstrap, trust_of
-from relayd.config import ConfigurationError, Settings
-from relayd.connection import Connection
-from relayd.http import HttpApi, MetricsApi
-from relayd.http_connection import HttpResponder
-from relayd.identity_http import IdentityApi
-from relayd.manifest import build_manifest
+from relayd.config import ConfigurationError, Settings, reloaded
+from relayd.http.api import HttpApi, MetricsApi
+from relayd.http.identities import IdentityApi
+from relayd.http.manifest import build_manifest
+from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay
+from relayd.sessions.connection import Connection
+from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
 from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
@@ -371,7 +371,7 @@ class _Process:
         try:
             if self._tls is not None:
                 self._tls.reload()
-            self._settings = self._settings.reloaded()
+            self._settings = reloaded(self._settings)
             self._relay.access.reload(self._settings)
             self._apply_policy()
             self._relay.admission.trust = dataclasses.replace(

@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = [
+    "relayd/addresses.py",
     "relayd/cursor.py",
-    "relayd/liveness.py",
-    "relayd/session.py",
-    *(f"relayd/{name}.py" for name in ("access", "addresses", "answers", "auth", "limits")),
+    *(f"relayd/access/{name}.py" for name in ("auth", "gate", "limits")),
+    *(f"relayd/sessions/{name}.py" for name in ("answers", "liveness", "session")),
     *(f"relayd/feed/{name}.py" for name in ("events", "fanout", "filters", "interest", "subscription")),
     "relayd/admission/checks.py",
     "relayd/policy/policy.py",
@@ -28,7 +28,7 @@ CORE = [
         f"client/strata/provenance/{name}.py"
         for name in (
             *("attestation", "chains", "history", "judgement", "manifest", "origins", "serving"),
-            *("trust", "verifying", "x509"),
+            *("p256", "trust", "verifying", "x509"),
             *(f"evidence/{name}" for name in ("__init__", "apple", "c2pa", "cbor", "jumbf", "play")),
         )
     ),
@@ -36,7 +36,10 @@ CORE = [
         f"client/strata/keys/{name}.py"
         for name in ("chain", "entries", "ledger", "recovery", "roles", "statements", "states")
     ),
-    *(f"client/strata/conformance/{name}.py" for name in ("coverage", "forge", "model", "report", "witness")),
+    *(
+        f"client/strata/conformance/{name}.py"
+        for name in ("coverage", "forge", "report", "verdicts", "witness")
+    ),
     *(
         f"client/strata/relay/{name}.py"
         for name in (

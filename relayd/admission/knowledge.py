@@ -12,7 +12,7 @@ from strata.keys import IDENTITY_TYPES, KeyChain
 from strata.packets import Packet
 from strata.provenance import needed_dids
 
-from relayd.identity import Identities
+from relayd.identity.directory import Identities
 
 __all__ = ["Known", "known_of", "missing_for"]
 

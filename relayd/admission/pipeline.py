@@ -37,7 +37,7 @@ from relayd.admission.checks import judge, to_store, trace, weigh
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.request import Lane, Publisher, PublishRequest, Verdict
 from relayd.admission.verify import VerifyPool
-from relayd.identity import Identities
+from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 

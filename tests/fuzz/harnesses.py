@@ -22,10 +22,17 @@ with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
     from websockets.protocol import OPEN, Protocol
     from websockets.server import ServerProtocol
 
-    from relayd.auth import Authentication, Grants
+    from relayd.access.auth import Authentication, Grants
     from relayd.cursor import CursorCodec, InvalidCursor
     from relayd.frames import FrameReader
-    from relayd.session import Answer, AuthReceived, AuthRefused, CloseConnection, Session, SessionLimits
+    from relayd.sessions.session import (
+        Answer,
+        AuthReceived,
+        AuthRefused,
+        CloseConnection,
+        Session,
+    )
+from relayd.access.limits import SessionLimits
 
 __all__ = ["TARGETS"]
 

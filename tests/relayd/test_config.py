@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relayd.config import HARD_MAX_PACKET_BYTES, ConfigurationError, Settings, load, setting_table
+from relayd.config import HARD_MAX_PACKET_BYTES, ConfigurationError, Settings, load, reloaded, setting_table
 from relayd.manual import describe_type, sample_file, settings_page, toml_value
 
 ROOT = Path(__file__).parents[2]
@@ -251,12 +251,12 @@ def test_a_reload_takes_over_what_needs_no_restart_and_nothing_else(toml):
     path = toml("port = 1")
     settings = load(path, {}, {"host": "::1"})
     toml("port = 2\ntls_cert = 'new.pem'\ntls_key = 'new.key'")
-    after = settings.reloaded()
+    after = reloaded(settings)
     assert (after.tls_cert, after.tls_key) == (Path("new.pem"), Path("new.key"))
     assert (after.port, after.host) == (1, "::1")
     toml("tls_cert = 'alone.pem'")
     with pytest.raises(ConfigurationError):
-        after.reloaded()
+        reloaded(after)
 
 
 def test_settings_travel_to_worker_processes():

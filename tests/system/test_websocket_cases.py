@@ -1,7 +1,7 @@
 """RFC 6455 frame by frame: the relay takes and refuses what the WebSocket library takes and refuses.
 
-The relay reads most frames itself (`relayd/frames.py`), so its tolerance is compared with that of an echo
-server of the library: the same raw bytes go to both, in one piece and in small ones, and each case says
+The relay reads most frames itself (`relayd/frames.py`), so its tolerance is compared with that of an
+echo server of the library: the same raw bytes go to both, in one piece and in small ones, and each case says
 besides how it has to end. The families are those a WebSocket test suite has: framing, pings, reserved bits,
 opcodes, fragments, UTF-8, closing, limits.
 """

@@ -14,8 +14,8 @@ from strata.provenance import ProvenanceTrust
 
 from relayd.admission.budgets import Budget, TrustBudgets
 from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
-from relayd.bootstrap import Bootstrap
-from relayd.identity import Identities
+from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, first_sequence_of_day
 

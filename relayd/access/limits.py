@@ -1,0 +1,170 @@
+"""How much an identity or an address may ask for, without I/O or clock (RFC-0004 §6.1, §8).
+
+A `Budget` holds `limit` units and fills up again evenly, `limit` in every window; a full one can be spent at
+once. It is kept as one number, the moment at which it will be full again, so taking a unit is one addition
+and one comparison (the generic cell rate algorithm).
+
+A `Quota` is every budget of one holder: an authenticated identity, else the address it comes from (R-316).
+All sockets of a holder share the very same object, and it lives on one event loop, where nothing happens
+between looking and taking: however many frames arrive together, no more than the limit pass. Each process
+has its own: `limit` holds for each of `--workers N`.
+
+`Quotas` keeps them. One that a connection holds is never dropped. One that nobody holds is kept until it is
+full, for a full quota is like a new one; beyond `max_idle` the one left longest ago goes, so that an
+attacker with many addresses costs memory up to a bound, and buys nothing but what those addresses had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Budget", "Excess", "Limits", "Quota", "Quotas", "SessionLimits"]
+
+_TOLERANCE: Final = 1e-6
+"""Seconds by which sums of fractions may miss the window's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one holder may do in each window of `window_seconds`; 0 sets no limit."""
+
+    publishes: int = 0
+    subscribes: int = 0
+    backfill_bytes: int = 0
+    auths: int = 0
+    connects: int = 0
+    window_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A request that was over a limit, in the fields of `ERROR rate_limited` (R-314, R-315)."""
+
+    limit: int
+    window_seconds: int
+    retry_after: int
+    remaining: int = 0
+
+
+class Budget:
+    """Units that are spent and come back. Times are monotonic seconds."""
+
+    __slots__ = ("_full_at", "_interval", "_limit", "_promised_at", "_window")
+
+    def __init__(self, limit: int, window_seconds: int) -> None:
+        self._limit = limit
+        self._window = float(window_seconds)
+        self._interval = window_seconds / limit
+        self._full_at = 0.0
+        self._promised_at = 0.0
+
+    def take(self, now: float) -> bool:
+        """Spend one unit, if there is one."""
+        full_at = (self._full_at if self._full_at > now else now) + self._interval
+        if full_at - now > self._window + _TOLERANCE:
+            return False
+        self._full_at = full_at
+        return True
+
+    def spend(self, units: int, now: float) -> None:
+        """Spend units that are already used; the budget may end in debt."""
+        self._full_at = max(self._full_at, now) + units * self._interval
+
+    def debt_seconds(self, now: float) -> float:
+        """How long until nothing is owed, in whole milliseconds; 0 or less if nothing is now."""
+        return math.ceil((self._full_at - now - self._window) * 1000) / 1000
+
+    def is_full(self, now: float) -> bool:
+        """Whether it is as good as new."""
+        return self._full_at <= now
+
+    def excess(self, now: float) -> Excess:
+        """What to tell a request that was refused now.
+
+        Those refused one after the other are sent back one after the other, each to a moment when its own
+        unit has come back: a request repeated then is not refused for the same window (R-319), and a crowd
+        does not return in step. Nobody is put off for longer than it takes to fill the whole budget.
+        """
+        own_at = max(self._full_at + self._interval - self._window, now)
+        due_at = max(own_at, self._promised_at + self._interval) if self._promised_at > now else own_at
+        due_at = min(due_at, max(now + self._window, own_at))
+        self._promised_at = due_at
+        seconds = math.ceil(due_at - now - _TOLERANCE)
+        return Excess(self._limit, int(self._window), max(1, seconds))
+
+
+class Quota:
+    """The budgets of one holder; None is a budget without limit. `holders` counts the open connections."""
+
+    __slots__ = ("_limits", "auth", "backfill", "connect", "holders", "key", "publish", "subscribe")
+
+    def __init__(self, key: str, limits: Limits) -> None:
+        self.key = key
+        self.holders = 0
+        self._limits = limits
+        self.publish = self._budget(limits.publishes)
+        self.subscribe = self._budget(limits.subscribes)
+        self.backfill = self._budget(limits.backfill_bytes)
+        self.auth = self._budget(limits.auths)
+        self.connect = self._budget(limits.connects)
+
+    def is_full(self, now: float) -> bool:
+        """Whether nothing would change if it were forgotten."""
+        budgets = (self.publish, self.subscribe, self.backfill, self.auth, self.connect)
+        return all(budget is None or budget.is_full(now) for budget in budgets)
+
+    def _budget(self, limit: int) -> Budget | None:
+        return Budget(limit, self._limits.window_seconds) if limit else None
+
+
+class Quotas:
+    """The quotas of one kind of holder, by key. At most `max_idle` are kept that no connection holds."""
+
+    def __init__(self, limits: Limits, *, max_idle: int = 20_000) -> None:
+        self._limits = limits
+        self._max_idle = max_idle
+        self._held: dict[str, Quota] = {}
+        self._idle: OrderedDict[str, Quota] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._idle)
+
+    def hold(self, key: str) -> Quota:
+        """The quota of this holder, for one more connection; `release` gives it back."""
+        quota = self._held.get(key)
+        if quota is None:
+            quota = self._idle.pop(key, None) or Quota(key, self._limits)
+            self._held[key] = quota
+        quota.holders += 1
+        return quota
+
+    def holds(self, quota: Quota) -> bool:
+        """Whether `hold` of this object gave it."""
+        return self._held.get(quota.key) is quota
+
+    def release(self, quota: Quota, now: float) -> None:
+        """A connection that held it has ended."""
+        quota.holders -= 1
+        if quota.holders:
+            return
+        del self._held[quota.key]
+        idle = self._idle
+        if not quota.is_full(now):
+            idle[quota.key] = quota
+        while idle and (len(idle) > self._max_idle or next(iter(idle.values())).is_full(now)):
+            idle.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """The limits of one session; the names are those of the settings."""
+
+    default_limit: int = 100
+    max_limit: int = 500
+    max_subscriptions: int = 64
+    max_filter_values: int = 1000
+    malformed_limit: int = 20
+    malformed_window: float = 60.0

@@ -1,0 +1,17 @@
+"""The settings: what there is to decide, where values come from, and what they must not be."""
+
+from __future__ import annotations
+
+from relayd.config.loading import ConfigurationError, load, reloaded
+from relayd.config.settings import ENV_PREFIX, HARD_MAX_PACKET_BYTES, Setting, Settings, setting_table
+
+__all__ = [
+    "ENV_PREFIX",
+    "HARD_MAX_PACKET_BYTES",
+    "ConfigurationError",
+    "Setting",
+    "Settings",
+    "load",
+    "reloaded",
+    "setting_table",
+]

@@ -1,0 +1,124 @@
+"""Faults of settings that only show in values seen together, or that no type can express."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from strata.auth import MIN_LIFETIME_SECONDS
+from strata.ids import is_did
+from strata.keys import IDENTITY_TYPES
+
+from relayd.addresses import is_network
+from relayd.config.settings import Settings, setting_table
+
+__all__ = ["advice", "contradictions", "unknown"]
+
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#\s:@]+)(:\d{1,5})?|null", re.IGNORECASE)
+_RATE_LIMITS = frozenset(
+    {"max_connections_per_address", "auth_limit", "connection_limit"}
+    | {f"{who}{what}" for who in ("", "anonymous_") for what in ("publish_limit", "subscribe_limit")}
+    | {"backfill_limit_bytes", "anonymous_backfill_limit_bytes"}
+)
+
+
+def contradictions(settings: Settings) -> list[str]:
+    """Faults that only show in values seen together, or that no type can express."""
+    problems = []
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        problems.append("tls_cert and tls_key are only of use together; set both or neither")
+    if settings.default_limit > settings.max_limit:
+        problems.append(f"default_limit ({settings.default_limit}) is above max_limit ({settings.max_limit})")
+    if settings.dedup_window_seconds < settings.max_packet_age_seconds:
+        # Else a packet could be forgotten while it is still young enough to be taken again (R-108).
+        problems.append(
+            f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
+            f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
+        )
+    for name in ("blocked_authors", "allowed_authors", "refused_clients"):
+        problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
+    problems += _policy_problems(settings)
+    problems += _access_problems(settings)
+    if settings.public_url is not None and not _is_url(settings.public_url, {"ws", "wss"}):
+        problems.append("public_url: expected a ws:// or wss:// URL")
+    for name in ("database_url", "read_database_url"):
+        url = getattr(settings, name)
+        if url is not None and not url.startswith(("postgresql://", "postgres://")):
+            problems.append(f"{name}: expected a postgresql:// URL")
+    if settings.read_database_url is not None and settings.database_url is None:
+        problems.append("read_database_url needs database_url: the embedded server has no replica")
+    if settings.metrics_listen is not None and not _is_address(settings.metrics_listen):
+        problems.append("metrics_listen: expected host:port")
+    return problems
+
+
+def _access_problems(settings: Settings) -> list[str]:
+    """Faults in who may come in and do what."""
+    problems = []
+    if settings.challenge_lifetime < MIN_LIFETIME_SECONDS:
+        # R-270, A-072: a shorter window is not to be had, so it is not configured either.
+        problems.append(f"challenge_lifetime ({settings.challenge_lifetime}) is below {MIN_LIFETIME_SECONDS}")
+    for name in ("members", "replication_peers"):
+        problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
+    for name in ("trusted_proxies", "unlimited_addresses"):
+        problems += [
+            f"{name}: {text} is not a network such as 192.0.2.0/24"
+            for text in getattr(settings, name)
+            if not is_network(text)
+        ]
+    problems += [
+        f"allowed_origins: {origin} is not an origin such as https://example.org"
+        for origin in settings.allowed_origins
+        if _ORIGIN.fullmatch(origin) is None
+    ]
+    return problems
+
+
+def _policy_problems(settings: Settings) -> list[str]:
+    known = setting_table()["policies"].default
+    problems = [unknown("policy", name, known) for name in settings.policies if name not in known]
+    if len(set(settings.policies)) < len(settings.policies):
+        problems.append("policies: a policy is named twice")
+    problems += [
+        f"{name} is set, and policies does not name it"
+        for name in known
+        if getattr(settings, name, ()) and name not in settings.policies
+    ]
+    problems += [
+        # A key that its owner has revoked would go on signing (R-074).
+        f"blocked_types: {type_} carries keys and their revocation, and cannot be blocked"
+        for type_ in settings.blocked_types
+        if type_ in IDENTITY_TYPES
+    ]
+    return problems
+
+
+def advice(settings: Settings, given: Iterable[str]) -> tuple[str, ...]:
+    """What an operator may not expect of the values given."""
+    limits = sorted(_RATE_LIMITS.intersection(given))
+    if not limits or not settings.unlimited_addresses or "unlimited_addresses" in given:
+        return ()
+    # Whoever sets a limit and tries it out on the spot would find that it does nothing.
+    networks = ", ".join(settings.unlimited_addresses)
+    return (f"{', '.join(limits)}: no limit holds for {networks} (unlimited_addresses)",)
+
+
+def unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    """The sentence for a name that is not known, with the nearest that is."""
+    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+    return f"unknown {what} {name}; the nearest is {nearest[0]}"
+
+
+def _is_url(text: str, schemes: set[str]) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\s]+):(\d{1,5})", text)
+    return found is not None and int(found[2]) <= 65_535

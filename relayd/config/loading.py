@@ -1,0 +1,178 @@
+"""Where the value of a setting comes from: the first of these that names it.
+
+The command line, the environment (`RELAYD_<KEY>`, or `RELAYD_<KEY>_FILE` for a secret), the TOML file, the
+default. An empty variable counts as absent, because compose files pass empty ones. `--data-dir` on the
+command line asks for the embedded server, and so puts aside a `database_url` from a lower place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from strata.auth import MAX_LIFETIME_SECONDS
+
+from relayd.config.checks import advice, contradictions, unknown
+from relayd.config.settings import (
+    ENV_PREFIX,
+    HARD_MAX_PACKET_BYTES,
+    Origin,
+    Setting,
+    Settings,
+    setting_table,
+)
+
+__all__ = ["ConfigurationError", "load", "reloaded"]
+
+# Variables of ours that are not settings: where the file is, and what the tests use.
+_OTHER_VARIABLES = ("RELAYD_CONFIG",)
+_OTHER_PREFIXES = ("RELAYD_TEST_",)
+
+
+class ConfigurationError(Exception):
+    """The settings cannot be used. `problems` holds every fault found, one sentence each, without secrets."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+def load(
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    cli_overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Build the settings; a command line value of None counts as not given.
+
+    Reads `config_file` and the files that `_FILE` variables name, nothing else. Raises
+    `ConfigurationError` with all problems at once.
+    """
+    problems: list[str] = []
+    given = {name: value for name, value in (cli_overrides or {}).items() if value is not None}
+    values = _from_file(config_file, problems)
+    values |= _from_environment(environ or {}, problems)
+    if "data_dir" in given and "database_url" not in given:
+        values.pop("database_url", None)
+    elif "data_dir" in given:
+        problems.append("--database-url and --data-dir exclude each other")
+    values |= _convert(given, problems, lambda row: "--" + row.name.replace("_", "-"), lax=False)
+    settings = dataclasses.replace(Settings(), **values)
+    problems += contradictions(settings)
+    if problems:
+        raise ConfigurationError(problems)
+    ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
+    origin = Origin(config_file, ours, given)
+    return _clamped(dataclasses.replace(settings, origin=origin, warnings=advice(settings, values)))
+
+
+def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
+        return {}
+    return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    by_variable = {row.variable: row for row in setting_table().values()}
+    valid = {variable + "_FILE" for variable, row in by_variable.items() if row.secret} | set(by_variable)
+    texts: dict[str, object] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX) or not environ[variable]:
+            continue
+        if variable in _OTHER_VARIABLES or variable.startswith(_OTHER_PREFIXES):
+            continue
+        if variable not in valid:
+            problems.append(unknown("environment variable", variable, valid))
+        elif variable in by_variable:
+            texts[by_variable[variable].name] = environ[variable]
+        else:
+            text = _read_secret(variable, environ, problems)
+            if text is not None:
+                texts[by_variable[variable.removesuffix("_FILE")].name] = text
+    return _convert(texts, problems, lambda row: row.variable, lax=True)
+
+
+def _read_secret(variable: str, environ: Mapping[str, str], problems: list[str]) -> str | None:
+    if environ.get(variable.removesuffix("_FILE")):
+        problems.append(f"{variable} and {variable.removesuffix('_FILE')} exclude each other")
+        return None
+    try:
+        return Path(environ[variable]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        problems.append(f"{variable}: cannot read {environ[variable]}: {why}")
+        return None
+
+
+def _convert(
+    raw: Mapping[str, object],
+    problems: list[str],
+    label: Callable[[Setting], str],
+    *,
+    lax: bool,
+    source: str = "",
+) -> dict[str, Any]:
+    """Bring raw values to their types. `lax` reads numbers, booleans and comma-separated lists from text."""
+    table = setting_table()
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        row = table.get(name)
+        if row is None:
+            problems.append(source + unknown("setting", name, table))
+            continue
+        if lax and row.is_list:
+            value = [item.strip() for item in str(value).split(",") if item.strip()]
+        try:
+            values[name] = msgspec.convert(value, row.type, strict=not lax, dec_hook=_decode_path)
+        except msgspec.ValidationError as error:
+            # msgspec names types and ranges, never the value, so a secret cannot show here.
+            problems.append(f"{label(row)}: {_first_lower(str(error))}")
+    return values
+
+
+def _decode_path(type_: type, value: object) -> object:
+    if type_ is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise msgspec.ValidationError(f"Expected `str`, got `{type(value).__name__}`")
+
+
+def reloaded(settings: Settings) -> Settings:
+    """The settings, with those that SIGHUP may change read anew from where they came from.
+
+    Raises `ConfigurationError`; the settings in use then stay as they are.
+    """
+    if settings.origin is None:
+        return settings
+    fresh = load(*settings.origin)
+    changed = {row.name: getattr(fresh, row.name) for row in setting_table().values() if row.reload}
+    return dataclasses.replace(settings, **changed)
+
+
+def _clamped(settings: Settings) -> Settings:
+    """Bring what is too large down to what is used, with a warning for each (R-119, R-272)."""
+    changed: dict[str, Any] = {}
+    warnings = list(settings.warnings)
+    for name, most, what in (
+        ("max_packet_bytes", HARD_MAX_PACKET_BYTES, "the hard limit"),
+        ("challenge_lifetime", MAX_LIFETIME_SECONDS, "what clients accept"),
+    ):
+        value = getattr(settings, name)
+        if value > most:
+            changed[name] = most
+            warnings.append(f"{name} {value} is above {what}; using {most}")
+    return dataclasses.replace(settings, **changed, warnings=tuple(warnings))
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

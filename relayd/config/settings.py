@@ -1,0 +1,369 @@
+"""The settings: one frozen object, built once at start and passed down.
+
+A setting is one field of `Settings`: its type holds its range, its metadata holds the unit, the one
+sentence that documents it, and whether a change needs a restart. The reference page, the sample file and
+`relayd check-config` are made from the same fields (relayd/manual.py), so none of them can drift.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+
+from msgspec import Meta
+
+__all__ = ["ENV_PREFIX", "HARD_MAX_PACKET_BYTES", "Origin", "Setting", "Settings", "setting_table"]
+
+ENV_PREFIX = "RELAYD_"
+
+HARD_MAX_PACKET_BYTES = 1_048_576
+"""No relay accepts a larger packet, whatever its settings say (R-119, A-012)."""
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Bytes = Annotated[int, Meta(ge=1024, le=2**40)]
+_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+_Days = Annotated[int, Meta(ge=0, le=36_500)]
+_Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_LimitBytes = Annotated[int, Meta(ge=0, le=2**40)]
+_LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
+_Hashes = tuple[Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}$")], ...]
+
+
+class Origin(NamedTuple):
+    """Where settings were read from."""
+
+    config_file: Path | None
+    environ: Mapping[str, str]
+    given: Mapping[str, object]
+
+
+def _setting(default: _T, doc: str, *, unit: str = "", reload: bool = False, secret: bool = False) -> _T:
+    """A field of `Settings`. `reload`: SIGHUP takes a new value over without a restart."""
+    field: Any = dataclasses.field(
+        default=default, metadata={"doc": doc, "unit": unit, "reload": reload, "secret": secret}
+    )
+    return field  # type: ignore[no-any-return]  # dataclasses types a field as its value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Settings:
+    """Everything an operator can decide. Built by `load`, which checks it; building one directly does not."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on; `0.0.0.0` or `::` for every interface.")
+    port: Annotated[int, Meta(ge=0, le=65_535)] = _setting(7447, "Port to listen on; 0 takes a free one.")
+    path: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._~/-]*$")] = _setting(
+        "/strata", "Path of the WebSocket endpoint."
+    )
+    public_url: str | None = _setting(
+        None, "The `ws://` or `wss://` URL by which clients reach the relay, for its manifest."
+    )
+    tls_cert: Path | None = _setting(
+        None, "Certificate chain in PEM form; with `tls_key` the relay speaks `wss`.", reload=True
+    )
+    tls_key: Path | None = _setting(None, "Private key of `tls_cert` in PEM form.", reload=True)
+    metrics_listen: str | None = _setting(
+        None, "`host:port` that serves `/metrics` in place of the main port, which then does not."
+    )
+    workers: Annotated[int, Meta(ge=1, le=256)] = _setting(
+        1, "Relay processes that share the port and the database.", unit="processes"
+    )
+
+    database_url: str | None = _setting(
+        None, "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`.", secret=True
+    )
+    read_database_url: str | None = _setting(
+        None, "Replica that history is read from; without it `database_url` is.", secret=True
+    )
+    data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
+    allow_unsafe_database: bool = _setting(
+        False, "Start even on a database that could lose what was acknowledged, such as one with `fsync` off."
+    )
+    read_connections: Annotated[int, Meta(ge=1, le=1000)] = _setting(
+        4, "Connections for reading history, for each process.", unit="connections"
+    )
+    read_timeout: _Seconds = _setting(10.0, "Longest time one read of history may take.", unit="seconds")
+    identity_seed: Annotated[str, Meta(pattern=r"^(0x)?[0-9A-Fa-f]{64}$")] | None = _setting(
+        None,
+        "Ed25519 seed of the relay's DID, 32 bytes in hex; without it one is made and kept in the database.",
+        secret=True,
+    )
+
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "auto", "Form of the log on stderr; `auto` is `console` on a terminal and `json` elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level logged.")
+
+    max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
+        262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
+    )
+    max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
+        64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
+    )
+    max_packet_age_seconds: _LongSeconds = _setting(
+        86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
+    )
+    dedup_window_seconds: _LongSeconds = _setting(
+        604_800,
+        "How long a packet id is remembered at least; never below `max_packet_age_seconds`.",
+        unit="seconds",
+    )
+    retention_days: _Days = _setting(
+        30, "Whole days that packets are kept; 0 keeps them forever.", unit="days"
+    )
+
+    default_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
+        100, "Stored packets a subscription gets if it names no `limit`.", unit="packets"
+    )
+    max_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
+        500, "Stored packets a subscription gets at most.", unit="packets"
+    )
+    max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
+    max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+
+    max_connections: _Count = _setting(
+        10_000, "Connections open at once, for each process.", unit="connections"
+    )
+    max_pending_publishes: _Count = _setting(
+        256, "Publishes of a connection that may wait for their answer; more pause reading.", unit="publishes"
+    )
+    publish_queue_bytes: _Bytes = _setting(
+        64 * 2**20, "Packets waiting for the database, for each process; more pause reading.", unit="bytes"
+    )
+    publish_timeout: _Seconds = _setting(
+        10.0, "How long a publish may wait for the database before it is refused.", unit="seconds"
+    )
+    verify_threads: Annotated[int, Meta(ge=1, le=64)] = _setting(
+        2, "Threads that check signatures, for each process.", unit="threads"
+    )
+    outbound_queue_bytes: _Bytes = _setting(
+        2**20, "Unsent bytes of a connection at which it leaves the live feed for the store.", unit="bytes"
+    )
+    slow_consumer_timeout: _Seconds = _setting(
+        60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
+    )
+    handshake_timeout: _Seconds = _setting(10.0, "How long an opening handshake may take.", unit="seconds")
+    ping_interval: _Seconds = _setting(30.0, "Time between pings to an idle connection.", unit="seconds")
+    ping_misses: Annotated[int, Meta(ge=1, le=100)] = _setting(
+        2, "Unanswered pings after which a connection is closed.", unit="pings"
+    )
+    malformed_limit: _Count = _setting(
+        20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
+    )
+    malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
+    drain_timeout: _Seconds = _setting(
+        10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
+    )
+
+    policies: tuple[str, ...] = _setting(
+        (
+            "blocked_authors",
+            "blocked_packet_ids",
+            "blocked_media_hashes",
+            "blocked_types",
+            "allowed_authors",
+            "allowed_types",
+            "abuse",
+        ),
+        "Policies a packet has to pass, in the order they are asked; the first refusal is the answer.",
+        reload=True,
+    )
+    challenge_lifetime: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
+        120,
+        "How long an AUTH_CHALLENGE can be answered; at least 60, and more than 600 counts as 600.",
+        unit="seconds",
+    )
+    require_auth: tuple[Literal["publish", "subscribe"], ...] = _setting(
+        (),
+        "What a session must authenticate for: `publish`, `subscribe` or both; `subscribe` covers"
+        " `/packets/{packet_id}` too.",
+        reload=True,
+    )
+    members: tuple[str, ...] = _setting(
+        (),
+        "DIDs that gain by authenticating what `require_auth` keeps from the others; none listed: every DID.",
+        reload=True,
+    )
+    replication_peers: tuple[str, ...] = _setting(
+        (), "DIDs of the relays that may replicate from this one; they count as members.", reload=True
+    )
+
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "Networks (CIDR) of the reverse proxies that are believed about whose address a client has."
+    )
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = _setting(
+        "x-forwarded-for", "The header in which `trusted_proxies` say it; the other one is ignored."
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (),
+        "Web origins (`https://host`) whose pages may connect; none listed: any. Programs send no origin.",
+        reload=True,
+    )
+    log_addresses: Literal["off", "truncated", "full"] = _setting(
+        "off", "Whether a line about a connection names its client's address; `truncated`: /24 or /48 of it."
+    )
+    max_connections_per_address: _Limit = _setting(
+        256, "Sessions open at once from one IPv4 address or IPv6 /64, for each process.", unit="connections"
+    )
+    unlimited_addresses: tuple[str, ...] = _setting(
+        ("127.0.0.0/8", "::1/128"),
+        "Networks (CIDR) from which no limit below and no cap above holds; what comes through a proxy never"
+        " counts as one of them.",
+    )
+    limit_window_seconds: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
+        60, "Window of the limits below: what is spent comes back evenly over this time.", unit="seconds"
+    )
+    publish_limit: _Limit = _setting(
+        12_000,
+        "PUBLISHes of an authenticated identity in each window, for each process; 0: any.",
+        unit="messages",
+    )
+    subscribe_limit: _Limit = _setting(
+        1200, "SUBSCRIBEs of an authenticated identity in each window; 0: any.", unit="messages"
+    )
+    backfill_limit_bytes: _LimitBytes = _setting(
+        2**30,
+        "Stored packets sent to an authenticated identity in each window; more is sent later. 0: any.",
+        unit="bytes",
+    )
+    anonymous_publish_limit: _Limit = _setting(
+        1200, "PUBLISHes of anonymous sessions from one address in each window; 0: any.", unit="messages"
+    )
+    anonymous_subscribe_limit: _Limit = _setting(
+        240,
+        "SUBSCRIBEs and reads of `/packets/{packet_id}` of anonymous clients from one address in each window;"
+        " 0: any.",
+        unit="messages",
+    )
+    anonymous_backfill_limit_bytes: _LimitBytes = _setting(
+        2**28,
+        "Stored packets sent to anonymous sessions from one address in each window; more is sent later."
+        " 0: any.",
+        unit="bytes",
+    )
+    auth_limit: _Limit = _setting(60, "AUTHs from one address in each window; 0: any.", unit="messages")
+    connection_limit: _Limit = _setting(
+        600, "Connections opened from one address in each window; 0: any.", unit="connections"
+    )
+
+    bootstrap_file: Path | None = _setting(
+        None, "JSON file with DID documents, keys and roots that are trusted as they stand."
+    )
+    clock_skew_seconds: int = _setting(
+        300,
+        "How far clocks may disagree about a key's validity; 60 to 300, anything else counts as 300, and the"
+        " bootstrap file's value goes first.",
+        unit="seconds",
+    )
+    recovery_delay_seconds: Annotated[int, Meta(ge=0, le=365 * 86_400)] = _setting(
+        86_400, "How long a key event signed by a recovery key waits for objections.", unit="seconds"
+    )
+    strong_edges_per_day: _Limit = _setting(
+        20, "Trust edges above 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    weak_edges_per_day: _Limit = _setting(
+        100, "Trust edges up to 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    trust_revocations_per_day: _Limit = _setting(
+        120, "Trust revocations that an identity may publish in 24 hours; 0: any.", unit="packets"
+    )
+    evidence_plugins: tuple[str, ...] = _setting(
+        (), "Installed verifiers of platform evidence (entry points of `relayd.evidence`) to use."
+    )
+    refused_clients: tuple[str, ...] = _setting(
+        (), "DIDs of client software whose attestations are not honoured.", reload=True
+    )
+    abuse_refresh_interval: _Seconds = _setting(60.0, "How often the abuse table is read.", unit="seconds")
+
+    blocked_authors: tuple[str, ...] = _setting(
+        (), "DIDs whose packets are refused, and no longer served where stored.", reload=True
+    )
+    blocked_packet_ids: _Hashes = _setting(
+        (), "Ids of packets that are refused, and no longer served where stored.", reload=True
+    )
+    blocked_media_hashes: _Hashes = _setting(
+        (), "Media hashes; packets that refer to one are refused, and no longer served.", reload=True
+    )
+    blocked_types: tuple[str, ...] = _setting(
+        (), "Content types whose packets are refused, and no longer served where stored.", reload=True
+    )
+    allowed_authors: tuple[str, ...] = _setting(
+        (), "DIDs whose packets alone are taken; empty means anyone's.", reload=True
+    )
+    allowed_types: tuple[str, ...] = _setting(
+        (), "Content types that alone are taken, beside those of identities; empty means all.", reload=True
+    )
+    policy_plugins: tuple[str, ...] = _setting(
+        (), "Entry points of the group `relayd.policies` that are asked last, in this order."
+    )
+    policy_timeout: _Seconds = _setting(1.0, "How long one plug-in may take over a packet.", unit="seconds")
+    policy_failure: Literal["refuse", "accept"] = _setting(
+        "refuse", "What becomes of a packet about which a plug-in fails or takes too long."
+    )
+    provenance_downgrade: Literal["rewrite", "annotate"] = _setting(
+        "rewrite",
+        "How a packet with an unproven origin is served: with the origin replaced, or as signed; "
+        "annotated either way.",
+    )
+
+    warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """What `load` changed or advises against; for the log, not a setting."""
+    origin: Origin | None = dataclasses.field(default=None, compare=False)
+    """Where `load` took the values from, for `reloaded`."""
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest frame read: room for escapes and the envelope around a largest packet (R-123, A-013)."""
+        return 2 * self.max_packet_bytes + 65_536
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.shown().items())
+        return f"Settings({shown})"
+
+    def shown(self) -> dict[str, object]:
+        """Every setting by name, fit to print: a secret that is set reads `********`."""
+        return {
+            name: "********" if row.secret and getattr(self, name) is not None else getattr(self, name)
+            for name, row in setting_table().items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known about one setting, beside its value."""
+
+    name: str
+    type: Any
+    default: Any
+    unit: str
+    doc: str
+    reload: bool
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.default, tuple)
+
+
+@functools.cache
+def setting_table() -> Mapping[str, Setting]:
+    """Every setting by name, in the order of the reference page."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return {
+        field.name: Setting(field.name, hints[field.name], field.default, **_metadata(field))
+        for field in dataclasses.fields(Settings)
+        if "doc" in field.metadata
+    }
+
+
+def _metadata(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    return {name: field.metadata[name] for name in ("unit", "doc", "reload", "secret")}

@@ -1,0 +1,1 @@
+"""Plain HTTP on the relay's port."""

@@ -1,0 +1,132 @@
+"""What the relay answers to plain HTTP GET requests, without a socket.
+
+`HttpApi.respond` takes a request target and returns a whole response; the shell that owns the connection
+writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
+
+    /healthz                         200 while the process runs its event loop
+    /readyz                          200, or 503 with why the relay takes no connections
+    /metrics                         Prometheus text
+    /.well-known/strata-relay.json   the manifest (R-389)
+    /packets/{packet_id}             a stored packet (R-301)
+    /did/…, /did-docs/…              identities (R-058, see `identity_http`)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from relayd.feed.events import Form, annotated_tail, event_tail
+from relayd.http.identities import IdentityApi
+from relayd.responses import JSON, NO_STORE, PUBLIC, Response, error_response, json_response
+from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
+
+__all__ = ["HttpApi", "MetricsApi"]
+
+_PACKET_ID = re.compile(r"0x[0-9a-f]{64}")  # R-020: no other spelling is an id
+
+
+class HttpApi:
+    """The GET answers of the relay's main port.
+
+    `readiness` gives None when the relay is ready, else one of `starting`, `draining`, `database`.
+    `by_id` is the store's: a `StoredPacket`, None for an id never seen, or any other object for one that is
+    gone or not served (R-323). `form` is how annotated packets are served. `render_metrics` is None where
+    another port serves them.
+    """
+
+    def __init__(
+        self,
+        *,
+        readiness: Callable[[], str | None],
+        manifest: Callable[[], dict[str, Any]],
+        by_id: Callable[[bytes, int], Awaitable[object]],
+        identities: IdentityApi | None = None,
+        form: Form = "rewrite",
+        render_metrics: Callable[[], tuple[str, bytes]] | None = None,
+        websocket_path: str = "/strata",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._readiness = readiness
+        self._manifest = manifest
+        self._by_id = by_id
+        self._identities = identities
+        self._form: Form = form
+        self._render_metrics = render_metrics
+        self._websocket_path = websocket_path
+        self._clock = clock
+
+    async def respond(self, path: str) -> Response:
+        """Answer `GET path`; a query is ignored. Cancelling it cancels a read of the store under way."""
+        path = path.partition("?")[0]
+        if path.startswith("/packets/"):
+            return await self._packet(path.removeprefix("/packets/"))
+        if self._identities is not None and (answer := await self._identities.respond(path)) is not None:
+            return answer
+        match path:
+            case "/healthz":
+                return json_response(200, {"status": "alive"}, NO_STORE)
+            case "/readyz":
+                return self._ready()
+            case "/metrics" if self._render_metrics is not None:
+                return _metrics(self._render_metrics)
+            case "/.well-known/strata-relay.json":
+                return json_response(200, self._manifest(), {"Cache-Control": "public, max-age=60", **PUBLIC})
+            case self._websocket_path:
+                refusal = error_response(426, "upgrade_required", "this path speaks WebSocket")
+                return dataclasses.replace(refusal, headers={"Upgrade": "websocket", **NO_STORE})
+        return _not_found()
+
+    def _ready(self) -> Response:
+        reason = self._readiness()
+        if reason is None:
+            return json_response(200, {"status": "ready"}, NO_STORE)
+        return error_response(503, "not_ready", reason)
+
+    async def _packet(self, text: str) -> Response:
+        if _PACKET_ID.fullmatch(text) is None:
+            return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
+        packet_id = bytes.fromhex(text[2:])
+        try:
+            found = await self._by_id(packet_id, int(self._clock()))
+        except StoreTimeout:
+            return error_response(503, "unavailable", "the store did not answer in time")
+        except StoreUnavailable:
+            return error_response(503, "unavailable", "the store cannot be reached")
+        if found is None:
+            return error_response(404, "not_found", "no packet with this id is known")
+        if not isinstance(found, StoredPacket):
+            return error_response(410, "gone", "the packet has expired or was removed")
+        # An id never means other bytes, but a packet may expire or be removed, so caches keep it briefly.
+        headers = {"Cache-Control": "public, max-age=60", "ETag": f'"{text}"', **PUBLIC}
+        return Response(200, JSON, self._body(found), headers)
+
+    def _body(self, found: StoredPacket) -> bytes:
+        """The stored bytes as they are (A-006), but for a packet whose origin was downgraded (R-208)."""
+        body, annotation, received_at = found.body, found.annotation, found.received_at
+        if annotation is None:
+            return b'{"packet":' + event_tail(body, received_at, None)
+        return b'{"packet":' + annotated_tail(body, annotation, received_at, None, self._form)
+
+
+class MetricsApi:
+    """The answers of a port that serves metrics alone (`metrics_listen`)."""
+
+    def __init__(self, render_metrics: Callable[[], tuple[str, bytes]]) -> None:
+        self._render_metrics = render_metrics
+
+    async def respond(self, path: str) -> Response:
+        """Answer `GET path`."""
+        return _metrics(self._render_metrics) if path.partition("?")[0] == "/metrics" else _not_found()
+
+
+def _metrics(render: Callable[[], tuple[str, bytes]]) -> Response:
+    content_type, body = render()
+    return Response(200, content_type, body, NO_STORE)
+
+
+def _not_found() -> Response:
+    return error_response(404, "not_found", "nothing is served at this path")

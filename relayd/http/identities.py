@@ -1,0 +1,124 @@
+"""What is known of a DID, over HTTP (additive, decision A-022, R-058).
+
+    /did/{did}                 its current document and the hash of it, its keys as they stand, its chain
+    /did-docs/{did_doc_hash}   one document, its canonical bytes
+
+A reader need not believe the answer: the packets of the chain are signed, documents are named by their hash,
+and `strata.keys` draws the same conclusions from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+from blake3 import blake3
+from strata import canonical
+from strata.documents import document_hash, is_document_hash
+from strata.ids import base58_decode, is_did
+from strata.keys import KeyChain, KeyState
+from strata.packets import Packet
+
+from relayd.admission.equivalence import document_key
+from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.directory import Identities
+from relayd.responses import JSON, PUBLIC, Response, error_response, json_response
+from relayd.store.types import Declined, StoredPacket, StoreError
+
+__all__ = ["IdentityApi"]
+
+_BRIEFLY: Final = {"Cache-Control": "public, max-age=10", **PUBLIC}
+# The name says what the bytes are, for ever.
+_FOR_EVER: Final = {"Cache-Control": "public, max-age=31536000, immutable", **PUBLIC}
+_MULTIHASH_BYTES: Final = 2
+
+
+class IdentityApi:
+    """`by_key` finds a published document; `declined` is what policy serves nobody (R-323)."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        bootstrap: Bootstrap,
+        *,
+        by_key: Callable[[bytes], Awaitable[StoredPacket | None]],
+        declined: Callable[[], Declined],
+        clock: Callable[[], int],
+    ) -> None:
+        self._identities = identities
+        self._configured = {
+            document.hash: document for documents in bootstrap.documents.values() for document in documents
+        }
+        self._by_key = by_key
+        self._declined = declined
+        self._clock = clock
+
+    async def respond(self, path: str) -> Response | None:
+        """Answer a path of ours, None for any other. Cancelling it cancels a read under way."""
+        try:
+            if path.startswith("/did/"):
+                return await self._did(unquote(path.removeprefix("/did/")))
+            if path.startswith("/did-docs/"):
+                return await self._document(path.removeprefix("/did-docs/"))
+        except StoreError:
+            return error_response(503, "unavailable", "the store did not answer")
+        return None
+
+    async def _did(self, did: str) -> Response:
+        if not is_did(did):
+            return error_response(400, "invalid_did", "the path does not name a DID")
+        if did in self._declined().authors:
+            return error_response(410, "gone", "this relay serves nothing of this DID")
+        chain = await self._identities.resolve(did)
+        if not chain.is_resolvable and not chain.events:
+            return error_response(404, "not_found", "nothing is known of this DID here")
+        return json_response(200, _described(chain, self._clock()), _BRIEFLY)
+
+    async def _document(self, text: str) -> Response:
+        if not is_document_hash(text):
+            return error_response(400, "invalid_did_doc_hash", "a document's hash is a BLAKE3 multihash")
+        if (configured := self._configured.get(text)) is not None:
+            return Response(200, JSON, configured.canonical, _FOR_EVER)
+        digest = base58_decode(text[1:])[_MULTIHASH_BYTES:]
+        row = await self._by_key(document_key(digest))
+        if row is None:
+            return error_response(404, "not_found", "no document with this hash is known here")
+        packet = Packet.parse(row.body)
+        if packet.author_id in self._declined().authors:
+            return error_response(410, "gone", "this relay serves nothing of this DID")
+        document = canonical.encode(packet.content["document"])
+        assert document_hash(document) == text and blake3(document).digest() == digest
+        return Response(200, JSON, document, _FOR_EVER)
+
+
+def _described(chain: KeyChain, at: int) -> dict[str, Any]:
+    head = chain.head
+    return {
+        "did": chain.did,
+        "did_doc_hash": None if head is None else head.hash,
+        "document": None if head is None else msgspec.Raw(head.canonical),
+        "conflict": chain.conflict,
+        "keys": [_key(key, chain, at) for key in chain.keys(at)],
+        "events": [
+            {
+                "packet": msgspec.Raw(packet.canonical),
+                "received_at": received_at,
+                "pending": chain.is_pending(packet.packet_id, at),
+            }
+            for packet, received_at in chain.events
+        ],
+    }
+
+
+def _key(key: KeyState, chain: KeyChain, at: int) -> dict[str, Any]:
+    return {
+        "key_id": key.key_id,
+        "public_key": f"0x{key.public_key.hex()}",
+        "standing": key.standing(at, chain.rules.clock_skew_seconds).value,
+        "valid_from": key.valid_from,
+        "valid_until": key.valid_until or 0,
+        "revoked_at": key.revoked_at,
+        "usage": "recovery" if key.recovery else "signing",
+    }

@@ -1,0 +1,134 @@
+"""The relay's description of itself at `/.well-known/strata-relay.json` (RFC-0007 §11, R-389).
+
+It states what the running relay enforces and nothing else, and it establishes no trust (R-390): a client
+that pinned a relay keeps to its pin, whatever a manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from strata.documents import DidDocument
+from strata.wire import EXTENSIONS
+
+from relayd.access.auth import CAPABILITIES
+from relayd.config import Settings
+from relayd.identity.bootstrap import DEFAULT_CLOCK_SKEW_SECONDS
+from relayd.version import VERSION
+
+__all__ = ["build_manifest"]
+
+_MAX_DID_DOCS: Final = 1000
+
+
+def build_manifest(
+    settings: Settings,
+    *,
+    relay_id: str,
+    ws_endpoint: str,
+    status: str,
+    clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS,
+    did_docs: Iterable[DidDocument] = (),
+) -> dict[str, Any]:
+    """The manifest. `public_url` stands in for `ws_endpoint`; `status` is `ok` or why it is not ready.
+
+    `did_docs` are the documents that the operator vouches for; it points to the newest of them (R-057).
+    """
+    newest = sorted(did_docs, key=lambda document: document.created_at, reverse=True)[:_MAX_DID_DOCS]
+    return {
+        "relay_id": relay_id,
+        "ws_endpoint": settings.public_url or ws_endpoint,
+        "status": status,
+        "software": {"name": "relayd", "version": VERSION},
+        "extensions": list(EXTENSIONS),  # R-139, A-050
+        "clock_skew_seconds": clock_skew_seconds,
+        "recovery_delay_seconds": settings.recovery_delay_seconds,
+        "limits": {**_limits(settings), "rates": _rates(settings)},
+        "auth": _auth(settings),
+        "policy": _policy(settings),
+        # Peers are served as ordinary subscribers; nothing is promised beyond that yet (R-357).
+        "replication": {"accepts_peer_subscriptions": False, "supported_profiles": [], "requires_auth": True},
+        "did_docs": [{"did": document.did, "did_doc_hash": document.hash} for document in newest],
+    }
+
+
+def _limits(settings: Settings) -> dict[str, int]:
+    return {
+        "max_packet_bytes": settings.max_packet_bytes,
+        "max_frame_bytes": settings.max_frame_bytes,
+        "max_json_depth": settings.max_json_depth,
+        "default_limit": settings.default_limit,
+        "max_limit": settings.max_limit,
+        "max_subscriptions": settings.max_subscriptions,
+        "max_filter_values": settings.max_filter_values,
+        "max_pending_publishes": settings.max_pending_publishes,
+    }
+
+
+def _rates(settings: Settings) -> dict[str, Any]:
+    """How much in each window, as enforced: by every process for itself (R-317). Absent means any."""
+    anonymous = {
+        "publishes": settings.anonymous_publish_limit,
+        "subscribes": settings.anonymous_subscribe_limit,
+        "backfill_bytes": settings.anonymous_backfill_limit_bytes,
+    }
+    authenticated = {
+        "publishes": settings.publish_limit,
+        "subscribes": settings.subscribe_limit,
+        "backfill_bytes": settings.backfill_limit_bytes,
+    }
+    addresses = {
+        "connections": settings.max_connections_per_address,
+        "connects": settings.connection_limit,
+        "auths": settings.auth_limit,
+    }
+    return {
+        "window_seconds": settings.limit_window_seconds,
+        "enforced_by": "process",
+        "processes": settings.workers,
+        "anonymous_address": _enforced(anonymous),
+        "identity": _enforced(authenticated),
+        "address": _enforced(addresses),
+    }
+
+
+def _enforced(limits: dict[str, int]) -> dict[str, int]:
+    return {name: limit for name, limit in limits.items() if limit}
+
+
+def _auth(settings: Settings) -> dict[str, Any]:
+    """What AUTH is for here (R-292); not who the members and peers are."""
+    return {
+        "required_for": list(settings.require_auth),
+        "members_only": bool(settings.members),
+        "capabilities": list(CAPABILITIES),
+        "challenge_lifetime_seconds": settings.challenge_lifetime,
+    }
+
+
+def _policy(settings: Settings) -> dict[str, Any]:
+    """R-325: what is taken, how long it is kept, how it is served, and whether anything is declined.
+
+    Not whom or what: a public list of blocked authors and packets would point at them.
+    """
+    policy: dict[str, Any] = {
+        "accepts_public_packets": not settings.allowed_authors,
+        "max_packet_age_seconds": settings.max_packet_age_seconds,
+        "dedup_window_seconds": settings.dedup_window_seconds,
+        "protected_accounts": "none",  # R-326
+        "declines": {
+            "authors": bool(settings.blocked_authors),
+            "packet_ids": bool(settings.blocked_packet_ids),
+            "media_hashes": bool(settings.blocked_media_hashes),
+        },
+        "declined_types": list(settings.blocked_types),
+        "abuse_table": "abuse" in settings.policies,
+        "plugins": bool(settings.policy_plugins),
+        "provenance_downgrade": settings.provenance_downgrade,
+    }
+    if settings.allowed_types:  # absent means any
+        policy["accepted_types"] = list(settings.allowed_types)
+    if settings.retention_days:  # absent means for ever: 0 would read as "not at all" (R-309)
+        policy["default_retention_days"] = settings.retention_days
+    return policy

@@ -1,0 +1,1 @@
+"""Whose key counts now, and what the operator states about identities and origins."""

@@ -1,0 +1,143 @@
+"""The bootstrap file: what an operator states about identities before any packet does (RFC-0001 §3.4, R-056).
+
+One JSON object; every member is optional, and an unknown one is an error:
+
+    did_documents       DID documents, trusted as they stand (A-021)
+    keys                DID → Ed25519 key in base58btc multibase, for DIDs without a document (R-048)
+    clock_skew_seconds  60 to 300; goes before the setting of the same name (R-064)
+    model_roots         who may vouch for `AI_MODEL` (R-219): name → key, or X.509 certificate in PEM
+    hardware_roots      the same for `HARDWARE_SECURE_ENCLAVE`
+    evidence            platform evidence that is verified here (R-222), by format:
+                        apple-app-attest {"roots": [PEM…], "app_ids": […], "development": false}
+                        play-integrity   {"keys": [PEM…], "packages": […], "threshold": "MEETS_…"}
+                        c2pa             {"roots": [PEM…]}
+    relays, did_docs    for clients, who may read the same file
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from strata import canonical
+from strata.documents import DidDocument
+from strata.errors import IdentityError, InvalidInput
+from strata.ids import is_did, public_key_from_method
+from strata.provenance import ProvenanceTrust, Root
+from strata.provenance.evidence import EvidenceVerifier
+
+from relayd.config import ConfigurationError, Settings
+from relayd.identity.origins import EvidenceFile, load_verifiers, read_roots, read_verifiers
+
+__all__ = ["DEFAULT_CLOCK_SKEW_SECONDS", "Bootstrap", "effective_clock_skew", "read_bootstrap", "trust_of"]
+
+DEFAULT_CLOCK_SKEW_SECONDS = 300
+_CLOCK_SKEWS = range(60, 301)
+_MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What the file says; the default is that of no file."""
+
+    documents: Mapping[str, tuple[DidDocument, ...]] = field(default_factory=dict)
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+    clock_skew_seconds: int | None = None
+    model_roots: tuple[Root, ...] = ()
+    hardware_roots: tuple[Root, ...] = ()
+    evidence: Mapping[str, EvidenceVerifier] = field(default_factory=dict)
+
+    def names(self) -> frozenset[str]:
+        """The DIDs it says anything about."""
+        return frozenset(self.documents) | frozenset(self.keys)
+
+
+class _File(msgspec.Struct):
+    did_documents: list[msgspec.Raw] = []
+    keys: dict[str, str] = {}
+    clock_skew_seconds: int | None = None
+    model_roots: dict[str, str] = {}
+    hardware_roots: dict[str, str] = {}
+    # For clients, who read the same file (`strata.bootstrap`); a relay has no use for them.
+    relays: msgspec.Raw = msgspec.Raw(b"[]")
+    did_docs: msgspec.Raw = msgspec.Raw(b"[]")
+    evidence: EvidenceFile = msgspec.field(default_factory=EvidenceFile)
+
+
+def read_bootstrap(path: Path | None) -> Bootstrap:
+    """Read the file. Raises `ConfigurationError` with everything that is wrong with it."""
+    if path is None:
+        return Bootstrap()
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ConfigurationError([f"{path}: larger than {_MAX_BYTES} bytes"])
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        decoded = msgspec.json.decode(text, type=_File)
+    except OSError as error:
+        raise ConfigurationError([f"{path}: {error.strerror}"]) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from None
+    problems = [_unknown(name) for name in members if name not in _File.__struct_fields__]
+    bootstrap = Bootstrap(
+        documents=_documents(decoded.did_documents, problems),
+        keys=_keys(decoded.keys, problems),
+        clock_skew_seconds=decoded.clock_skew_seconds,
+        model_roots=read_roots(decoded.model_roots, "model_roots", problems),
+        hardware_roots=read_roots(decoded.hardware_roots, "hardware_roots", problems),
+        evidence=read_verifiers(decoded.evidence, problems),
+    )
+    if problems:
+        raise ConfigurationError(f"{path}: {problem}" for problem in problems)
+    return bootstrap
+
+
+def effective_clock_skew(setting: int, bootstrap: Bootstrap) -> int:
+    """The skew in use: the file's before the setting's; one out of 60 to 300 counts as 300 (R-064)."""
+    wanted = setting if bootstrap.clock_skew_seconds is None else bootstrap.clock_skew_seconds
+    return wanted if wanted in _CLOCK_SKEWS else DEFAULT_CLOCK_SKEW_SECONDS
+
+
+def trust_of(settings: Settings, bootstrap: Bootstrap) -> ProvenanceTrust:
+    """Whom this relay believes about origins. Raises `ConfigurationError` for a plug-in that is not there."""
+    return ProvenanceTrust(
+        model_roots=bootstrap.model_roots,
+        hardware_roots=bootstrap.hardware_roots,
+        evidence={**bootstrap.evidence, **load_verifiers(settings.evidence_plugins)},
+        refused_clients=frozenset(settings.refused_clients),
+        clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
+    )
+
+
+def _documents(raws: list[msgspec.Raw], problems: list[str]) -> dict[str, tuple[DidDocument, ...]]:
+    documents: dict[str, tuple[DidDocument, ...]] = {}
+    for number, raw in enumerate(raws):
+        try:
+            _, text = canonical.parse(bytes(raw))
+            document = DidDocument.parse(text)
+        except InvalidInput as error:
+            problems.append(f"did_documents[{number}]: {error.reason}")
+        else:
+            documents[document.did] = (*documents.get(document.did, ()), document)
+    return documents
+
+
+def _keys(texts: Mapping[str, str], problems: list[str]) -> dict[str, bytes]:
+    keys: dict[str, bytes] = {}
+    for did, text in texts.items():
+        try:
+            if not is_did(did):
+                raise IdentityError("not a DID")
+            keys[did] = public_key_from_method(None, text)
+        except IdentityError as error:
+            problems.append(f"keys: {did}: {error}")
+    return keys
+
+
+def _unknown(name: str) -> str:
+    nearest = difflib.get_close_matches(name, _File.__struct_fields__, n=1, cutoff=0.0)
+    return f"unknown member {name}; the nearest is {nearest[0]}"

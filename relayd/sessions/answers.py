@@ -1,0 +1,178 @@
+"""The messages a relay answers with, as the text of their frames: OK, AUTH_OK and every kind of ERROR.
+
+They say what the peer needs in order to go on, and nothing it may not know: not what policy holds about
+others, not who else is connected, and no part of what it sent (R-199).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.wire import EXTENSIONS, AuthOk, Error, Ok, encode
+
+from relayd.access.limits import Excess
+
+__all__ = [
+    "auth_ok_payload",
+    "error_payload",
+    "frame_too_large_payload",
+    "limited_payload",
+    "missing_payload",
+    "ok_payload",
+    "read_failure_payload",
+    "refusal_payload",
+    "too_many_payload",
+]
+
+_MEMBERS: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIMIT_SENTENCES: Final = {
+    "publish": "too many packets in too short a time",
+    "subscribe": "too many subscriptions opened in too short a time",
+    "backfill": "too many bytes of history read in too short a time",
+    "auth": "too many attempts to authenticate in too short a time",
+}
+
+
+def ok_payload(
+    packet_id: str,
+    received_at: int,
+    client_msg_id: str | None,
+    *,
+    duplicate: bool,
+    duplicate_of: bytes | None = None,
+    queued: bool = False,
+    annotations: bytes | None = None,
+) -> bytes:
+    """The OK for a stored packet; a repeated one says so (R-110), and so does one that waits (R-088).
+
+    `annotations` is the JSON object of what the relay found about the packet (R-209).
+    """
+    return encode(
+        Ok(
+            packet_id=packet_id,
+            status="QUEUED" if queued else "ACCEPTED",
+            client_msg_id=client_msg_id,
+            received_at=received_at,
+            duplicate=True if duplicate else None,
+            duplicate_of=None if duplicate_of is None else "0x" + duplicate_of.hex(),
+            # Each member as it is: decoding could respell a number that the header's proof rests on.
+            relay_annotations=None if annotations is None else _MEMBERS.decode(annotations),
+        )
+    )
+
+
+def refusal_payload(error: InvalidPacket, client_msg_id: str | None) -> bytes:
+    """The ERROR for a packet that is not stored."""
+    return encode(
+        Error(
+            code=error.code,
+            reason=error.reason,
+            detail=error.detail,
+            client_msg_id=client_msg_id,
+            max_bytes=error.max_bytes,
+            retry_after=error.retry_after,
+            limit=error.limit,
+            remaining=None if error.limit is None else 0,
+            window_seconds=error.window_seconds,
+        )
+    )
+
+
+def auth_ok_payload(author_id: str, capabilities: Sequence[str], client_msg_id: str | None) -> bytes:
+    """The AUTH_OK, which always states the session's capabilities (R-285)."""
+    return encode(
+        AuthOk(
+            author_id=author_id,
+            capabilities=list(capabilities),
+            client_msg_id=client_msg_id,
+            extensions=list(EXTENSIONS),
+        )
+    )
+
+
+def error_payload(error: InvalidMessage) -> bytes:
+    """The ERROR for a message that was refused."""
+    return encode(
+        Error(
+            code=error.code,
+            reason=error.reason,
+            detail=error.detail,
+            client_msg_id=error.client_msg_id,
+            subscription_id=error.subscription_id,
+        )
+    )
+
+
+def missing_payload(capability: str, client_msg_id: str | None, subscription_id: str | None = None) -> bytes:
+    """The ERROR for what this session may not do; the connection stays open (R-289, A-075)."""
+    return encode(
+        Error(
+            code=ErrorCode.UNAUTHENTICATED,
+            reason=f"this session lacks the capability {capability}",
+            detail="missing_capability",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+        )
+    )
+
+
+def limited_payload(
+    limit: str, excess: Excess, client_msg_id: str | None, subscription_id: str | None = None
+) -> bytes:
+    """The ERROR for a request over a limit (R-314, R-315)."""
+    return encode(
+        Error(
+            code=ErrorCode.RATE_LIMITED,
+            reason=_LIMIT_SENTENCES[limit],
+            detail=f"{limit}_limit",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            retry_after=excess.retry_after,
+            limit=excess.limit,
+            remaining=excess.remaining,
+            window_seconds=excess.window_seconds,
+        )
+    )
+
+
+def too_many_payload(limit: int, client_msg_id: str | None, subscription_id: str) -> bytes:
+    """The ERROR for one subscription more than a session may hold (R-164)."""
+    return encode(
+        Error(
+            code=ErrorCode.RATE_LIMITED,
+            reason=f"this session already has {limit} open subscriptions; end one first",
+            detail="too_many_subscriptions",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            retry_after=1,
+            limit=limit,
+            remaining=0,
+            window_seconds=1,
+        )
+    )
+
+
+def frame_too_large_payload(max_packet_bytes: int) -> bytes:
+    """The ERROR for a frame that no packet this relay takes could need (R-123)."""
+    return encode(
+        Error(
+            code=ErrorCode.PACKET_TOO_LARGE,
+            reason=f"the frame is larger than any packet of {max_packet_bytes} bytes can be",
+            max_bytes=max_packet_bytes,
+        )
+    )
+
+
+def read_failure_payload(subscription_id: str) -> bytes:
+    """The ERROR that ends a subscription whose history cannot be read in time."""
+    return encode(
+        Error(
+            code=ErrorCode.INTERNAL_ERROR,
+            reason="reading the history took too long; narrow the filters and subscribe again",
+            detail="read_timeout",
+            subscription_id=subscription_id,
+        )
+    )

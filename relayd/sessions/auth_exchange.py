@@ -1,0 +1,154 @@
+"""AUTH on one connection: the asyncio part, for an identity's keys may have to be read from the log first.
+
+While that goes on, what the peer has sent after its AUTH waits, and nothing further is read from it. So an
+AUTH and the PUBLISH behind it may travel together, and the PUBLISH meets the outcome (R-133). What waits is
+no more than the socket had already given, a few hundred kilobytes at most.
+
+An identity that cannot be looked up in time is no failure of the peer's: it hears `internal_error`, keeps its
+count of failures, and gets a fresh challenge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Final, Protocol
+
+import structlog
+from strata.errors import ErrorCode, InvalidMessage
+from strata.wire import Auth, encode
+
+from relayd.access.auth import CHALLENGE_BYTES, Attempt, verify_attempt
+from relayd.access.gate import Visitor
+from relayd.frames import text_frame
+from relayd.relay import Relay
+from relayd.sessions.answers import error_payload
+from relayd.sessions.session import Answer, Authenticated, AuthRefused, CloseConnection, Session
+from relayd.store.types import StoreError
+
+__all__ = ["AuthExchange", "AuthenticatingPeer"]
+
+_log = structlog.get_logger("relayd.access.auth")
+
+_RESOLVE_TIMEOUT: Final = 4.0
+"""How long looking up an identity may take: less than clients wait for an answer (R-280, R-295)."""
+
+
+class AuthenticatingPeer(Protocol):
+    """A connection, as its AUTHs see it."""
+
+    @property
+    def id(self) -> int:
+        """Its number in the logs."""
+
+    def queue(self, frames: bytes) -> None:
+        """Queue whole frames."""
+
+    def answer(self, payload: bytes, code: ErrorCode) -> None:
+        """Queue an ERROR."""
+
+    def authenticated(self, outcome: Authenticated) -> None:
+        """The session speaks for another identity now."""
+
+    def suspend(self) -> None:
+        """Keep what the peer sends waiting."""
+
+    def resume(self) -> None:
+        """Go on with what waits."""
+
+    def close(self, code: int, reason: str, cause: str | None = None) -> None:
+        """Start the closing handshake."""
+
+
+class AuthExchange:
+    """The challenges sent and the AUTHs received on one connection."""
+
+    __slots__ = ("_connection", "_relay", "_session", "_task", "_visitor")
+
+    def __init__(
+        self, relay: Relay, connection: AuthenticatingPeer, session: Session, visitor: Visitor
+    ) -> None:
+        self._relay = relay
+        self._connection = connection
+        self._session = session
+        self._visitor = visitor
+        self._task: asyncio.Task[None] | None = None
+
+    def challenge(self) -> None:
+        """Queue a new challenge (R-266, R-268)."""
+        random = secrets.token_bytes(CHALLENGE_BYTES)
+        message = self._session.authentication.issue(random, self._relay.clock())
+        self._connection.queue(text_frame(encode(message)))
+
+    def check_deadline(self) -> None:
+        """Give an anonymous session a new challenge when the one it has is too old (R-282)."""
+        if self._session.authentication.wants_challenge(self._relay.clock()):
+            self.challenge()
+
+    def receive(self, message: Auth, now: float) -> None:
+        """Take an AUTH. While its signature has to be checked, the connection is suspended."""
+        begun = self._session.begin_auth(message, now, self._relay.clock())
+        if isinstance(begun, Attempt):
+            self._connection.suspend()
+            self._task = asyncio.create_task(self._run(begun), name=f"auth-{self._connection.id}")
+        else:
+            self._apply(begun)
+
+    def close(self) -> None:
+        """The connection has ended: an AUTH under way is forgotten."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self, attempt: Attempt) -> None:
+        outcome = await self._outcome(attempt)
+        self._task = None
+        self._apply(outcome)
+        self._connection.resume()
+
+    async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
+        relay = self._relay
+        try:
+            async with asyncio.timeout(_RESOLVE_TIMEOUT):
+                keys = await relay.identities.resolve(attempt.author_id)
+            verify_attempt(attempt, keys, relay.clock())
+        except InvalidMessage as error:
+            return self._session.auth_failed(error)
+        except (StoreError, TimeoutError):
+            return _unavailable(attempt)
+        except Exception:
+            _log.exception("auth_failed", connection=self._connection.id)
+            return _unavailable(attempt)
+        capabilities = relay.access.grants.effective(attempt.author_id, attempt.requested)
+        relay.access.authenticated(self._visitor, attempt.author_id, time.monotonic())
+        return self._session.authenticated(attempt, capabilities)
+
+    def _apply(self, outcome: Answer | Authenticated | AuthRefused | CloseConnection) -> None:
+        metrics = self._relay.metrics
+        match outcome:
+            case Authenticated():
+                metrics.auths["ok"].inc()
+                self._connection.authenticated(outcome)
+            case AuthRefused():
+                metrics.auths[outcome.code].inc()
+                self._connection.answer(outcome.payload, outcome.code)
+                self.challenge()
+            case CloseConnection():
+                metrics.auths[outcome.code].inc()
+                self._connection.answer(outcome.payload, outcome.code)
+                self._connection.close(outcome.close_code, outcome.reason, outcome.cause)
+            case Answer():
+                metrics.auths[outcome.code].inc()
+                metrics.rate_limited["auth"].inc()
+                self._connection.answer(outcome.payload, outcome.code)
+
+
+def _unavailable(attempt: Attempt) -> AuthRefused:
+    error = InvalidMessage(
+        "the identity could not be looked up now; authenticate again",
+        code=ErrorCode.INTERNAL_ERROR,
+        detail="store_unavailable",
+        client_msg_id=attempt.client_msg_id,
+    )
+    return AuthRefused(error_payload(error), error.code)

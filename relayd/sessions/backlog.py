@@ -1,0 +1,188 @@
+"""Reading on from the store, for the subscriptions of one connection that are not live.
+
+One task for a connection, alive only while there is something to read. It takes the subscriptions in turn,
+a page each, and waits for the socket before every page: the reader sets the pace, and what it has not taken
+stays in the store (A-067). A subscription that has caught up goes live in the same step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Final, Protocol
+
+import structlog
+from strata.errors import ErrorCode
+
+from relayd.feed.fanout import Sink
+from relayd.feed.subscription import Phase, Read, Subscription
+from relayd.relay import Relay
+from relayd.sessions.answers import read_failure_payload
+from relayd.store.types import StoreTimeout, StoreUnavailable
+
+__all__ = ["Backlog", "StoreReader"]
+
+_log = structlog.get_logger("relayd.sessions.backlog")
+
+_PAGE_ROWS: Final = 500
+_FEWEST_ROWS: Final = 20
+_RETRY_SECONDS: Final = (0.05, 2.0)
+
+
+class StoreReader(Sink, Protocol):
+    """A connection, as its backlog sees it."""
+
+    @property
+    def id(self) -> int:
+        """Its number in the logs."""
+
+    async def writable(self) -> None:
+        """Wait until the socket has room, and the reader's budget for history too."""
+
+    def backfilled(self, sent_bytes: int) -> None:
+        """Charge bytes that came from the store to that budget."""
+
+    def queue(self, frames: bytes) -> None:
+        """Queue whole frames."""
+
+    def flush(self) -> None:
+        """Write what is queued."""
+
+    def answer(self, payload: bytes, code: ErrorCode) -> None:
+        """Queue an ERROR."""
+
+    def end_subscription(self, subscription: Subscription) -> None:
+        """End a subscription that cannot be served."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Start the closing handshake."""
+
+
+class Backlog:
+    """The subscriptions of a connection that read from the store."""
+
+    def __init__(self, relay: Relay, connection: StoreReader) -> None:
+        self._relay = relay
+        self._connection = connection
+        self._behind: dict[Subscription, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._page_rows = _PAGE_ROWS
+        self._pause = _RETRY_SECONDS[0]
+
+    def add(self, subscription: Subscription) -> None:
+        """Serve this subscription until it is live or closed."""
+        if subscription not in self._behind:
+            self._behind[subscription] = None
+            self._relay.metrics.subscriptions_behind.inc()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"backlog-{self._connection.id}")
+
+    def discard(self, subscription: Subscription) -> None:
+        """Stop serving this subscription; a read under way for it is dropped when it returns."""
+        if subscription in self._behind:
+            del self._behind[subscription]
+            self._relay.metrics.subscriptions_behind.dec()
+        if not self._behind:
+            self.close()
+
+    def close(self) -> None:
+        """Stop; a read under way is cancelled in the database."""
+        for _ in range(len(self._behind)):
+            self._relay.metrics.subscriptions_behind.dec()
+        self._behind.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        except Exception:
+            # Our bug, and the reader's position is known: send it away to resume by cursor.
+            _log.exception("backlog_failed", connection=self._connection.id)
+            self._connection.close(1011, "internal error; resume by cursor")
+
+    async def _serve(self) -> None:
+        while self._behind:
+            subscription = next(iter(self._behind))
+            await self._connection.writable()
+            if subscription not in self._behind:
+                continue
+            try:
+                await self._step(subscription)
+                self._pause = _RETRY_SECONDS[0]
+            except StoreTimeout:
+                self._give_up(subscription)
+            except StoreUnavailable:
+                # The log is still there and so is the position: wait for the database to come back.
+                self._relay.metrics.store_reads["unavailable"].inc()
+                await asyncio.sleep(random.uniform(self._pause / 2, self._pause))
+                self._pause = min(self._pause * 2, _RETRY_SECONDS[1])
+            if subscription in self._behind:  # to the end of the line
+                del self._behind[subscription]
+                self._behind[subscription] = None
+        self._task = None
+
+    async def _step(self, subscription: Subscription) -> None:
+        """Read and send one page, or go live."""
+        relay, fanout = self._relay, self._relay.fanout
+        if not subscription.started:
+            # Packets that other processes have acknowledged belong to history, so ask the log itself.
+            await relay.tail.reach(await relay.store.head())
+            if subscription not in self._behind:
+                return  # it ended meanwhile, and others kept this task running
+            subscription.start(fanout.position)
+        if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
+            return
+        read = subscription.next_read(fanout.position, self._page_rows)
+        if read is None:
+            self._go_live(subscription)
+            return
+        await self._read_page(subscription, read)
+
+    async def _read_page(self, subscription: Subscription, read: Read) -> None:
+        relay = self._relay
+        started = time.perf_counter()
+        page = await relay.store.page(
+            read.query, read.limit, relay.clock(), max_bytes=relay.settings.outbound_queue_bytes
+        )
+        relay.metrics.store_reads["ok"].inc()
+        relay.metrics.store_read_seconds.observe(time.perf_counter() - started)
+        self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
+        frames, events = subscription.rows_read(read, page.rows, page.exhausted, relay.fanout.form)
+        self._connection.backfilled(len(frames))
+        self._send(frames, events)
+
+    def _from_memory(self, subscription: Subscription) -> bool:
+        """Close the last gap from what the feed still holds, so that a busy log cannot outrun a read."""
+        entries = self._relay.fanout.recent_after(subscription.position)
+        if entries is None:
+            return False
+        fanout = self._relay.fanout
+        self._send(*subscription.entries_read(entries, self._relay.clock(), fanout.position, fanout.form))
+        subscription.next_read(fanout.position, 0)
+        self._go_live(subscription)
+        return True
+
+    def _go_live(self, subscription: Subscription) -> None:
+        del self._behind[subscription]
+        self._relay.metrics.subscriptions_behind.dec()
+        self._relay.fanout.join(subscription, self._connection)
+
+    def _send(self, frames: bytes, events: int) -> None:
+        if frames:
+            self._relay.metrics.events_sent["store"].inc(events)
+            self._connection.queue(frames)
+            self._connection.flush()
+
+    def _give_up(self, subscription: Subscription) -> None:
+        """A read took too long: once more with a smaller page, then the subscription ends with an ERROR."""
+        self._relay.metrics.store_reads["timeout"].inc()
+        if self._page_rows > _FEWEST_ROWS:
+            self._page_rows = _FEWEST_ROWS
+            return
+        self._connection.end_subscription(subscription)
+        payload = read_failure_payload(subscription.subscription_id)
+        self._connection.answer(payload, ErrorCode.INTERNAL_ERROR)
+        self._connection.flush()

@@ -1,0 +1,331 @@
+"""One client connection: what its messages set in motion, and what comes back.
+
+Decisions live elsewhere: who comes in at all in `Access`, what a message means in `Session`, what a packet is
+worth in `Admission`, what to read in `Subscription`. The socket is `WebSocket`'s, which this adds to:
+
+- A connection whose outbound queue is full takes no live delivery: its subscriptions read on from the store.
+- A peer with `max_pending_publishes` unanswered publishes is not read from until half are answered.
+- What follows an AUTH waits for its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Final
+
+import structlog
+from strata.errors import ErrorCode, InvalidPacket
+from strata.provenance import served
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+
+from relayd.access.auth import Authentication
+from relayd.access.gate import Turnaway, Visitor
+from relayd.admission.pipeline import Lane, PublishRequest
+from relayd.feed.subscription import Phase, Subscription
+from relayd.frames import text_frame
+from relayd.relay import Relay
+from relayd.sessions.answers import ok_payload, refusal_payload
+from relayd.sessions.auth_exchange import AuthExchange
+from relayd.sessions.backlog import Backlog
+from relayd.sessions.http_requests import HttpResponder, rejection, respond
+from relayd.sessions.session import (
+    Action,
+    Answer,
+    Authenticated,
+    AuthReceived,
+    CloseConnection,
+    PublishReceived,
+    Session,
+    SubscriptionClosed,
+    SubscriptionOpened,
+)
+from relayd.sessions.websocket import WebSocket
+
+__all__ = ["Connection"]
+
+_log = structlog.get_logger("relayd.sessions.connection")
+_numbers = itertools.count(1)
+
+_PACING_INTERVAL: Final = 1.0
+"""Longest time between two looks at a byte budget that is spent, in seconds."""
+
+
+class Connection(WebSocket):
+    """A client connection, from accept to the last byte. `path` None refuses every WebSocket handshake."""
+
+    __slots__ = (
+        "_auth",
+        "_backlog",
+        "_events_sent",
+        "_http_task",
+        "_id",
+        "_is_websocket",
+        "_lane",
+        "_path",
+        "_pending_publishes",
+        "_publishes",
+        "_responder",
+        "_session",
+        "_visitor",
+    )
+
+    def __init__(self, relay: Relay, responder: HttpResponder, path: str | None) -> None:
+        super().__init__(relay)
+        self._id = next(_numbers)
+        self._responder = responder
+        self._path = path
+        self._visitor = Visitor()
+        authentication = Authentication(relay.relay_id, relay.settings.challenge_lifetime)
+        self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
+        self._auth = AuthExchange(relay, self, self._session, self._visitor)
+        self._lane = Lane(self)
+        self._backlog = Backlog(relay, self)
+        self._pending_publishes = 0
+        self._is_websocket = False
+        self._http_task: asyncio.Task[None] | None = None
+        self._events_sent = 0
+        self._publishes = 0
+
+    @property
+    def id(self) -> int:
+        """Its number in the logs of this process."""
+        return self._id
+
+    # Opening and closing: what the socket calls.
+
+    def _accepted(self, peer: str | None) -> bool:
+        access, sockets = self._relay.access, len(self._relay.connections)
+        return access.arrive(self._visitor, peer, sockets, self._opened_at)
+
+    def _requested(self, request: Request, now: float) -> None:
+        if self._relay.access.identify(self._visitor, request.headers, now):
+            _log.warning("proxy_not_trusted", consequence="its clients share the limits of one address")
+        path = request.path.partition("?")[0]
+        if path != self._path or "Upgrade" not in request.headers:
+            self._close_reason = "client"
+            self._http_task = asyncio.create_task(self._answer(request, now), name=f"http-{self.id}")
+            return
+        turnaway = self._turned_away(request, now)
+        if turnaway is None:
+            self._respond(self._protocol.accept(request))
+        else:
+            self._close_reason = turnaway.reason
+            self._respond(rejection(self._protocol, turnaway))
+        if self._protocol.state is OPEN:
+            self._opened()
+        else:
+            self._close_reason = self._close_reason or "handshake"
+
+    def _turned_away(self, request: Request, now: float) -> Turnaway | None:
+        relay = self._relay
+        if relay.draining or len(relay.connections) > relay.settings.max_connections:
+            reason = "going_away" if relay.draining else "too_many_connections"
+            return Turnaway(503, "This relay takes no more connections now.", reason, 1)
+        return relay.access.judge(self._visitor, request.headers, now)
+
+    def _opened(self) -> None:
+        """The WebSocket is open: say what a peer may sign, and count from now on what it asks for."""
+        self._is_websocket = True
+        self._relay.metrics.connections_total.inc()
+        self._relay.metrics.connections.inc()
+        self._session.use_quota(self._visitor.charged)
+        self._auth.challenge()
+        _log.info("connection_opened", connection=self.id, **self._relay.access.shown(self._visitor))
+
+    async def _answer(self, request: Request, now: float) -> None:
+        try:
+            response = await respond(request, self._responder, self._relay.access, self._visitor, now)
+        except Exception:
+            _log.exception("http_failed", connection=self.id)
+            self._transport.abort()
+            return
+        self._respond(response)
+
+    def _closing(self) -> None:
+        for subscription in list(self._session.subscriptions.values()):
+            self.end_subscription(subscription)
+        self._backlog.close()
+
+    def _ended(self, reason: str) -> None:
+        self._auth.close()
+        if self._http_task is not None:
+            self._http_task.cancel()
+        self._relay.access.leave(self._visitor, time.monotonic())
+        if self._is_websocket:
+            self._relay.metrics.connections.dec()
+        if self._http_task is None:
+            self._relay.metrics.connections_closed[reason].inc()
+        # Neither a health check nor a socket that never became a session is worth a line.
+        log = _log.info if self._is_websocket else _log.debug
+        log(
+            "connection_closed",
+            connection=self.id,
+            reason=reason,
+            identity=self._session.identity,
+            publishes=self._publishes,
+            events=self._events_sent,
+            seconds=round(time.monotonic() - self._opened_at, 3),
+        )
+
+    def _tick(self) -> None:
+        self._auth.check_deadline()
+
+    # What a peer sent.
+
+    def _received(self, data: bytes, is_text: bool, now: float) -> None:
+        session = self._session
+        self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
+
+    def _act(self, action: Action, now: float) -> None:
+        metrics = self._relay.metrics
+        match action:
+            case PublishReceived():
+                self._relay.tally.publishes += 1
+                self._publishes += 1
+                self._pending_publishes += 1
+                self._relay.admission.submit(
+                    PublishRequest(action.raw, action.client_msg_id, self._lane, self._liveness.heard_at)
+                )
+                if self._reading:
+                    self._update_reading()
+            case SubscriptionOpened():
+                metrics.messages_received["SUBSCRIBE"].inc()
+                self._open(action.subscription, action.replaced)
+            case SubscriptionClosed():
+                metrics.messages_received["UNSUBSCRIBE"].inc()
+                self._close_subscription(action.subscription)
+            case AuthReceived():
+                metrics.messages_received["AUTH"].inc()
+                self._auth.receive(action.message, now)
+            case Answer():
+                self._refuse(action)
+            case CloseConnection():
+                self.answer(action.payload, action.code)
+                self.close(action.close_code, action.reason, action.cause)
+            case None:
+                metrics.messages_received["UNSUBSCRIBE"].inc()
+
+    def _refuse(self, refusal: Answer) -> None:
+        metrics = self._relay.metrics
+        if refusal.request is not None:  # a PUBLISH that does not get as far as admission
+            metrics.messages_received[refusal.request].inc()
+            metrics.publishes[refusal.code].inc()
+        if refusal.limited is not None:
+            metrics.rate_limited[refusal.limited].inc()
+        self.answer(refusal.payload, refusal.code)
+
+    def answer(self, payload: bytes, code: ErrorCode) -> None:
+        """Queue an ERROR that belongs to no publish."""
+        self._relay.metrics.errors_sent[code].inc()
+        self.queue(text_frame(payload))
+
+    def _wants_to_read(self) -> bool:
+        limit = self._relay.settings.max_pending_publishes
+        room = self._pending_publishes < (limit if self._reading else limit // 2 or 1)
+        full = self._relay.is_full() and self._pending_publishes > 0
+        if full:
+            self._relay.hold(self)
+        return room and not full
+
+    # What its AUTHs call.
+
+    def authenticated(self, outcome: Authenticated) -> None:
+        """The session speaks for another identity now: its limits and what it may have open follow."""
+        self._session.use_quota(self._visitor.charged)
+        self._lane.identity = self._session.identity
+        self.queue(text_frame(outcome.payload))
+        for subscription, payload in outcome.ended:
+            self._close_subscription(subscription)
+            self.answer(payload, ErrorCode.UNAUTHENTICATED)
+
+    # Publisher: what admission calls.
+
+    def publish_accepted(
+        self,
+        request: PublishRequest,
+        received_at: int,
+        *,
+        duplicate: bool,
+        duplicate_of: bytes | None = None,
+        queued: bool = False,
+    ) -> None:
+        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
+        packet, downgrade = request.packet, request.downgrade
+        assert packet is not None
+        payload = ok_payload(
+            packet.packet_id,
+            received_at,
+            request.client_msg_id,
+            duplicate=duplicate,
+            duplicate_of=duplicate_of,
+            queued=queued,
+            annotations=None if downgrade is None else served(packet.canonical, downgrade).annotations,
+        )
+        self._answered(payload)
+
+    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        metrics = self._relay.metrics
+        metrics.publishes[error.code].inc()
+        metrics.errors_sent[error.code].inc()
+        self._answered(refusal_payload(error, request.client_msg_id))
+
+    def _answered(self, payload: bytes) -> None:
+        self._pending_publishes -= 1
+        if self._protocol.state is OPEN:
+            self.queue(text_frame(payload))
+        if not self._reading:
+            self._update_reading()
+
+    # Subscriptions: what the fan-out and the backlog call.
+
+    def deliver(self, frames: bytes, events: int) -> bool:
+        if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
+            return False
+        self._events_sent += events
+        self.queue(frames)
+        return True
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        self._backlog.add(subscription)
+
+    async def writable(self) -> None:
+        """Wait until the socket has room, and the budget for history too: a stream that is open is sent
+        later, and never cut (R-317). Cancelling it changes nothing."""
+        await super().writable()
+        while (budget := self._session.backfill_budget) is not None:
+            wait = budget.debt_seconds(time.monotonic())
+            if wait <= 0:
+                return
+            self._relay.metrics.rate_limited["pacing"].inc()
+            await asyncio.sleep(min(wait, _PACING_INTERVAL))
+            await super().writable()
+
+    def backfilled(self, sent_bytes: int) -> None:
+        """So much of what the store holds was queued for this peer."""
+        if self._session.backfill_budget is not None:
+            self._session.backfill_budget.spend(sent_bytes, time.monotonic())
+
+    def end_subscription(self, subscription: Subscription) -> None:
+        """End a subscription that cannot be served."""
+        self._session.drop(subscription)
+        self._close_subscription(subscription)
+
+    def _open(self, subscription: Subscription, replaced: Subscription | None) -> None:
+        if replaced is not None:
+            self._close_subscription(replaced)
+            subscription.take_over(replaced)
+        self._relay.metrics.subscriptions.inc()
+        self._backlog.add(subscription)
+
+    def _close_subscription(self, subscription: Subscription) -> None:
+        fanout = self._relay.fanout
+        if subscription.phase is Phase.LIVE:
+            # Everything the feed has passed on is in the outbox already.
+            subscription.leave_live(fanout.position)
+            fanout.leave(subscription)
+        subscription.close()
+        self._backlog.discard(subscription)
+        self._relay.metrics.subscriptions.dec()

@@ -1,0 +1,97 @@
+"""Plain HTTP on the relay's port: what is answered before and instead of a WebSocket.
+
+`turn_away` judges an opening handshake, `respond` answers every other request. What a session would need a
+capability or a budget for needs them here too: a packet by its id is a read like any other (R-288, R-292).
+"""
+
+from __future__ import annotations
+
+import http
+from typing import Protocol
+
+import msgspec
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+
+from relayd.access.auth import SUBSCRIBE
+from relayd.access.gate import Access, Turnaway, Visitor
+from relayd.responses import Response as HttpResponse
+
+__all__ = ["HttpResponder", "rejection", "respond"]
+
+_READS = ("/packets/", "/did/", "/did-docs/")
+"""Paths that serve what a subscription would: packets, or what packets say."""
+
+
+class HttpResponder(Protocol):
+    """Answers plain HTTP GET requests."""
+
+    async def respond(self, path: str) -> HttpResponse: ...
+
+
+def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
+    """The response to a WebSocket handshake that is refused."""
+    response = protocol.reject(http.HTTPStatus(turnaway.status), turnaway.sentence + "\n")
+    if turnaway.retry_after is not None:
+        response.headers["Retry-After"] = str(turnaway.retry_after)
+    return response
+
+
+async def respond(
+    request: Request, responder: HttpResponder, access: Access, visitor: Visitor, now: float
+) -> Response:
+    """Answer a plain request. Cancelling it cancels a read of the store under way."""
+    method = getattr(request, "method", "GET")
+    if method != "GET":
+        return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
+    reads_packet = request.path.startswith(_READS)
+    if reads_packet and (refusal := _refused(access, visitor, now)) is not None:
+        return _response(refusal)
+    answer = await responder.respond(request.path)
+    if reads_packet and visitor.quota is not None and visitor.quota.backfill is not None:
+        visitor.quota.backfill.spend(len(answer.body), now)
+    return _response(answer)
+
+
+def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | None:
+    """Why this client may not read a packet now, if it may not: HTTP requests are always anonymous."""
+    if SUBSCRIBE not in access.grants.anonymous:
+        # R-292: whoever may not subscribe without AUTH must not read around it.
+        return _error(
+            401,
+            "unauthenticated",
+            "this relay serves packets to authenticated sessions alone",
+            {"WWW-Authenticate": "Strata-AUTH"},
+        )
+    if visitor.quota is None:
+        return None
+    budget, backfill = visitor.quota.subscribe, visitor.quota.backfill
+    if budget is not None and not budget.take(now):
+        wait = budget.excess(now).retry_after
+    elif backfill is not None and backfill.debt_seconds(now) > 0:
+        wait = backfill.excess(now).retry_after
+    else:
+        return None
+    return _error(429, "rate_limited", "too many requests from this address", {"Retry-After": str(wait)})
+
+
+def _error(status: int, error: str, reason: str, headers: dict[str, str]) -> HttpResponse:
+    body = msgspec.json.encode({"error": error, "reason": reason})
+    return HttpResponse(status, "application/json", body, {"Cache-Control": "no-store", **headers})
+
+
+def _response(answer: HttpResponse) -> Response:
+    return Response(
+        answer.status,
+        http.HTTPStatus(answer.status).phrase,
+        Headers(
+            {
+                **answer.headers,
+                "Content-Type": answer.content_type,
+                "Content-Length": str(len(answer.body)),
+                "Connection": "close",
+            }
+        ),
+        answer.body,
+    )

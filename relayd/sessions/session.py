@@ -1,0 +1,335 @@
+"""One peer's protocol state (RFC-0004 §3): what a frame means for this session, without I/O or clock.
+
+A frame goes in through `receive_text` or `receive_binary` and comes out as one action:
+
+    PublishReceived       hand it to admission; exactly one answer must follow (R-192)
+    AuthReceived          begin it, look up the identity's keys, then tell the session what came of it
+    SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
+    SubscriptionClosed    end it
+    Answer                send these bytes
+    CloseConnection       send these bytes, then close with this code
+    None                  nothing to do
+
+Whatever a peer sends, nothing raises out of here: bad input becomes an Answer. A request is judged in the
+order of relay.md §11: its shape, then whether this session may ask for it, then whether it asks too often.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.errors import ErrorCode, InvalidMessage
+from strata.wire import (
+    Auth,
+    Filters,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    decode_client_message,
+)
+
+from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
+from relayd.access.limits import Budget, Quota, SessionLimits
+from relayd.cursor import CursorCodec, InvalidCursor
+from relayd.feed.filters import compile_filter
+from relayd.feed.subscription import Subscription, SubscriptionRequest
+from relayd.sessions.answers import (
+    auth_ok_payload,
+    error_payload,
+    limited_payload,
+    missing_payload,
+    too_many_payload,
+)
+
+__all__ = [
+    "Action",
+    "Answer",
+    "AuthReceived",
+    "AuthRefusal",
+    "AuthRefused",
+    "Authenticated",
+    "CloseConnection",
+    "PublishReceived",
+    "Session",
+    "SubscriptionClosed",
+    "SubscriptionOpened",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReceived:
+    """A PUBLISH of the right shape; its packet has not been looked at."""
+
+    raw: bytes
+    client_msg_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOpened:
+    """A new subscription, and the open one of the same id that it replaces."""
+
+    subscription: Subscription
+    replaced: Subscription | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionClosed:
+    """The client ended this subscription."""
+
+    subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class AuthReceived:
+    """An AUTH of the right shape: call `begin_auth` with it."""
+
+    message: Auth
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A message to send now; `code` is that of the ERROR it holds.
+
+    `limited` names the limit that was reached; `request` is `PUBLISH` where this is the one answer to one.
+    """
+
+    payload: bytes
+    code: ErrorCode
+    limited: str | None = None
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthRefused:
+    """Send this ERROR, then a new challenge (R-282)."""
+
+    payload: bytes
+    code: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Send the payload, then close the WebSocket with `close_code`."""
+
+    payload: bytes
+    code: ErrorCode
+    close_code: int
+    reason: str
+    cause: str = "malformed"
+    """What counts it among the closed connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """The session speaks for somebody now: send the AUTH_OK, and end what that identity may not have open."""
+
+    payload: bytes
+    ended: Sequence[tuple[Subscription, bytes]]
+    """Subscriptions that are over, each with the ERROR that says so."""
+
+
+AuthRefusal = AuthRefused | Answer | CloseConnection
+Action = (
+    PublishReceived | SubscriptionOpened | SubscriptionClosed | AuthReceived | Answer | CloseConnection | None
+)
+
+
+class Session:
+    """The state of one connection: who it speaks for, its open subscriptions, how much garbage it has sent.
+
+    It begins anonymous, with the capabilities `grants` leaves such a session and without limits;
+    `use_quota` sets them once the address is known.
+    """
+
+    __slots__ = (
+        "_auth_budget",
+        "_cursors",
+        "_limits",
+        "_malformed_at",
+        "_may_publish",
+        "_may_subscribe",
+        "_publish_budget",
+        "_replicates",
+        "_subscribe_budget",
+        "authentication",
+        "backfill_budget",
+        "subscriptions",
+    )
+
+    def __init__(
+        self, limits: SessionLimits, cursors: CursorCodec, authentication: Authentication, grants: Grants
+    ) -> None:
+        self.subscriptions: dict[str, Subscription] = {}
+        self.authentication = authentication
+        self._limits = limits
+        self._cursors = cursors
+        self._malformed_at: deque[float] | None = None
+        self._auth_budget: Budget | None = None
+        self._allow(grants.anonymous)
+        self.use_quota(None)
+
+    @property
+    def identity(self) -> str | None:
+        """The DID this session has proved to speak for."""
+        return self.authentication.identity
+
+    def use_quota(self, quota: Quota | None) -> None:
+        """Charge requests to this quota from now on; None sets no limit.
+
+        AUTHs are charged to the first one that knows a limit for them, the address's, whoever the session
+        comes to speak for.
+        """
+        self._publish_budget = None if quota is None else quota.publish
+        self._subscribe_budget = None if quota is None else quota.subscribe
+        self.backfill_budget = None if quota is None else quota.backfill
+        if quota is not None and quota.auth is not None:
+            self._auth_budget = quota.auth
+
+    def receive_text(self, data: bytes, now: float) -> Action:
+        """Take one text frame; `now` is monotonic seconds."""
+        try:
+            message = decode_client_message(data)
+            if isinstance(message, Publish):
+                return self._publish(message, now)
+            if isinstance(message, Subscribe):
+                return self._subscribe(message, now)
+            if isinstance(message, Unsubscribe):
+                # One for an unknown id changes nothing and is answered with nothing (R-180).
+                subscription = self.subscriptions.pop(message.subscription_id, None)
+                return None if subscription is None else SubscriptionClosed(subscription)
+            return AuthReceived(message)
+        except InvalidMessage as error:
+            return self._refused(error, now)
+
+    def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
+        """Take an AUTH. After an `Attempt` nothing further of this peer is to be handled before
+        `authenticated` or `auth_failed` has been called, so that what follows meets the outcome."""
+        budget = self._auth_budget
+        if budget is not None and not budget.take(now):
+            payload = limited_payload("auth", budget.excess(now), message.client_msg_id)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "auth")
+        try:
+            return self.authentication.begin(message, unix_now)
+        except InvalidMessage as error:
+            return self.auth_failed(error)
+
+    def authenticated(self, attempt: Attempt, capabilities: Sequence[str]) -> Authenticated:
+        """The attempt's signature is good: identity and capabilities change in this one step (R-283)."""
+        self.authentication.succeeded(attempt.author_id)
+        self._allow(frozenset(capabilities))
+        ended = []
+        for subscription in list(self.subscriptions.values()):
+            lost = self._lost(subscription)
+            if lost is not None:
+                self.drop(subscription)
+                ended.append((subscription, missing_payload(lost, None, subscription.subscription_id)))
+        message = auth_ok_payload(attempt.author_id, capabilities, attempt.client_msg_id)
+        return Authenticated(message, ended)
+
+    def auth_failed(self, error: InvalidMessage) -> AuthRefused | CloseConnection:
+        """An AUTH failed: identity and capabilities stay what they were (R-283). The fifth failure in a row
+        ends the connection (R-282)."""
+        payload = error_payload(error)
+        if self.authentication.failed():
+            return CloseConnection(payload, error.code, 1008, "too many failed AUTHs", "auth_failures")
+        return AuthRefused(payload, error.code)
+
+    def receive_binary(self, now: float) -> Action:
+        """Take one binary frame, which is never right (R-128)."""
+        return self._refused(
+            InvalidMessage("messages are text frames, not binary ones", detail="binary_frame"), now
+        )
+
+    def drop(self, subscription: Subscription) -> None:
+        """Forget a subscription that the relay ended."""
+        if self.subscriptions.get(subscription.subscription_id) is subscription:
+            del self.subscriptions[subscription.subscription_id]
+
+    def _publish(self, message: Publish, now: float) -> PublishReceived | Answer:
+        if not self._may_publish:
+            payload = missing_payload(PUBLISH, message.client_msg_id)
+            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="PUBLISH")
+        budget = self._publish_budget
+        if budget is not None and not budget.take(now):
+            payload = limited_payload("publish", budget.excess(now), message.client_msg_id)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "publish", request="PUBLISH")
+        return PublishReceived(bytes(message.packet), message.client_msg_id)
+
+    def _subscribe(self, message: Subscribe, now: float) -> Action:
+        ids = message.client_msg_id, message.subscription_id
+        if not self._may_subscribe:
+            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED)
+        budget = self._subscribe_budget
+        if budget is not None and not budget.take(now):
+            payload = limited_payload("subscribe", budget.excess(now), *ids)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe")
+        budget = self.backfill_budget
+        if budget is not None and budget.debt_seconds(now) > 0:
+            payload = limited_payload("backfill", budget.excess(now), *ids)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill")
+        try:
+            request = self._request(message)
+        except InvalidMessage as error:
+            error.subscription_id = message.subscription_id
+            error.client_msg_id = message.client_msg_id
+            raise
+        replaced = self.subscriptions.get(request.subscription_id)
+        if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
+            payload = too_many_payload(self._limits.max_subscriptions, *ids)
+            return Answer(payload, ErrorCode.RATE_LIMITED)
+        subscription = Subscription(request, self._cursors)
+        self.subscriptions[request.subscription_id] = subscription
+        return SubscriptionOpened(subscription, replaced)
+
+    def _request(self, message: Subscribe) -> SubscriptionRequest:
+        filters = message.filters or Filters()
+        gapless = bool(message.gapless)
+        if gapless and (filters.limit is not None or filters.order is not None):
+            raise InvalidMessage("a gapless subscription has neither limit nor order", detail="gapless")
+        ascending = filters.order != "desc"
+        limits = self._limits
+        limit = limits.default_limit if filters.limit is None else min(filters.limit, limits.max_limit)
+        cursor: int | None = None
+        if filters.cursor is not None:
+            try:
+                cursor = self._cursors.decode(filters.cursor, ascending=ascending)
+            except InvalidCursor as error:
+                raise InvalidMessage(str(error), code=ErrorCode.INVALID_CURSOR) from None
+        return SubscriptionRequest(
+            subscription_id=message.subscription_id,
+            filter=compile_filter(filters, max_values=limits.max_filter_values),
+            until=filters.until,
+            limit=None if gapless else limit,
+            ascending=ascending,
+            cursor=cursor,
+            history_marker=bool(message.history_marker),
+            client_msg_id=message.client_msg_id,
+            signed=self._replicates,
+        )
+
+    def _allow(self, capabilities: frozenset[str]) -> None:
+        self._may_publish = PUBLISH in capabilities
+        self._may_subscribe = SUBSCRIBE in capabilities
+        self._replicates = REPLICATE in capabilities
+
+    def _lost(self, subscription: Subscription) -> str | None:
+        """The capability that this subscription takes and the session has no more."""
+        if not self._may_subscribe:
+            return SUBSCRIBE
+        return REPLICATE if subscription.signed and not self._replicates else None
+
+    def _refused(self, error: InvalidMessage, now: float) -> Action:
+        payload = error_payload(error)
+        if error.detail == "malformed_json" and self._is_flood(now):
+            return CloseConnection(payload, error.code, 1008, "too many malformed frames")
+        return Answer(payload, error.code)
+
+    def _is_flood(self, now: float) -> bool:
+        """Whether this malformed frame is one too many within the window (R-132)."""
+        times = self._malformed_at = self._malformed_at or deque()
+        times.append(now)
+        while times[0] <= now - self._limits.malformed_window:
+            times.popleft()
+        return len(times) > self._limits.malformed_limit

@@ -1,0 +1,372 @@
+"""One socket as bytes and frames: the asyncio shell around the WebSocket protocol and the outbound queue.
+
+What is a legal frame is decided in the library's `ServerProtocol`, whether a peer is still there in
+`Liveness`. This shell moves bytes, keeps deadlines, and applies pressure:
+
+- Bytes for the peer collect in an outbox and leave in one write at the end of each step. When the
+  transport holds more than `outbound_queue_bytes`, nothing further is read from the peer.
+- A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
+  not pass (R-170). Pings find half-open sockets (R-130).
+- `suspend` keeps what the peer sends next waiting until `resume`, and reads no more of it.
+
+`Connection` says what the messages mean.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from strata.errors import ErrorCode
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import CLOSED, CONNECTING, OPEN
+from websockets.server import ServerProtocol
+
+from relayd.frames import FrameReader, text_frame
+from relayd.relay import Relay
+from relayd.sessions.answers import frame_too_large_payload
+from relayd.sessions.liveness import Liveness, Verdict
+
+__all__ = ["WebSocket"]
+
+_CLOSE_TIMEOUT: Final = 5.0
+"""How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
+_REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
+
+
+class WebSocket(asyncio.Protocol, abc.ABC):
+    """A socket from accept to the last byte. With slots, for a process holds ten thousand of them."""
+
+    __slots__ = (
+        "_abort_at",
+        "_close_reason",
+        "_close_sent",
+        "_fragments",
+        "_fragments_text",
+        "_frames",
+        "_held",
+        "_liveness",
+        "_opened_at",
+        "_outbox",
+        "_outbox_bytes",
+        "_paused",
+        "_protocol",
+        "_reading",
+        "_relay",
+        "_resumed",
+        "_suspended",
+        "_transport",
+    )
+
+    def __init__(self, relay: Relay) -> None:
+        settings = relay.settings
+        self._relay = relay
+        self._protocol = ServerProtocol(max_size=settings.max_frame_bytes)
+        self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._paused = False
+        self._reading = True
+        self._resumed: asyncio.Future[None] | None = None
+        self._fragments: list[bytes] = []
+        self._fragments_text = True
+        self._suspended = False
+        self._held: list[Any] = []
+        self._close_sent = False
+        self._close_reason: str | None = None
+        self._opened_at = time.monotonic()
+        self._abort_at: float | None = None
+        self._liveness = Liveness(
+            settings.ping_interval,
+            settings.ping_misses,
+            settings.slow_consumer_timeout,
+            heard_at=self._opened_at,
+        )
+
+    # What a connection makes of it.
+
+    @abc.abstractmethod
+    def _accepted(self, peer: str | None) -> bool:
+        """A socket was accepted from this address. False drops it without a word."""
+
+    @abc.abstractmethod
+    def _requested(self, request: Request, now: float) -> None:
+        """The opening handshake, or a plain HTTP request."""
+
+    @abc.abstractmethod
+    def _received(self, data: bytes, is_text: bool, now: float) -> None:
+        """One whole message; text is known to be UTF-8."""
+
+    @abc.abstractmethod
+    def _wants_to_read(self) -> bool:
+        """Whether there is room for what the peer may send next."""
+
+    @abc.abstractmethod
+    def _tick(self) -> None:
+        """About once a second while open and not paused."""
+
+    @abc.abstractmethod
+    def _closing(self) -> None:
+        """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
+
+    @abc.abstractmethod
+    def _ended(self, reason: str) -> None:
+        """The socket is gone."""
+
+    # asyncio.Protocol: what the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if not self._accepted(peer[0] if peer else None):
+            self._close_reason = "too_many_connections"
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=self._relay.settings.outbound_queue_bytes)
+        self._relay.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._relay.tally.bytes_received += len(data)
+        now = time.monotonic()
+        self._liveness.heard(now)
+        if self._protocol.state is CONNECTING:
+            self._protocol.receive_data(data)
+            events: list[Any] = self._protocol.events_received()
+        else:
+            events = self._frames.receive(data)
+        if self._suspended:
+            self._held += events
+        else:
+            self._handle(events, now)
+        self._send_protocol_data()
+        self._relay.flush()
+
+    def eof_received(self) -> bool:
+        self._protocol.receive_eof()
+        self._send_protocol_data()
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._liveness.write_paused(time.monotonic(), self._transport.get_write_buffer_size())
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._liveness.write_resumed(time.monotonic())
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
+        self._resumed = None
+        self._update_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._held.clear()
+        self._closing()
+        self._relay.forget(self)
+        if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
+            self._protocol.receive_eof()
+        self._ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
+
+    # The outbound queue.
+
+    def queue(self, frames: bytes) -> None:
+        """Add whole frames to the outbox; they are written when the step ends."""
+        if not self._outbox:
+            self._relay.wants_flush(self)
+        self._outbox.append(frames)
+        self._outbox_bytes += len(frames)
+
+    def flush(self) -> None:
+        """Write the outbox in one piece."""
+        outbox = self._outbox
+        if not outbox:
+            return
+        data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
+        self._outbox = []
+        self._outbox_bytes = 0
+        if not self._close_sent:
+            self._transport.write(data)
+            self._relay.tally.bytes_sent += len(data)
+
+    async def writable(self) -> None:
+        """Wait until the transport has room. Cancelling it changes nothing."""
+        while self._paused:
+            if self._resumed is None:
+                self._resumed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._resumed)
+
+    # What a peer sent.
+
+    def suspend(self) -> None:
+        """Keep what the peer has sent beyond this message, and what it sends next, until `resume`.
+
+        What waits is bounded by one read of the socket, for no other read follows.
+        """
+        self._suspended = True
+        self._update_reading()
+
+    def resume(self) -> None:
+        """Go on with what waits."""
+        self._suspended = False
+        held, self._held = self._held, []
+        self._handle(held, time.monotonic())
+        self._update_reading()
+        self._send_protocol_data()
+        self._relay.flush()
+
+    def _handle(self, events: Iterable[Any], now: float) -> None:
+        remaining = iter(events)
+        for event in remaining:
+            if isinstance(event, bytes):
+                self._text(event, now)
+            elif isinstance(event, Frame):
+                self._frame(event, now)
+            elif isinstance(event, Request):
+                self._requested(event, now)
+            if self._suspended:
+                self._held += remaining
+                return
+
+    def _frame(self, frame: Frame, now: float) -> None:
+        match frame.opcode:
+            case Opcode.TEXT | Opcode.BINARY if frame.fin:
+                self._message(bytes(frame.data), frame.opcode is Opcode.TEXT, now)
+            case Opcode.TEXT | Opcode.BINARY:
+                self._fragments = [bytes(frame.data)]
+                self._fragments_text = frame.opcode is Opcode.TEXT
+            case Opcode.CONT:
+                if frame.data:  # the library bounds their bytes, not how many empty ones there are
+                    self._fragments.append(bytes(frame.data))
+                if frame.fin:
+                    data, self._fragments = b"".join(self._fragments), []
+                    self._message(data, self._fragments_text, now)
+            case Opcode.CLOSE:
+                self._closing()
+
+    def _message(self, data: bytes, is_text: bool, now: float) -> None:
+        if is_text:
+            self._text(data, now)
+        else:
+            self._received(data, False, now)
+
+    def _text(self, data: bytes, now: float) -> None:
+        if self._protocol.state is not OPEN and (self._close_reason or self._protocol.close_rcvd is None):
+            return  # we are closing; what a peer sent before its own close frame still counts
+        if not data.isascii():
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                self._close_reason = "protocol_error"
+                self._protocol.fail(1007, "a text frame must be UTF-8")  # RFC 6455 §8.1
+                return
+        self._received(data, True, now)
+
+    # Pressure and deadlines.
+
+    def resume_if_room(self) -> None:
+        """There is room for publishes again."""
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Read from the peer only while its answers can leave and what it sends has room."""
+        wanted = self._wants_to_read() and not (self._paused or self._suspended or self._relay.draining)
+        if wanted is self._reading or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def check_deadlines(self, now: float) -> None:
+        """Called about once a second."""
+        if self._abort_at is not None:
+            if now >= self._abort_at:
+                self._transport.abort()
+        elif self._protocol.state is CONNECTING:
+            if now - self._opened_at > self._relay.settings.handshake_timeout:
+                self._close_reason = "handshake"
+                self._transport.abort()
+        elif self._protocol.state is OPEN:
+            self._act_on_liveness(now)
+            if not self._paused and self._abort_at is None:
+                self._tick()
+
+    def _act_on_liveness(self, now: float) -> None:
+        waiting_bytes = self._transport.get_write_buffer_size()
+        match self._liveness.check(now, waiting_bytes=waiting_bytes, listening=self._reading):
+            case Verdict.PING:
+                self._protocol.send_ping(b"")
+                self._send_protocol_data()
+            case Verdict.GONE:
+                self._close_reason = "ping_timeout"
+                self._transport.abort()
+            case Verdict.STUCK:
+                self._relay.metrics.slow_consumers_closed.inc()
+                self.close(1013, "the reader takes nothing")
+
+    def stop_reading(self) -> None:
+        """Take nothing further from the peer; the relay is draining."""
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    # Closing.
+
+    def close(self, code: int, reason: str, cause: str | None = None) -> None:
+        """Start the closing handshake; the socket is aborted if the peer does not finish it in time.
+
+        `cause` counts it among the closed connections, where the code alone does not tell.
+        """
+        self._closing()
+        self.flush()
+        if self._protocol.state is OPEN:
+            self._close_reason = self._close_reason or cause or _REASONS.get(code, "internal_error")
+            self._protocol.send_close(code, reason)
+            self._send_protocol_data()
+            if not self._reading and not self._transport.is_closing():
+                self._reading = True
+                self._transport.resume_reading()  # for the peer's half of the handshake
+        elif self._protocol.state is CONNECTING and self._close_reason is None:
+            self._transport.abort()
+        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+
+    def abort(self) -> None:
+        """Drop the socket at once."""
+        self._transport.abort()
+
+    def _respond(self, response: Response) -> None:
+        """Answer the request, before anything that is queued."""
+        self._protocol.send_response(response)
+        self._send_protocol_data()
+
+    def _send_protocol_data(self) -> None:
+        """Write what the library wants written; an empty piece from it means: close after this."""
+        writes = self._protocol.data_to_send()
+        if not writes:
+            return
+        self.flush()
+        if isinstance(self._protocol.parser_exc, PayloadTooBig):
+            self._report_too_large()
+        self._close_sent = self._protocol.close_sent is not None
+        for data in writes:
+            if data:
+                self._transport.write(data)
+            else:
+                self._transport.close()
+                self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+
+    def _report_too_large(self) -> None:
+        """Say what was wrong before the library's close frame with 1009 (R-123)."""
+        if self._close_reason is not None:
+            return
+        self._close_reason = "too_large"
+        self._relay.metrics.errors_sent[ErrorCode.PACKET_TOO_LARGE].inc()
+        payload = frame_too_large_payload(self._relay.settings.max_packet_bytes)
+        self._transport.write(text_frame(payload))

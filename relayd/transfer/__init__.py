@@ -1,0 +1,1 @@
+"""The log out of one database and into another."""

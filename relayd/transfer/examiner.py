@@ -1,0 +1,113 @@
+"""Packets of an import, judged as admission would have judged them when they were received.
+
+An import believes nothing of a file but the order and the times of its lines. Whose key counted then follows
+from the identity packets before, so they are applied on the way; what a packet claims about its origin is
+checked against the roots of this relay, and what its file says that another relay found is not even read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self
+
+from strata.errors import InvalidPacket
+from strata.keys import KeyRules
+from strata.packets import Packet
+from strata.provenance import ProvenanceTrust
+
+from relayd.admission.checks import judge, to_store, trace
+from relayd.admission.knowledge import Known, known_of, missing_for
+from relayd.config import Settings
+from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.identity.directory import Identities, LogOfIdentities
+from relayd.store.types import IDENTITY_TYPES, LogEntry, NewPacket
+
+__all__ = ["DECISIVE_TYPES", "Candidate", "Examiner"]
+
+DECISIVE_TYPES = IDENTITY_TYPES | {"CLIENT_MANIFEST"}
+"""Packets by which later ones are judged: nothing behind one is examined until it is in the log."""
+
+
+class _Log(Protocol):
+    @property
+    def identities(self) -> LogOfIdentities: ...
+
+    async def head(self) -> int: ...
+
+
+class Candidate(NamedTuple):
+    """A packet whose form and id are right, and when it was received, in Unix seconds."""
+
+    packet: Packet
+    received_at: int
+
+
+class Examiner:
+    """The judge of one import. Call `refresh` before anything else."""
+
+    def __init__(
+        self,
+        store: _Log,
+        *,
+        bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
+        rules: KeyRules = KeyRules(),  # noqa: B008 - immutable
+        trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
+    ) -> None:
+        self._store = store
+        self._bootstrap = bootstrap
+        self._rules = rules
+        self._trust = trust
+        self._identities: Identities
+        self.followed = 0
+        """The sequence up to which identity packets have been applied (R-074)."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, store: _Log) -> Self:
+        """With the keys and roots that a relay of these settings trusts. Raises `ConfigurationError`."""
+        bootstrap = read_bootstrap(settings.bootstrap_file)
+        trust = trust_of(settings, bootstrap)
+        rules = KeyRules(
+            clock_skew_seconds=trust.clock_skew_seconds,
+            recovery_delay_seconds=settings.recovery_delay_seconds,
+        )
+        return cls(store, bootstrap=bootstrap, rules=rules, trust=trust)
+
+    async def refresh(self) -> None:
+        """Begin with what the log holds now, whoever brought it there. Raises `StoreError`."""
+        head = await self._store.head()
+        self._identities = Identities(self._store.identities, self._bootstrap, self._rules)
+        await self._identities.open()
+        self.followed = head
+
+    async def examine(self, candidates: Sequence[Candidate]) -> list[NewPacket | InvalidPacket]:
+        """What is to be stored of each candidate, or why it is not. Raises `StoreError`.
+
+        Only the last may be of a decisive type. Cancelling it changes nothing.
+        """
+        known = [await self._knowledge(candidate) for candidate in candidates]
+        # Signatures are most of the work, and a thread keeps the loop free for the database.
+        return await asyncio.to_thread(
+            lambda: [self._examined(*pair) for pair in zip(candidates, known, strict=True)]
+        )
+
+    def observe(self, entries: Sequence[LogEntry]) -> None:
+        """These follow in the log, with nothing decisive in between."""
+        self._identities.observe(entries)
+        self.followed = max(self.followed, entries[-1].sequence)
+
+    async def _knowledge(self, candidate: Candidate) -> Known:
+        packet, received_at = candidate
+        plain = Known(self._identities.generation)
+        while (known := known_of(packet, self._identities, received_at, plain)) is None:
+            await self._identities.load(missing_for(packet, self._identities))
+        return known
+
+    def _examined(self, candidate: Candidate, known: Known) -> NewPacket | InvalidPacket:
+        packet, received_at = candidate
+        try:
+            judge(packet, known, received_at)
+            downgrade = trace(packet, known, self._trust, received_at)
+        except InvalidPacket as error:
+            return error
+        return to_store(packet, downgrade)

@@ -1,0 +1,315 @@
+"""The whole log as JSON lines, out of one database and into another.
+
+A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order; where this relay found
+something about the packet's origin, `annotation` says what. Both directions may be stopped anywhere and
+started again: an export goes on behind the last whole line of its file, and an import meets the packets it
+has brought in already as duplicates.
+
+An import believes nothing: each line's packet is parsed, its id recomputed and its signature and origin
+checked as those of a PUBLISH are (see `examiner`), but for freshness, since a log is old by nature, and for
+policy, which decides about its serving. So annotations are found anew, and no file can bring its own. What
+fails is counted, and kept where asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from strata.errors import ErrorCode, InvalidPacket
+from strata.packets import Packet
+
+from relayd.config import HARD_MAX_PACKET_BYTES, Settings
+from relayd.server import database
+from relayd.store import Store
+from relayd.store.types import IdentitiesMoved, LogEntry, NewPacket, Outcome
+from relayd.transfer.examiner import DECISIVE_TYPES, Candidate, Examiner
+
+__all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
+
+_PAGE_ROWS = 500
+_BATCH_LINES = 256
+_MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit, its escapes, and some
+_CLOCK_TOLERANCE_SECONDS = 300
+
+
+@dataclass(slots=True)
+class ExportSummary:
+    """What an export did."""
+
+    packets: int = 0
+    bytes_written: int = 0
+    last_sequence: int = 0
+
+
+@dataclass(slots=True)
+class ImportSummary:
+    """What an import did; `lines` is the sum of the three others."""
+
+    lines: int = 0
+    stored: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    bytes_read: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """How many lines were quarantined, by error code."""
+
+
+class _Exported(msgspec.Struct, frozen=True):
+    packet: msgspec.Raw
+    received_at: int
+
+
+class _Line(NamedTuple):
+    number: int
+    text: bytes
+
+
+class _Parsed(NamedTuple):
+    line: _Line
+    candidate: Candidate
+
+
+class _Judged(NamedTuple):
+    line: _Line
+    candidate: Candidate
+    verdict: NewPacket | InvalidPacket
+
+
+class _Refused(NamedTuple):
+    line: _Line
+    code: str
+    reason: str
+
+
+_DECODER = msgspec.json.Decoder(_Exported)
+
+
+@contextlib.asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """The migrated store of these settings, for a command beside the relay. Raises `StoreError`.
+
+    The embedded server runs for as long as the block does; it is refused while a relay uses its folder.
+    """
+    async with database(settings) as url:
+        store = await Store.open(
+            url,
+            read_connections=1,
+            read_timeout=settings.read_timeout,
+            retention_days=settings.retention_days,
+            dedup_window_seconds=settings.dedup_window_seconds,
+            allow_unsafe=settings.allow_unsafe_database,
+        )
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def resume_point(path: Path, store: Store) -> int:
+    """The sequence an export into `path` goes on behind, once a torn last line is cut off; 0 for a new file.
+
+    Raises ValueError if the file's last packet is not in this store, so that two logs never mix.
+    """
+    last_line = _last_whole_line(path)
+    if last_line is None:
+        return 0
+    try:
+        packet_id = Packet.parse(_DECODER.decode(last_line).packet).digest
+    except (msgspec.MsgspecError, InvalidPacket):
+        raise ValueError(f"{path}: its last line is not one of an export") from None
+    place = (await store.find([packet_id])).get(packet_id)
+    if place is None:
+        raise ValueError(f"{path}: its last packet is not in this database; export into another file")
+    return place[0]
+
+
+async def export_log(
+    store: Store, output: BinaryIO, *, after: int = 0, progress: Callable[[ExportSummary], None] | None = None
+) -> ExportSummary:
+    """Write every packet behind sequence `after` that is in the log now. Raises `StoreError`, OSError.
+
+    Cancelling it leaves whole lines, but for what the caller's file still buffers.
+    """
+    summary = ExportSummary(last_sequence=after)
+    end = await store.head()
+    while summary.last_sequence < end:
+        page = await store.tail(summary.last_sequence, end, _PAGE_ROWS)
+        if not page:
+            break
+        summary.bytes_written += output.write(b"".join(_line_of(entry) for entry in page))
+        summary.packets += len(page)
+        summary.last_sequence = page[-1].sequence
+        if progress is not None:
+            progress(summary)
+    output.flush()
+    return summary
+
+
+async def import_log(
+    store: Store,
+    source: BinaryIO,
+    examiner: Examiner,
+    *,
+    now: Callable[[], float],
+    quarantine: BinaryIO | None = None,
+    progress: Callable[[ImportSummary], None] | None = None,
+) -> ImportSummary:
+    """Append every valid packet of `source`. Raises `StoreError`; then, as after cancelling, start it again.
+
+    A packet keeps its `received_at` unless the log already holds later ones: in a log time never goes back
+    (A-038), so such a packet is received now, as far as this log is concerned.
+    """
+    summary = ImportSummary()
+    await examiner.refresh()
+    for lines in _batches(_lines(source), _BATCH_LINES):
+        parsed, refused = await asyncio.to_thread(_parse_lines, lines, now())
+        for group in _groups(parsed):
+            refused += await _bring_in(store, group, examiner, summary)
+        refused.sort(key=lambda item: item.line.number)
+        _count_refused(refused, summary, quarantine)
+        summary.lines += len(lines)
+        summary.bytes_read += sum(len(line.text) for line in lines)
+        if progress is not None:
+            progress(summary)
+    if quarantine is not None:
+        quarantine.flush()
+    return summary
+
+
+def _line_of(entry: LogEntry) -> bytes:
+    annotation = entry.packet.annotation
+    found = b"" if annotation is None else b',"annotation":' + annotation
+    return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
+
+
+def _last_whole_line(path: Path) -> bytes | None:
+    """Cut what follows the last newline, and return the line before it, None for an empty file or none."""
+    try:
+        with path.open("r+b") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - 2 * _MAX_LINE_BYTES)
+            file.seek(start)
+            tail = file.read()
+            end = tail.rfind(b"\n") + 1
+            file.truncate(start + end)
+    except FileNotFoundError:
+        return None
+    whole = tail[:end].splitlines()
+    return whole[-1] if whole else None
+
+
+def _lines(source: BinaryIO) -> Iterator[_Line]:
+    """The lines of a file. One that is too long comes as its first part, and the rest of it is skipped."""
+    for number in itertools.count(1):
+        text = source.readline(_MAX_LINE_BYTES)
+        if not text:
+            return
+        rest = text
+        while rest and not rest.endswith(b"\n"):
+            rest = source.readline(_MAX_LINE_BYTES)
+        if text.strip():
+            yield _Line(number, text)
+
+
+def _batches(lines: Iterable[_Line], size: int) -> Iterator[list[_Line]]:
+    iterator = iter(lines)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
+
+
+def _parse_lines(lines: list[_Line], now: float) -> tuple[list[_Parsed], list[_Refused]]:
+    parsed, refused = [], []
+    for line in lines:
+        try:
+            parsed.append(_Parsed(line, _parse_line(line, now)))
+        except InvalidPacket as error:
+            refused.append(_Refused(line, error.code, error.reason))
+    return parsed, refused
+
+
+def _parse_line(line: _Line, now: float) -> Candidate:
+    try:
+        decoded = _DECODER.decode(line.text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidPacket(ErrorCode.INVALID_SCHEMA, "not a line of an export") from None
+    if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
+        raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
+    return Candidate(Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES), decoded.received_at)
+
+
+def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:
+    """Cut behind every packet that decides about later ones."""
+    group: list[_Parsed] = []
+    for item in parsed:
+        group.append(item)
+        if item.candidate.packet.content_type in DECISIVE_TYPES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+async def _bring_in(
+    store: Store, group: list[_Parsed], examiner: Examiner, summary: ImportSummary
+) -> list[_Refused]:
+    """Examine and append one group; what was refused."""
+    refused: list[_Refused] = []
+    while group:
+        verdicts = await examiner.examine([item.candidate for item in group])
+        judged = [_Judged(*item, verdict) for item, verdict in zip(group, verdicts, strict=True)]
+        try:
+            for received_at, part in itertools.groupby(judged, key=lambda item: item.candidate.received_at):
+                items = list(part)
+                refused += await _append(store, items, received_at, examiner, summary)
+                group = group[len(items) :]
+        except IdentitiesMoved:  # another process has brought in whose keys count: judge the rest by that
+            await examiner.refresh()
+    return refused
+
+
+async def _append(
+    store: Store, items: list[_Judged], received_at: int, examiner: Examiner, summary: ImportSummary
+) -> list[_Refused]:
+    """Append what passed of items received in the same second; what was refused."""
+    passed = [(item.line, item.verdict) for item in items if isinstance(item.verdict, NewPacket)]
+    # Decision 3 holds here too: what the log has is a duplicate, whatever is known of its keys by now.
+    known = await store.find(
+        [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
+    )
+    appended = await store.append([packet for _, packet in passed], received_at, examiner.followed)
+    refused: list[_Refused] = []
+    for line, candidate, verdict in items:
+        if isinstance(verdict, InvalidPacket) and candidate.packet.digest in known:
+            summary.duplicates += 1
+        elif isinstance(verdict, InvalidPacket):
+            refused.append(_Refused(line, verdict.code, verdict.reason))
+    stored: list[LogEntry] = []
+    for (line, packet), place in zip(passed, appended.dispositions, strict=True):
+        match place.outcome:
+            case Outcome.STORED:
+                stored.append(LogEntry(place.sequence, place.received_at, packet))
+            case Outcome.DUPLICATE:
+                summary.duplicates += 1
+            case Outcome.INVALID:
+                refused.append(_Refused(line, ErrorCode.INVALID_SCHEMA, "the database refused it"))
+    summary.stored += len(stored)
+    if stored:
+        examiner.observe(stored)
+    return refused
+
+
+def _count_refused(refused: list[_Refused], summary: ImportSummary, quarantine: BinaryIO | None) -> None:
+    summary.quarantined += len(refused)
+    for item in refused:
+        summary.reasons[item.code] = summary.reasons.get(item.code, 0) + 1
+        if quarantine is not None:
+            text = item.line.text.decode("utf-8", "backslashreplace").rstrip("\n")
+            kept = {"line": item.line.number, "code": item.code, "reason": item.reason, "text": text}
+            quarantine.write(msgspec.json.encode(kept) + b"\n")

@@ -1,0 +1,205 @@
+"""Who comes in, from where and how often."""
+
+from __future__ import annotations
+
+import pytest
+from websockets.datastructures import Headers
+
+from relayd.access.gate import Access, Visitor
+from relayd.config import Settings
+
+ALICE, BOB = "did:strata:alice", "did:strata:bob"
+
+
+def access(**settings: object) -> Access:
+    return Access(Settings(**settings))  # type: ignore[arg-type]
+
+
+def visit(doors: Access, peer: str | None, headers: Headers | None = None, now: float = 0.0) -> Visitor:
+    """A socket with its request."""
+    visitor = Visitor()
+    assert doors.arrive(visitor, peer, 1, now)
+    doors.identify(visitor, headers or Headers(), now)
+    return visitor
+
+
+def judged(
+    doors: Access, peer: str, headers: Headers | None = None, now: float = 0.0
+) -> tuple[int, str] | None:
+    turnaway = doors.judge(visit(doors, peer, headers, now), headers or Headers(), now)
+    return None if turnaway is None else (turnaway.status, turnaway.reason)
+
+
+@pytest.mark.req("R-316")
+def test_a_session_is_charged_to_its_address_then_to_its_identity():
+    doors = access()
+    one, two, elsewhere = visit(doors, "192.0.2.1"), visit(doors, "192.0.2.1"), visit(doors, "192.0.2.2")
+    assert one.charged is two.charged is not elsewhere.charged
+    doors.authenticated(one, ALICE, 0.0)
+    doors.authenticated(elsewhere, ALICE, 0.0)
+    assert one.charged is elsewhere.charged is not two.charged
+    doors.authenticated(one, BOB, 0.0)
+    assert one.charged is not elsewhere.charged
+    assert one.charged is not None
+    assert one.charged.key == BOB
+
+
+@pytest.mark.req("R-318")
+def test_anonymous_sessions_are_limited_more_tightly_by_default():
+    doors = access()
+    visitor = visit(doors, "192.0.2.1")
+
+    def passes(name: str) -> int:
+        budget = getattr(visitor.charged, name)
+        return sum(budget.take(0.0) for _ in range(50_000))
+
+    anonymous = {name: passes(name) for name in ("publish", "subscribe")}
+    doors.authenticated(visitor, ALICE, 0.0)
+    assert all(0 < anonymous[name] < passes(name) for name in anonymous)
+    settings = Settings()
+    assert 0 < settings.anonymous_backfill_limit_bytes < settings.backfill_limit_bytes
+
+
+def test_a_restricted_identity_gains_nothing_by_authenticating():
+    doors = access(anonymous_publish_limit=2)
+    doors.restricted = frozenset({ALICE})
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    assert visitor.charged is not None and visitor.charged.publish is not None
+    assert [visitor.charged.publish.take(0.0) for _ in range(3)] == [True, True, False]
+    doors.restricted = frozenset()
+    doors.leave(visitor, 0.0)
+    again = visit(doors, "192.0.2.1")
+    doors.authenticated(again, ALICE, 0.0)
+    assert again.charged is not None and again.charged.publish is not None
+    assert all(again.charged.publish.take(0.0) for _ in range(3))
+
+
+def test_this_machine_has_no_limits_by_default():
+    doors = access()
+    for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        visitor = visit(doors, peer)
+        assert visitor.charged is None
+        doors.authenticated(visitor, ALICE, 0.0)
+        assert visitor.charged is None
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded"])
+def test_a_proxy_on_this_machine_that_nobody_declared_brings_no_freedom(name):
+    doors = access()
+    headers = Headers({name: "192.0.2.1"})
+    one, other = Visitor(), Visitor()
+    for visitor, is_news in ((one, True), (other, False)):
+        assert doors.arrive(visitor, "127.0.0.1", 1, 0.0)
+        assert doors.identify(visitor, headers, 0.0) is is_news
+    assert one.charged is not None
+    assert one.charged is other.charged
+    assert one.charged.key == "127.0.0.1"
+
+
+@pytest.mark.req("R-321")
+def test_behind_a_trusted_proxy_each_client_counts_for_itself():
+    doors = access(trusted_proxies=("127.0.0.1",))
+    one = visit(doors, "127.0.0.1", Headers({"X-Forwarded-For": "192.0.2.1"}))
+    other = visit(doors, "127.0.0.1", Headers({"X-Forwarded-For": "192.0.2.2"}))
+    local = visit(doors, "127.0.0.1", Headers({"X-Forwarded-For": "127.0.0.1"}))
+    keys = [visitor.charged and visitor.charged.key for visitor in (one, other, local)]
+    assert keys == ["192.0.2.1", "192.0.2.2", "127.0.0.1"]
+    assert visit(doors, "127.0.0.1").charged is None  # nobody is spoken for
+
+
+@pytest.mark.req("R-321")
+def test_a_trusted_proxy_that_names_nobody_is_limited_itself():
+    doors = access(trusted_proxies=("10.0.0.1",))
+    one, other = visit(doors, "10.0.0.1"), visit(doors, "10.0.0.1")
+    assert one.charged is other.charged is not None
+
+
+@pytest.mark.req("R-321")
+def test_a_spoofed_header_buys_no_second_budget():
+    doors = access()
+    one = visit(doors, "192.0.2.1")
+    spoofed = visit(doors, "192.0.2.1", Headers({"X-Forwarded-For": "203.0.113.7"}))
+    assert spoofed.charged is one.charged
+    trusting = access(trusted_proxies=("10.0.0.1",))
+    ignored = visit(trusting, "10.0.0.1", Headers({"Forwarded": "for=203.0.113.7"}))
+    assert ignored.charged is not None
+    assert ignored.charged.key == "10.0.0.1"
+
+
+@pytest.mark.req("R-321")
+def test_one_address_holds_only_so_many_sessions():
+    doors = access(max_connections_per_address=2)
+    kept = [visit(doors, "192.0.2.1") for _ in range(2)]
+    assert judged(doors, "192.0.2.1") == (429, "address_limit")
+    assert judged(doors, "192.0.2.2") is None
+    for visitor in kept:
+        doors.leave(visitor, 0.0)
+    assert judged(doors, "192.0.2.1") is None
+
+
+@pytest.mark.req("R-321")
+def test_sockets_that_say_nothing_are_bounded_too():
+    doors = access(max_connections_per_address=2)
+    sockets = [Visitor() for _ in range(5)]
+    assert [doors.arrive(socket, "192.0.2.1", 1, 0.0) for socket in sockets] == [True] * 4 + [False]
+    for socket in sockets:
+        doors.leave(socket, 0.0)
+    assert len(doors.addresses) == 0
+    assert doors.arrive(Visitor(), "192.0.2.1", Settings().max_connections, 0.0)
+    assert not doors.arrive(Visitor(), "192.0.2.1", Settings().max_connections + 1025, 0.0)
+
+
+@pytest.mark.req("R-317", "R-321")
+def test_one_address_connects_only_so_often():
+    doors = access(connection_limit=3, max_connections_per_address=0)
+    assert [judged(doors, "192.0.2.1") for _ in range(3)] == [None] * 3
+    turnaway = doors.judge(visit(doors, "192.0.2.1"), Headers(), 0.0)
+    assert turnaway is not None
+    assert (turnaway.status, turnaway.reason, turnaway.retry_after) == (429, "connection_rate", 20)
+    assert judged(doors, "192.0.2.1", now=20.0) is None
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    ("origins", "expected"),
+    [
+        ([], None),
+        (["https://good.example"], None),
+        (["HTTPS://Good.Example"], None),
+        (["https://good.example:8443"], (403, "origin")),
+        (["https://good.example.evil.example"], (403, "origin")),
+        (["http://good.example"], (403, "origin")),
+        (["null"], (403, "origin")),
+        ([""], (403, "origin")),
+        (["https://good.example", "https://evil.example"], (403, "origin")),
+    ],
+)
+def test_pages_of_other_origins_are_refused_where_origins_are_listed(origins, expected):
+    headers = Headers([("Origin", origin) for origin in origins])
+    assert judged(access(allowed_origins=("https://good.example",)), "192.0.2.1", headers) == expected
+    assert judged(access(), "192.0.2.1", headers) is None
+
+
+def test_a_reload_changes_grants_and_origins_and_keeps_what_is_spent():
+    doors = access(anonymous_publish_limit=1)
+    visitor = visit(doors, "192.0.2.1")
+    assert visitor.charged is not None and visitor.charged.publish is not None
+    assert visitor.charged.publish.take(0.0)
+    doors.reload(Settings(require_auth=("publish",), allowed_origins=("https://good.example",)))
+    assert doors.grants.anonymous == {"subscribe"}
+    assert judged(doors, "192.0.2.1", Headers({"Origin": "https://evil.example"})) == (403, "origin")
+    assert not visitor.charged.publish.take(0.0)
+
+
+@pytest.mark.req("R-330")
+def test_the_log_names_no_address_unless_asked_to():
+    def shown(**settings: object) -> dict[str, str]:
+        doors = access(**settings)
+        return doors.shown(visit(doors, "192.0.2.77"))
+
+    assert shown() == {}
+    assert shown(log_addresses="truncated") == {"client_address": "192.0.2.77"}  # truncated by the log
+    assert shown(log_addresses="full") == {"full_address": "192.0.2.77"}
+    assert access(log_addresses="full").shown(Visitor()) == {}

@@ -1,0 +1,200 @@
+"""Budgets, against a clock the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relayd.access.limits import Budget, Limits, Quotas
+
+LIMITS = Limits(publishes=5, subscribes=3, backfill_bytes=1000, auths=2, connects=2, window_seconds=60)
+
+
+def taken(budget: Budget, now: float, times: int = 100) -> int:
+    return sum(budget.take(now) for _ in range(times))
+
+
+@pytest.mark.req("R-314")
+def test_five_in_a_minute_and_the_sixth_is_refused():
+    budget = Budget(5, 60)
+    assert [budget.take(1000.0) for _ in range(6)] == [True] * 5 + [False]
+
+
+@pytest.mark.req("R-314", "R-315")
+def test_a_refusal_says_when_to_come_back_in_whole_seconds():
+    budget = Budget(5, 60)
+    taken(budget, 1000.0)
+    excess = budget.excess(1000.0)
+    assert (excess.limit, excess.remaining, excess.window_seconds) == (5, 0, 60)
+    assert excess.retry_after == 12  # one of five comes back every twelfth second
+    taken(budget, 1000.0)
+    assert budget.excess(1011.5).retry_after >= 1
+
+
+@pytest.mark.req("R-314")
+def test_what_is_spent_comes_back_evenly():
+    budget = Budget(60, 60)
+    assert taken(budget, 0.0) == 60
+    assert taken(budget, 0.5) == 0
+    assert taken(budget, 1.0) == 1
+    assert taken(budget, 31.0) == 30
+    assert taken(budget, 1000.0) == 60
+
+
+@pytest.mark.req("R-319")
+def test_a_crowd_that_was_refused_comes_back_one_by_one():
+    budget = Budget(5, 60)
+    taken(budget, 0.0, 5)
+    waits = [budget.excess(0.0).retry_after for _ in range(5)]
+    assert waits == [12, 24, 36, 48, 60]
+    assert all(budget.take(float(wait)) for wait in waits)
+
+
+@pytest.mark.req("R-319")
+def test_nobody_is_put_off_for_longer_than_a_window():
+    budget = Budget(5, 60)
+    taken(budget, 0.0, 5)
+    assert max(budget.excess(0.0).retry_after for _ in range(1000)) == 60
+    assert taken(budget, 60.0) == 5
+
+
+@pytest.mark.req("R-314", "R-319")
+@settings(deadline=None)
+@given(
+    limit=st.integers(1, 2000),
+    window=st.integers(1, 3600),
+    start=st.floats(0, 1e7),
+    steps=st.lists(st.floats(0, 400), max_size=40),
+    refused=st.integers(1, 40),
+)
+def test_whoever_waits_as_told_is_let_in(limit, window, start, steps, refused):
+    budget, now = Budget(limit, window), start
+    for step in steps:
+        now += step
+        budget.take(now)
+    while budget.take(now):
+        pass
+    waits = [budget.excess(now).retry_after for _ in range(min(refused, limit))]
+    assert all(isinstance(wait, int) and wait >= 1 for wait in waits)
+    assert max(waits) <= max(window, 1)
+    assert all(budget.take(now + wait) for wait in sorted(waits))
+
+
+@settings(deadline=None)
+@given(
+    limit=st.integers(1, 30),
+    window=st.integers(1, 600),
+    start=st.floats(0, 1e7),
+    steps=st.lists(st.floats(0, 20), min_size=1, max_size=20),
+)
+def test_no_window_ever_passes_more_than_twice_the_limit(limit, window, start, steps):
+    """What can be spent at once, and what comes back while the window lasts."""
+    budget, now, passed = Budget(limit, window), start, []
+    for step in steps:
+        now += step
+        passed += [now] * taken(budget, now, limit + 1)
+    for at in passed:
+        assert sum(at <= other < at + window for other in passed) <= 2 * limit
+
+
+@pytest.mark.req("R-317")
+def test_bytes_that_are_spent_already_leave_a_debt_that_time_pays():
+    budget = Budget(1000, 60)
+    budget.spend(1000, 0.0)
+    assert budget.debt_seconds(0.0) <= 0
+    budget.spend(1, 0.0)
+    assert budget.debt_seconds(0.0) in (0.06, 0.061)
+    assert budget.debt_seconds(0.061) <= 0
+    budget = Budget(1000, 60)
+    budget.spend(500, 60.0)
+    assert budget.debt_seconds(60.0) <= 0
+    budget.spend(2000, 60.0)
+    assert budget.debt_seconds(60.0) == pytest.approx(90, abs=0.01)
+    wait = budget.excess(60.0).retry_after
+    assert wait in (90, 91)
+    assert budget.debt_seconds(60.0 + wait) <= 0
+
+
+@pytest.mark.req("R-316")
+def test_all_sockets_of_one_holder_share_its_budgets():
+    quotas = Quotas(LIMITS)
+    one, other, stranger = quotas.hold("did:a"), quotas.hold("did:a"), quotas.hold("did:b")
+    assert one is other
+    assert taken(one.publish, 0.0, 3) + taken(other.publish, 0.0, 3) == 5
+    assert taken(stranger.publish, 0.0) == 5
+
+
+@pytest.mark.req("R-316")
+async def test_however_many_tasks_ask_at_once_no_more_than_the_limit_pass():
+    quotas = Quotas(Limits(publishes=37))
+    passed = 0
+
+    async def ask() -> None:
+        nonlocal passed
+        quota = quotas.hold("did:a")
+        for _ in range(5):
+            await asyncio.sleep(0)
+            passed += quota.publish.take(1.0)
+        quotas.release(quota, 1.0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(ask())
+    assert passed == 37
+
+
+@pytest.mark.req("R-317")
+def test_each_kind_of_request_has_its_own_budget():
+    quota = Quotas(LIMITS).hold("a")
+    budgets = {"publish": 5, "subscribe": 3, "auth": 2, "connect": 2}
+    for name, limit in budgets.items():
+        assert taken(getattr(quota, name), 0.0) == limit
+
+
+def test_zero_sets_no_limit():
+    quota = Quotas(Limits(publishes=1)).hold("a")
+    assert quota.publish is not None
+    assert (quota.subscribe, quota.backfill, quota.auth, quota.connect) == (None,) * 4
+
+
+@pytest.mark.req("R-319")
+def test_leaving_and_coming_back_gives_nothing_anew():
+    quotas = Quotas(LIMITS)
+    quota = quotas.hold("a")
+    assert taken(quota.publish, 0.0) == 5
+    quotas.release(quota, 1.0)
+    assert taken(quotas.hold("a").publish, 1.0) == 0
+
+
+@pytest.mark.req("R-321")
+def test_a_full_quota_that_nobody_holds_is_forgotten():
+    quotas = Quotas(LIMITS)
+    quota = quotas.hold("a")
+    quotas.release(quota, 0.0)
+    assert len(quotas) == 0
+    spent = quotas.hold("b")
+    taken(spent.publish, 0.0)
+    quotas.release(spent, 0.0)
+    assert len(quotas) == 1
+    quotas.release(quotas.hold("c"), 61.0)
+    assert len(quotas) == 0
+
+
+@pytest.mark.req("R-321")
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=200))
+def test_the_number_kept_is_bounded_and_what_is_held_is_never_dropped(steps):
+    quotas, held, now = Quotas(LIMITS, max_idle=4), {}, 0.0
+    for number, spend in steps:
+        now += 0.01
+        key = str(number)
+        if key in held:
+            quotas.release(held.pop(key), now)
+        else:
+            held[key] = quotas.hold(key)
+            if spend:
+                held[key].publish.take(now)
+        assert len(quotas) <= len(held) + 4
+        assert all(quotas.holds(quota) for quota in held.values())

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from strata import packets
+from strata.ids import Identity
+from strata.provenance import Downgrade, served
+from strata.wire import EXTENSIONS
+
+from relayd.config import Settings
+from relayd.http.api import HttpApi, MetricsApi
+from relayd.http.manifest import build_manifest
+from relayd.store.types import Gone, StoredPacket, StoreTimeout, StoreUnavailable
+
+BODY = b'{"a":"\xc3\xa9","b":1.0}'
+ID = "0x" + "ab" * 32
+NOW = 1_760_000_000
+
+
+class Harness:
+    """An `HttpApi` on made-up parts; `by_id` answers from `packets` or raises `failure`."""
+
+    def __init__(self, **options):
+        self.reason = None
+        self.packets: dict[bytes, object] = {}
+        self.failure: Exception | None = None
+        self.asked: list[tuple[bytes, int]] = []
+        options.setdefault("render_metrics", lambda: ("text/plain", b"metrics"))
+        self.api = HttpApi(
+            readiness=lambda: self.reason,
+            manifest=lambda: {"relay_id": "did:strata:z6Mk"},
+            by_id=self.by_id,
+            clock=lambda: NOW + 0.9,
+            **options,
+        )
+
+    async def by_id(self, packet_id: bytes, now: int) -> object:
+        self.asked.append((packet_id, now))
+        if self.failure is not None:
+            raise self.failure
+        return self.packets.get(packet_id)
+
+    async def get(self, path: str):
+        return await self.api.respond(path)
+
+
+@pytest.fixture
+def http():
+    return Harness()
+
+
+def error_of(response) -> str:
+    value = json.loads(response.body)
+    assert value.keys() == {"error", "reason"}
+    assert response.content_type == "application/json"
+    return value["error"]
+
+
+async def test_alive_even_when_not_ready(http):
+    http.reason = "starting"
+    assert (await http.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize("reason", ["starting", "draining", "database"])
+async def test_ready_or_why_not(http, reason):
+    assert (await http.get("/readyz")).status == 200
+    http.reason = reason
+    response = await http.get("/readyz")
+    assert response.status == 503
+    assert json.loads(response.body)["reason"] == reason
+    assert response.headers["Cache-Control"] == "no-store"
+
+
+async def test_metrics_are_served_unless_another_port_does(http):
+    response = await http.get("/metrics")
+    assert (response.status, response.content_type, response.body) == (200, "text/plain", b"metrics")
+    assert (await Harness(render_metrics=None).get("/metrics")).status == 404
+    elsewhere = MetricsApi(lambda: ("text/plain", b"metrics"))
+    assert (await elsewhere.respond("/metrics?x=1")).body == b"metrics"
+    assert (await elsewhere.respond("/packets/" + ID)).status == 404
+
+
+@pytest.mark.req("R-301")
+async def test_a_packet_comes_as_the_bytes_that_are_stored(http):
+    http.packets[b"\xab" * 32] = StoredPacket(5, NOW, BODY)
+    response = await http.get(f"/packets/{ID}")
+    assert response.status == 200
+    assert response.body == b'{"packet":' + BODY + b',"received_at":%d}' % NOW
+    assert http.asked == [(b"\xab" * 32, NOW)]
+
+
+@pytest.mark.req("R-301")
+async def test_an_unknown_packet_is_404_and_a_departed_one_410(http):
+    assert error_of(response := await http.get(f"/packets/{ID}")) == "not_found"
+    assert response.status == 404
+    http.packets[b"\xab" * 32] = Gone(5, NOW)
+    assert error_of(response := await http.get(f"/packets/{ID}")) == "gone"
+    assert response.status == 410
+
+
+@pytest.mark.req("R-208", "R-209", "R-210")
+@pytest.mark.parametrize("form", ["rewrite", "annotate"])
+async def test_a_downgraded_packet_comes_as_subscribers_get_it(form):
+    header = {
+        "origin_type": "SOFTWARE",
+        "genesis_media_hash": None,
+        "edit_history": [],
+        "client_attestation": {"client_id": "did:x:y", "client_version": "1", "client_signature": "0x00"},
+    }
+    packet = packets.build(
+        Identity(bytes(32)), {"type": "POST", "text": "x"}, timestamp=NOW, provenance_header=header
+    )
+    found = Downgrade("SOFTWARE", "UNKNOWN", "client_attestation_invalid", True)
+    http = Harness(form=form)
+    http.packets[b"\xab" * 32] = StoredPacket(5, NOW, packet.canonical, found.encode())
+    answer = json.loads((await http.get(f"/packets/{ID}")).body)
+    expected = served(packet.canonical, found, mode=form)
+    assert answer == {
+        "packet": json.loads(expected.packet),
+        "received_at": NOW,
+        "relay_annotations": json.loads(expected.annotations),
+    }
+    assert answer["packet"]["provenance_header"]["origin_type"] == (
+        "UNKNOWN" if form == "rewrite" else "SOFTWARE"
+    )
+
+
+@pytest.mark.req("R-020")
+@pytest.mark.parametrize(
+    "bad", ["", "ab" * 32, ID.upper(), ID + "00", ID[:-1], ID + "/", "z6Mk", "0x" + "é" * 64]
+)
+async def test_no_other_spelling_is_an_id(http, bad):
+    response = await http.get(f"/packets/{bad}")
+    assert (response.status, error_of(response)) == (400, "invalid_packet_id")
+    assert http.asked == []
+
+
+@pytest.mark.parametrize("failure", [StoreTimeout("slow"), StoreUnavailable("password=x")])
+async def test_a_store_in_trouble_is_503_and_its_words_stay_inside(http, failure):
+    http.failure = failure
+    response = await http.get(f"/packets/{ID}")
+    assert (response.status, error_of(response)) == (503, "unavailable")
+    assert response.headers["Retry-After"] == "1"
+    assert b"password" not in response.body
+
+
+@pytest.mark.req("R-313")
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz/", "/blobs/" + ID, "/media/" + ID, "/packets", "*", "//metrics"]
+)
+async def test_nothing_else_is_served(http, path):
+    response = await http.get(path)
+    assert (response.status, error_of(response)) == (404, "not_found")
+
+
+async def test_a_plain_request_to_the_websocket_is_told_so(http):
+    response = await http.get("/strata")
+    assert (response.status, error_of(response)) == (426, "upgrade_required")
+    assert response.headers["Upgrade"] == "websocket"
+    assert (await Harness(websocket_path="/other").get("/strata")).status == 404
+
+
+async def test_the_manifest_is_public_json(http):
+    response = await http.get("/.well-known/strata-relay.json")
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert response.headers["Access-Control-Allow-Origin"] == "*"
+
+
+@pytest.mark.req("R-389", "R-352")
+def test_the_manifest_has_the_members_the_rfc_names():
+    manifest = build_manifest(
+        Settings(), relay_id="did:strata:z6Mk", ws_endpoint="ws://h/strata", status="ok"
+    )
+    assert manifest["relay_id"] == "did:strata:z6Mk"
+    assert manifest["ws_endpoint"] == "ws://h/strata"
+    assert manifest["replication"].keys() == {
+        "accepts_peer_subscriptions",
+        "supported_profiles",
+        "requires_auth",
+    }
+    assert manifest["software"].keys() == {"name", "version"}
+    assert manifest["clock_skew_seconds"] == 300
+    assert {"max_packet_bytes", "max_limit"} <= manifest["limits"].keys()
+
+
+@pytest.mark.req("R-139")
+def test_the_manifest_announces_the_additions():
+    assert build_manifest(Settings(), relay_id="d", ws_endpoint="w", status="ok")["extensions"] == list(
+        EXTENSIONS
+    )
+
+
+@pytest.mark.req("R-325", "R-326")
+def test_the_manifest_sums_up_what_is_enforced():
+    settings = Settings(
+        max_packet_bytes=4096, max_limit=7, blocked_authors=("did:x:y",), public_url="wss://p/strata"
+    )
+    manifest = build_manifest(settings, relay_id="d", ws_endpoint="w", status="draining")
+    assert manifest["ws_endpoint"] == "wss://p/strata"
+    assert manifest["status"] == "draining"
+    assert (manifest["limits"]["max_packet_bytes"], manifest["limits"]["max_limit"]) == (4096, 7)
+    assert manifest["policy"]["declines"] == {"authors": True, "packet_ids": False, "media_hashes": False}
+    assert manifest["policy"]["protected_accounts"] == "none"
+    assert manifest["policy"]["provenance_downgrade"] == "rewrite"
+    assert "did:x:y" not in json.dumps(manifest)
+
+
+@pytest.mark.req("R-325")
+def test_the_manifest_says_who_and_what_may_publish_here():
+    def policy(**settings: object) -> dict[str, object]:
+        return build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok")["policy"]
+
+    free = policy()
+    assert free["accepts_public_packets"] and free["declined_types"] == [] and "accepted_types" not in free
+    assert not free["plugins"] and free["abuse_table"]
+    strict = policy(
+        allowed_authors=("did:x:y",),
+        allowed_types=("POST",),
+        blocked_types=("VOTE",),
+        policy_plugins=("quota",),
+        policies=("allowed_authors", "allowed_types", "blocked_types"),
+        provenance_downgrade="annotate",
+    )
+    assert not strict["accepts_public_packets"] and strict["accepted_types"] == ["POST"]
+    assert strict["declined_types"] == ["VOTE"]
+    assert strict["plugins"] is True and not strict["abuse_table"]
+    assert strict["provenance_downgrade"] == "annotate"
+    assert "did:x:y" not in json.dumps(strict) and "quota" not in json.dumps(strict)
+
+
+def test_retention_is_advertised_and_for_ever_is_no_number():
+    def policy(days: int) -> dict[str, object]:
+        settings = Settings(retention_days=days)
+        return build_manifest(settings, relay_id="d", ws_endpoint="w", status="ok")["policy"]
+
+    assert policy(30)["default_retention_days"] == 30
+    assert "default_retention_days" not in policy(0)
+
+
+@pytest.mark.req("R-003")
+async def test_every_name_emitted_is_snake_case(http):
+    manifest = build_manifest(Settings(), relay_id="d", ws_endpoint="w", status="ok")
+    bodies = [json.loads((await http.get(path)).body) for path in ("/healthz", "/readyz", "/x")]
+    for name in names_in([manifest, *bodies]):
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+
+
+def names_in(value):
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield name
+            yield from names_in(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from names_in(member)

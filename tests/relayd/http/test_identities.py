@@ -1,0 +1,139 @@
+"""`/did/…` and `/did-docs/…`: what a reader is told, and can check by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from strata import canonical, packets
+from strata.documents import DidDocument, VerificationMethod, build_document, method_id
+from strata.ids import Identity
+from strata.keys import KeyChain, KeyRules, add_content, document_content
+from strata.packets import Packet
+
+from relayd.admission.equivalence import equivalence_key
+from relayd.http.identities import IdentityApi
+from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.directory import Identities
+from relayd.store.types import Declined, LogEntry, NewPacket, StoredPacket, StoreUnavailable
+
+NOW = 1_760_000_000
+ALICE, BOB = (Identity(bytes([n]) * 32) for n in (1, 2))
+NAMED = "did:strata:relay_1"
+
+
+def document_of(who: Identity, did: str) -> DidDocument:
+    return build_document(did, [VerificationMethod(method_id(did), who.public_key, 0)], created_at=0)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, StoredPacket] = {}
+        self.down = False
+
+    async def authors(self, types):
+        return set()
+
+    async def packets_of(self, authors, types):
+        return []
+
+    async def find(self, key: bytes):
+        if self.down:
+            raise StoreUnavailable("down")
+        return self.by_key.get(key)
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.fixture
+def declined():
+    return {"now": Declined()}
+
+
+@pytest.fixture
+def api(log, declined):
+    bootstrap = Bootstrap(documents={NAMED: (document_of(BOB, NAMED),)})
+    identities = Identities(log, bootstrap, KeyRules())
+    event = packets.build(
+        ALICE, add_content(method_id(ALICE.did, "keys-2"), BOB.public_key, valid_from=NOW), timestamp=NOW
+    )
+    published = packets.build(ALICE, document_content(document_of(ALICE, ALICE.did)), timestamp=NOW)
+    for sequence, packet in enumerate((published, event), 1):
+        new = NewPacket(packet.digest, packet.author_id, packet.content_type, NOW, None, packet.canonical)
+        identities.observe([LogEntry(sequence, NOW, new)])
+    key = equivalence_key(published)
+    assert key is not None
+    log.by_key[key] = StoredPacket(1, NOW, published.canonical)
+    return IdentityApi(
+        identities, bootstrap, by_key=log.find, declined=lambda: declined["now"], clock=lambda: NOW
+    )
+
+
+async def get(api, path):
+    answer = await api.respond(path)
+    return answer.status, json.loads(answer.body)
+
+
+@pytest.mark.req("R-058")
+async def test_a_chain_can_be_verified_from_the_answer_alone(api):
+    status, body = await get(api, f"/did/{ALICE.did}")
+    assert status == 200 and body["did"] == ALICE.did and body["conflict"] is None
+    events = [
+        (Packet.parse(canonical.encode(item["packet"])), item["received_at"]) for item in body["events"]
+    ]
+    chain = KeyChain.replay(ALICE.did, events)
+    assert chain.head is not None and chain.head.hash == body["did_doc_hash"]
+    assert DidDocument.parse(canonical.encode(body["document"])).hash == body["did_doc_hash"]
+    assert [key["key_id"] for key in body["keys"]] == [key.key_id for key in chain.keys(NOW)]
+    assert {key["standing"] for key in body["keys"]} == {"valid"}
+
+
+@pytest.mark.req("R-058")
+async def test_a_document_is_served_under_its_hash_as_its_canonical_bytes(api):
+    for document in (document_of(ALICE, ALICE.did), document_of(BOB, NAMED)):
+        answer = await api.respond(f"/did-docs/{document.hash}")
+        assert (answer.status, answer.body) == (200, document.canonical)
+
+
+async def test_a_self_certifying_did_is_known_by_itself(api):
+    status, body = await get(api, f"/did/{BOB.did}")
+    assert (status, body["events"], len(body["keys"])) == (200, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("/did/nobody", 400, "invalid_did"),
+        ("/did/", 400, "invalid_did"),
+        ("/did/did:strata:stranger", 404, "not_found"),
+        ("/did-docs/0x" + "ab" * 32, 400, "invalid_did_doc_hash"),
+        ("/did-docs/" + document_of(BOB, BOB.did).hash, 404, "not_found"),
+    ],
+)
+@pytest.mark.req("R-052")
+async def test_what_is_not_there(api, path, status, error):
+    found, body = await get(api, path)
+    assert (found, body["error"]) == (status, error)
+
+
+async def test_other_paths_are_not_ours(api):
+    assert await api.respond("/packets/0x00") is None
+
+
+async def test_percent_encoding_in_the_path(api):
+    assert (await get(api, "/did/" + ALICE.did.replace(":", "%3A")))[0] == 200
+
+
+@pytest.mark.req("R-323")
+async def test_nothing_of_a_blocked_author_is_served(api, declined):
+    declined["now"] = Declined(authors=frozenset([ALICE.did]))
+    assert (await get(api, f"/did/{ALICE.did}"))[0] == 410
+    assert (await get(api, f"/did-docs/{document_of(ALICE, ALICE.did).hash}"))[0] == 410
+
+
+async def test_a_store_that_does_not_answer(api, log):
+    log.down = True
+    assert (await get(api, "/did-docs/" + document_of(BOB, BOB.did).hash))[0] == 503

@@ -1,0 +1,217 @@
+"""The key directory: what it reads, what it keeps, and that the feed brings it forward."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import pytest
+from strata import packets
+from strata.documents import VerificationMethod, build_document, method_id
+from strata.ids import Identity
+from strata.keys import KeyRules, revoke_content
+
+from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.directory import Identities
+from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable
+
+NOW = 1_760_000_000
+ALICE, BOB, CLIENT = (Identity(bytes([n]) * 32) for n in (1, 2, 9))
+
+
+def revocation(who: Identity = ALICE, **more):
+    content = revoke_content(method_id(who.did), revoked_at=NOW)
+    return packets.build(who, content, timestamp=NOW, **more)
+
+
+def manifest(name: str, who: Identity = CLIENT):
+    keys = [{"key_id": "k1", "public_key": f"0x{who.public_key.hex()}", "valid_from": 0, "valid_until": 0}]
+    content = {"type": "CLIENT_MANIFEST", "client_id": who.did, "name": name, "public_keys": keys}
+    return packets.build(who, content, timestamp=NOW)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+        self.reads: list[list[str]] = []
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = asyncio.Event()
+
+    def add(self, packet: packets.Packet, at: int = NOW) -> LogEntry:
+        new = NewPacket(
+            packet.digest, packet.author_id, packet.content_type, packet.timestamp, None, packet.canonical
+        )
+        self.entries.append(LogEntry(len(self.entries) + 1, at, new))
+        return self.entries[-1]
+
+    async def authors(self, types: Iterable[str]) -> set[str]:
+        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in types}
+
+    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+        self.reads.append(sorted(authors))
+        rows = [
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            for entry in self.entries
+            if entry.packet.author_id in authors and entry.packet.content_type in types
+        ]
+        self.asked.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return rows
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def directory(log: Log, bootstrap: Bootstrap | None = None, **options) -> Identities:
+    return Identities(log, bootstrap or Bootstrap(), KeyRules(), **options)
+
+
+@pytest.mark.req("R-056", "R-060")
+async def test_a_plain_author_needs_no_read(log):
+    identities = directory(log)
+    await identities.open()
+    assert identities.is_plain(ALICE.did) and not identities.missing([ALICE.did], [ALICE.did])
+    assert (await identities.resolve(ALICE.did)).candidates(NOW) == (ALICE.public_key,)
+    assert not log.reads
+
+
+@pytest.mark.req("R-047", "R-056")
+async def test_a_name_has_a_key_only_where_the_bootstrap_file_gives_it_one(log):
+    named = "did:strata:relay_1"
+    assert not (await directory(log).resolve(named)).is_resolvable
+    by_key = directory(log, Bootstrap(keys={named: BOB.public_key}))
+    assert (await by_key.resolve(named)).candidates(NOW) == (BOB.public_key,)
+    method = VerificationMethod(method_id(named), ALICE.public_key, 0)
+    document = build_document(named, [method], created_at=0)
+    by_document = directory(log, Bootstrap(documents={named: (document,)}))
+    assert (await by_document.resolve(named)).candidates(NOW) == (ALICE.public_key,)
+
+
+@pytest.mark.req("R-056")
+async def test_the_log_goes_before_the_key_in_the_did(log):
+    log.add(revocation())
+    identities = directory(log)
+    await identities.open()
+    assert identities.missing([ALICE.did, BOB.did]) == [ALICE.did]
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+
+
+async def test_many_who_wait_for_one_author_cost_one_read(log):
+    log.add(revocation())
+    log.add(revocation(BOB))
+    identities = directory(log)
+    await identities.open()
+    await asyncio.gather(
+        *(identities.resolve(ALICE.did) for _ in range(20)), identities.load([ALICE.did, BOB.did])
+    )
+    assert log.reads == [[ALICE.did], [BOB.did]]
+
+
+async def test_who_is_cancelled_while_waiting_takes_nobody_along(log):
+    log.add(revocation())
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    first, second = (asyncio.create_task(identities.resolve(ALICE.did)) for _ in range(2))
+    await log.asked.wait()
+    first.cancel()
+    log.gate.set()
+    assert not (await second).candidates(NOW + 1)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert len(log.reads) == 1
+
+
+async def test_a_read_that_fails_is_told_to_all_and_tried_again(log):
+    log.add(revocation())
+    identities = directory(log)
+    await identities.open()
+    log.error = StoreUnavailable("down")
+    results = await asyncio.gather(*(identities.resolve(ALICE.did) for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(result, StoreUnavailable) for result in results)
+    log.error = None
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+
+
+@pytest.mark.req("R-074")
+async def test_the_feed_brings_a_chain_forward(log):
+    changed: list[str] = []
+    identities = directory(log, on_change=lambda packet: changed.append(packet.author_id))
+    before = identities.generation
+    post = packets.build(BOB, {"type": "POST"}, timestamp=NOW)
+    identities.observe([log.add(post), log.add(revocation())])
+    assert changed == [ALICE.did] and identities.generation > before
+    assert not identities.is_plain(ALICE.did) and identities.is_plain(BOB.did)
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+    assert not log.reads  # a first event needs none
+
+
+@pytest.mark.req("R-074")
+async def test_an_event_that_comes_during_the_read_counts(log):
+    content = {"type": "KEY_EVENT", "event": "NOTE", "key_id": method_id(ALICE.did)}
+    log.add(packets.build(ALICE, content, timestamp=NOW))
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    task = asyncio.create_task(identities.resolve(ALICE.did))
+    await log.asked.wait()
+    identities.observe([log.add(revocation())])
+    log.gate.set()
+    chain = await task
+    assert len(chain.events) == 2 and not chain.candidates(NOW + 1)
+
+
+async def test_chains_out_of_memory_are_read_again(log):
+    people = [Identity(bytes([100 + n]) * 32) for n in range(5)]
+    for who in people:
+        log.add(revocation(who))
+    identities = directory(log, max_chains=2)
+    await identities.open()
+    for who in people * 2:
+        assert not (await identities.resolve(who.did)).candidates(NOW + 1)
+    assert len(log.reads) == 10
+
+
+async def test_an_event_that_does_not_hold_changes_nothing(log):
+    """Another program may have let it into the log; a chain is what the packets prove."""
+    forged = packets.build(ALICE, revoke_content(method_id(BOB.did), revoked_at=NOW), timestamp=NOW)
+    identities = directory(log)
+    identities.observe([log.add(forged)])
+    assert (await identities.resolve(ALICE.did)).candidates(NOW + 1) == (ALICE.public_key,)
+    assert (await identities.resolve(BOB.did)).candidates(NOW + 1) == (BOB.public_key,)
+
+
+@pytest.mark.req("R-236")
+@pytest.mark.parametrize("way", ["read", "feed"])
+async def test_the_newest_client_manifest_counts(log, way):
+    twins = sorted((manifest("a"), manifest("b")), key=lambda packet: packet.packet_id)
+    entries = [log.add(manifest("old"), NOW - 5)]
+    entries += [log.add(twin, NOW) for twin in reversed(twins)]
+    entries.append(log.add(manifest("late in the log, early in time"), NOW - 1))
+    identities = directory(log)
+    if way == "feed":
+        identities.observe(entries)
+    else:
+        await identities.open()
+        assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
+        await identities.load([CLIENT.did])
+    found = identities.manifest(CLIENT.did)
+    assert found is not None and found.packet_id == twins[0].packet_id
+
+
+async def test_closing_ends_a_read_under_way(log):
+    log.add(revocation())
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    task = asyncio.create_task(identities.resolve(ALICE.did))
+    await log.asked.wait()
+    await identities.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from strata import packets
+from strata.ids import Identity
+from strata.keys import add_content, revoke_content
+from strata.provenance import Downgrade, ProvenanceTrust
+
+from relayd.admission.equivalence import equivalence_key
+from relayd.store.types import (
+    IDENTITY_TYPES,
+    Appended,
+    Disposition,
+    IdentitiesMoved,
+    LogEntry,
+    NewPacket,
+    Outcome,
+    StoredPacket,
+)
+from relayd.transfer.examiner import Examiner
+from relayd.transfer.files import ExportSummary, ImportSummary, export_log, import_log, resume_point
+
+NOW = 1_760_000_000
+
+
+class MemoryStore:
+    """The part of the store a transfer uses, with the store's own rules for time and duplicates."""
+
+    def __init__(self, *, page_rows: int = 500, refuse: bytes | None = None) -> None:
+        self.log: list[LogEntry] = []
+        self.places: dict[bytes, Disposition] = {}
+        self.page_rows = page_rows
+        self.refuse = refuse
+
+    async def head(self) -> int:
+        return self.log[-1].sequence if self.log else 0
+
+    async def tail(self, after: int, up_to: int, limit: int) -> list[LogEntry]:
+        found = [entry for entry in self.log if after < entry.sequence <= up_to]
+        return found[: min(limit, self.page_rows)]
+
+    async def find(self, ids: list[bytes]) -> dict[bytes, tuple[int, int]]:
+        return {name: self.places[name][1:] for name in ids if name in self.places}
+
+    @property
+    def identities(self) -> MemoryStore:
+        return self
+
+    async def authors(self, types: set[str]) -> set[str]:
+        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in types}
+
+    async def packets_of(self, authors: list[str], types: set[str]) -> list[StoredPacket]:
+        return [
+            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            for entry in self.log
+            if entry.packet.author_id in authors and entry.packet.content_type in types
+        ]
+
+    async def append(self, batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
+        previous = await self.head()
+        decisive = [entry.sequence for entry in self.log if entry.packet.content_type in IDENTITY_TYPES]
+        if followed is not None and decisive and decisive[-1] > followed:
+            raise IdentitiesMoved(decisive[-1])
+        return Appended(previous, [self._append(packet, now) for packet in batch])
+
+    def _append(self, packet: NewPacket, now: int) -> Disposition:
+        if packet.packet_id == self.refuse:
+            return Disposition(Outcome.INVALID, 0, 0)
+        if place := self.places.get(packet.packet_id):
+            return Disposition(Outcome.DUPLICATE, place.sequence, place.received_at)
+        received_at = max(now, self.log[-1].received_at if self.log else 0)
+        place = Disposition(Outcome.STORED, len(self.log) + 1, received_at)
+        self.log.append(LogEntry(place.sequence, received_at, packet))
+        self.places[packet.packet_id] = place
+        return place
+
+
+@pytest.fixture(scope="module")
+def identity():
+    return Identity.from_seed(bytes(32))
+
+
+def packet(identity, number: int) -> packets.Packet:
+    content = {"type": "POST", "text": f"é {number}"}
+    return packets.build(identity, content, timestamp=NOW - 10**8 + number)
+
+
+def line(made: packets.Packet, received_at: int = NOW) -> bytes:
+    return b'{"packet":%b,"received_at":%d}\n' % (made.canonical, received_at)
+
+
+def exported(identity, count: int) -> bytes:
+    return b"".join(line(packet(identity, number), NOW + number // 3) for number in range(count))
+
+
+async def bring_in(store: MemoryStore, data: bytes, **options) -> ImportSummary:
+    trust = options.pop("trust", ProvenanceTrust())
+    return await import_log(
+        store, io.BytesIO(data), Examiner(store, trust=trust), now=lambda: NOW + 10**4, **options
+    )
+
+
+async def taken_out(store: MemoryStore, **options) -> tuple[bytes, ExportSummary]:
+    file = io.BytesIO()
+    summary = await export_log(store, file, **options)
+    return file.getvalue(), summary
+
+
+async def test_what_goes_in_comes_out_byte_for_byte_with_its_time(identity):
+    data = exported(identity, 600)
+    store = MemoryStore(page_rows=7)
+    summary = await bring_in(store, data)
+    assert (summary.lines, summary.stored, summary.duplicates, summary.quarantined) == (600, 600, 0, 0)
+    assert summary.bytes_read == len(data)
+    out, result = await taken_out(store)
+    assert out == data
+    assert (result.packets, result.bytes_written, result.last_sequence) == (600, len(data), 600)
+
+
+async def test_an_import_may_be_repeated(identity):
+    data, store = exported(identity, 5), MemoryStore()
+    await bring_in(store, data[: len(data) // 2].rpartition(b"\n")[0])
+    again = await bring_in(store, data)
+    assert again.stored + again.duplicates == 5
+    assert again.duplicates == 2
+    assert (await taken_out(store))[0].count(b"\n") == 5
+
+
+def tampered(made: packets.Packet, **changes) -> bytes:
+    return json.dumps({"packet": made.value | changes, "received_at": NOW}).encode() + b"\n"
+
+
+async def test_nothing_is_believed_and_nothing_is_lost_silently(identity):
+    good, other = packet(identity, 1), packet(identity, 2)
+    bad = {
+        b"not json\n": "invalid_schema",
+        b"[]\n": "invalid_schema",
+        b'{"packet":{}}\n': "invalid_schema",
+        b"\xff\xfe\n": "invalid_schema",
+        b"[" * 5000 + b"\n": "invalid_schema",
+        tampered(good, signature=other.signature): "invalid_signature",
+        tampered(good, timestamp=good.timestamp + 1): "invalid_signature",
+        line(good, NOW + 10**6): "timestamp_in_future",
+        line(good, -1): "timestamp_in_future",
+    }
+    store, quarantine = MemoryStore(), io.BytesIO()
+    data = b"\n".join([line(good), *bad])
+    summary = await bring_in(store, data, quarantine=quarantine)
+    assert (summary.stored, summary.quarantined) == (1, len(bad))
+    assert summary.lines == summary.stored + summary.quarantined
+    kept = [json.loads(text) for text in quarantine.getvalue().splitlines()]
+    assert [item["code"] for item in kept] == list(bad.values())
+    assert summary.reasons == {"invalid_schema": 5, "invalid_signature": 2, "timestamp_in_future": 2}
+    assert all(
+        data.splitlines()[item["line"] - 1].decode("utf-8", "backslashreplace") == item["text"]
+        for item in kept
+    )
+
+
+async def test_a_row_the_database_refuses_is_quarantined(identity):
+    first, second = packet(identity, 1), packet(identity, 2)
+    store = MemoryStore(refuse=first.digest)
+    summary = await bring_in(store, line(first) + line(second))
+    assert (summary.stored, summary.quarantined) == (1, 1)
+
+
+async def test_a_line_without_end_fills_no_memory_and_hides_no_other(identity):
+    store = MemoryStore()
+    summary = await bring_in(store, b"x" * (9 * 2**20) + b"\n" + line(packet(identity, 1)))
+    assert (summary.stored, summary.quarantined) == (1, 1)
+
+
+async def test_time_in_a_log_never_goes_back(identity):
+    store = MemoryStore()
+    await bring_in(store, line(packet(identity, 1), NOW + 5) + line(packet(identity, 2), NOW))
+    assert [entry.received_at for entry in store.log] == [NOW + 5, NOW + 5]
+
+
+# Keys and origins: judged by what stood in the log before the packet.
+
+SECOND = Identity.from_seed(b"2" * 32)
+HEADER = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": []}
+
+
+def rotated(identity: Identity) -> list[packets.Packet]:
+    """A post by the new key too early, the rotation, then one by each key, the old one revoked."""
+    new = SECOND.speaking_for(identity.did)
+    made = [
+        (new, {"type": "POST", "text": "too early"}),
+        (identity, add_content(f"{identity.did}#k2", new.public_key, valid_from=NOW)),
+        (new, {"type": "POST", "text": "by the new one"}),
+        (identity, {"type": "POST", "text": "by the old one"}),
+        (new, revoke_content(f"{identity.did}#keys-1", revoked_at=NOW)),
+        (identity, {"type": "POST", "text": "by the revoked one"}),
+    ]
+    return [packets.build(by, content, timestamp=NOW - 10) for by, content in made]
+
+
+def lines_of(made: list[packets.Packet]) -> bytes:
+    return b"".join(line(packet, NOW + number) for number, packet in enumerate(made))
+
+
+@pytest.mark.req("R-062", "R-074", "R-076")
+async def test_the_keys_that_count_are_those_of_the_log_up_to_there(identity):
+    made, store, quarantine = rotated(identity), MemoryStore(), io.BytesIO()
+    summary = await bring_in(store, lines_of(made), quarantine=quarantine)
+    assert [entry.packet.packet_id for entry in store.log] == [packet.digest for packet in made[1:5]]
+    kept = [json.loads(text) for text in quarantine.getvalue().splitlines()]
+    assert [(item["line"], item["code"]) for item in kept] == [(1, "invalid_signature"), (6, "key_revoked")]
+    assert (summary.stored, summary.quarantined) == (4, 2)
+
+
+async def test_what_is_in_the_log_is_a_duplicate_whatever_became_of_its_key(identity):
+    made, store = rotated(identity), MemoryStore()
+    await bring_in(store, lines_of(made))
+    again = await bring_in(store, lines_of(made))
+    # The one by the key that has since been revoked with effect from before counts as there, too; and the
+    # one that came too early for its key has nothing against it any more but its line's time.
+    assert (again.duplicates, again.stored + again.quarantined, again.lines) == (4, 2, 6)
+
+
+@pytest.mark.req("R-074")
+async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identity):
+    made, store = rotated(identity), MemoryStore()
+    genuine = store.append
+    others = [made[1], made[4]]
+
+    async def append(batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
+        if others:
+            event = others.pop(0)
+            await genuine([_new(event)], NOW)
+        return await genuine(batch, now, followed)
+
+    store.append = append
+    summary = await bring_in(store, line(made[3], NOW + 5) + line(made[2], NOW + 6))
+    assert (summary.stored, summary.reasons) == (1, {"key_revoked": 1})
+    assert summary.lines == 2
+
+
+def _new(made: packets.Packet) -> NewPacket:
+    return NewPacket(
+        made.digest, made.author_id, made.content_type, made.timestamp, made.expires_at, made.canonical
+    )
+
+
+@pytest.mark.req("R-202", "R-206", "R-208")
+async def test_origins_are_found_anew_and_no_file_brings_its_own(identity):
+    claimed = packets.build(
+        identity,
+        {"type": "POST", "text": "x"},
+        timestamp=NOW,
+        provenance_header=HEADER,
+        allow_unattested=True,
+    )
+    invented = Downgrade("SOFTWARE", "AI_MODEL", "because")
+    forged = b',"annotation":' + invented.encode() + b"}"
+    plain = packet(identity, 1)
+    store = MemoryStore()
+    await bring_in(store, line(plain)[:-2] + forged + b"\n" + line(claimed)[:-2] + forged + b"\n")
+    assert store.log[0].packet.annotation is None
+    annotation = store.log[1].packet.annotation
+    assert annotation is not None
+    found = Downgrade.decode(annotation)
+    assert (found.claimed_origin_type, found.effective_origin_type) == ("SOFTWARE", "UNKNOWN")
+    out, _ = await taken_out(store)
+    assert out == line(plain) + line(claimed)[:-2] + b',"annotation":' + annotation + b"}\n"
+    other = MemoryStore()
+    await bring_in(other, out)
+    assert other.log == store.log
+
+
+@pytest.mark.req("R-214", "R-219")
+async def test_a_high_claim_that_this_relay_cannot_follow_is_not_taken_over(identity):
+    header = HEADER | {"origin_type": "AI_MODEL"}
+    claimed = packets.build(
+        identity,
+        {"type": "POST", "text": "x"},
+        timestamp=NOW,
+        provenance_header=header,
+        allow_unattested=True,
+    )
+    summary = await bring_in(MemoryStore(), line(claimed))
+    assert summary.reasons == {"missing_proof": 1}
+
+
+@pytest.mark.req("R-113")
+async def test_packets_that_say_the_same_keep_their_key(identity):
+    content = {
+        "type": "CONSENSUS_METRIC",
+        "source_id": identity.did,
+        "target_packet": "0x" + "1" * 64,
+        "observed_at": NOW,
+        "metrics": {},
+    }
+    made = packets.build(identity, content, timestamp=NOW)
+    store = MemoryStore()
+    await bring_in(store, line(made))
+    assert [entry.packet.equivalence_key for entry in store.log] == [equivalence_key(made)] != [None]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"packet":{"ha', b"x" * 100_000])
+async def test_an_export_goes_on_behind_its_last_whole_line(identity, tmp_path, torn):
+    data, store, path = exported(identity, 9), MemoryStore(), tmp_path / "log.jsonl"
+    await bring_in(store, data)
+    path.write_bytes(b"".join(data.splitlines(keepends=True)[:4]) + torn)
+    after = await resume_point(path, store)
+    assert after == 4
+    with path.open("ab") as file:
+        summary = await export_log(store, file, after=after)
+    assert summary.packets == 5
+    assert path.read_bytes() == data
+    assert await resume_point(path, store) == 9
+
+
+async def test_two_logs_never_mix_in_one_file(identity, tmp_path):
+    path, store = tmp_path / "log.jsonl", MemoryStore()
+    assert await resume_point(path, store) == 0
+    path.write_bytes(b"")
+    assert await resume_point(path, store) == 0
+    path.write_bytes(line(packet(identity, 1)))
+    with pytest.raises(ValueError, match="not in this database"):
+        await resume_point(path, store)
+    path.write_bytes(b"something else\n")
+    with pytest.raises(ValueError, match="not one of an export"):
+        await resume_point(path, store)
+
+
+async def test_progress_is_told(identity):
+    store, seen = MemoryStore(page_rows=2), []
+    await bring_in(store, exported(identity, 5), progress=lambda summary: seen.append(summary.lines))
+    await export_log(store, io.BytesIO(), progress=lambda summary: seen.append(summary.packets))
+    assert seen == [5, 2, 4, 5]

@@ -149,7 +149,9 @@ class Identities:
         """Take the log's next entries, in sequence and without a gap; the feed calls this."""
         for entry in entries:
             if entry.packet.content_type in _WATCHED:
-                packet = Packet.parse(entry.packet.body)
+                packet = _parsed(entry.packet.body)
+                if packet is None:
+                    continue
                 if packet.content_type == _MANIFEST:
                     self._observe_manifest(packet, entry.received_at)
                 else:
@@ -194,8 +196,9 @@ class Identities:
                 del self._loading[did]
         packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
         for row in rows:
-            packet = Packet.parse(row.body)
-            packets[packet.author_id].append((packet, row.received_at))
+            packet = _parsed(row.body)
+            if packet is not None:
+                packets[packet.author_id].append((packet, row.received_at))
         for did, one in loading.items():
             self._loaded(did, packets[did], one.observed)
             one.done.set_result(None)
@@ -229,6 +232,15 @@ class Identities:
         manifests.move_to_end(did)
         if len(manifests) > _CACHED_MANIFESTS:
             manifests.popitem(last=False)
+
+
+def _parsed(body: bytes) -> Packet | None:
+    """A packet of the log. One that is none proves nothing, and must not keep the feed from what follows."""
+    try:
+        return Packet.parse(body)
+    except InvalidPacket as error:
+        _log.error("log_holds_no_packet", code=error.code, detail=error.detail)
+        return None
 
 
 def _applied(chain: KeyChain, packet: Packet, received_at: int) -> KeyChain:

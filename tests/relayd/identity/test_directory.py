@@ -187,6 +187,23 @@ async def test_an_event_that_does_not_hold_changes_nothing(log):
     assert (await identities.resolve(BOB.did)).candidates(NOW + 1) == (BOB.public_key,)
 
 
+@pytest.mark.parametrize("way", ["read", "feed"])
+async def test_bytes_that_are_no_packet_stop_nobody(log, way):
+    """A log that somebody has written to by hand: the feed goes on, and the rest of the chain counts."""
+    revoke = revocation()
+    entries = [
+        LogEntry(1, NOW, NewPacket(b"x" * 32, ALICE.did, "KEY_EVENT", NOW, None, b"{}")),
+        log.add(revoke),
+    ]
+    log.entries[:] = entries
+    identities = directory(log)
+    if way == "feed":
+        identities.observe(entries)
+    else:
+        await identities.open()
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+
+
 @pytest.mark.req("R-236")
 @pytest.mark.parametrize("way", ["read", "feed"])
 async def test_the_newest_client_manifest_counts(log, way):

@@ -31,6 +31,7 @@ from benches.authors import (
 from benches.load import AUTHORS, CONTENT_TYPE, sign
 from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError
+from relayd.access.limits import Budget
 from relayd.admission.checks import trace, weigh
 from relayd.admission.equivalence import equivalence_key
 from relayd.admission.knowledge import Known, known_of
@@ -38,7 +39,6 @@ from relayd.config import Settings
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Policy
-from relayd.sessions.limits import Budget
 from relayd.store.types import AbuseEntry, LogEntry, NewPacket, StoredPacket
 
 __all__ = ["measure"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import structlog
@@ -187,10 +187,9 @@ class Relay:
                     await self._changed.wait()
         return condition()
 
-    def sweep(self, now: float) -> None:
-        """Let every connection look at its deadlines; `now` is monotonic. Called about once a second."""
-        self.count()
-        for connection in list(self.connections):
+    def sweep(self, connections: Iterable[Peer], now: float) -> None:
+        """Let these connections look at their deadlines; `now` is monotonic."""
+        for connection in connections:
             connection.check_deadlines(now)
         self.flush()
 

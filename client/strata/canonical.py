@@ -26,7 +26,7 @@ write. The fast one lets msgspec decode and write, and is taken only where its r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -34,7 +34,7 @@ import rfc8785
 
 from strata.errors import ErrorCode, InvalidPacket
 
-__all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "canonicalize", "encode", "parse"]
+__all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "canonicalize", "encode", "parse", "parse_without"]
 
 MAX_DEPTH = 64
 """Objects and arrays that may be nested in one another (R-321)."""
@@ -73,6 +73,32 @@ def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[Any, bytes]:
         pass  # The strict parser finds the same fault, and names it.
     value = _parse_strictly(raw)
     return value, encode(value, max_depth=max_depth)
+
+
+def parse_without(
+    raw: bytes, members: Sequence[str], *, max_depth: int = MAX_DEPTH
+) -> tuple[Any, bytes, bytes]:
+    """As `parse`, and the canonical bytes of the same object without these members.
+
+    The third is empty for what is no object. What is left of an object that msgspec writes as RFC 8785 does
+    is written so as well, which saves looking through it a second time. Raises as `parse` does.
+    """
+    try:
+        value = _decode(raw)
+        if type(value) is dict and _is_plain(value, max_depth):
+            text = _encode_sorted(value)
+            if len(text) == len(raw):
+                rest = value.copy()
+                for name in members:
+                    rest.pop(name, None)
+                return value, text, _encode_sorted(rest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    value, text = parse(raw, max_depth=max_depth)
+    if type(value) is not dict:
+        return value, text, b""
+    rest = {name: item for name, item in value.items() if name not in members}
+    return value, text, encode(rest, max_depth=max_depth)
 
 
 def canonicalize(raw: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:

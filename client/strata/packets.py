@@ -69,6 +69,9 @@ _BUILT_MEMBERS = frozenset(
 )
 """The members that `build` writes itself."""
 
+_UNSIGNED = ("packet_id", "signature")
+"""The members outside what is hashed and signed (R-022, R-023)."""
+
 _is_hash = re.compile(r"0x[0-9a-f]{64}").fullmatch
 _SIGNATURE_CHARACTERS = 2 + 2 * ids.SIGNATURE_BYTES
 
@@ -116,7 +119,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
         does not recompute.
         """
-        value, text = canonical.parse(bytes(raw), max_depth=max_depth)
+        value, text, signed = canonical.parse_without(bytes(raw), _UNSIGNED, max_depth=max_depth)
         if type(value) is not dict:
             _refuse("a packet is a JSON object")
         packet_id = value.get("packet_id")
@@ -129,7 +132,6 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         # R-121: equal to the limit passes.
         if max_bytes is not None and len(text) > max_bytes:
             _refuse_size(max_bytes)
-        signed = _signed_bytes(value, max_depth)
         digest = blake3(signed).digest()
         # R-183: compared before anything trusts the claimed id.
         if packet_id[2:] != digest.hex():
@@ -284,12 +286,6 @@ def _require_attested(header: Mapping[str, Any]) -> None:
 def byte_hash(data: bytes) -> str:
     """`0x` and the lowercase hex BLAKE3-256 of `data`: the form of every id and media hash (R-018)."""
     return f"0x{blake3(data).hexdigest()}"
-
-
-def _signed_bytes(value: dict[str, Any], max_depth: int) -> bytes:
-    rest = value.copy()
-    del rest["packet_id"], rest["signature"]
-    return canonical.encode(rest, max_depth=max_depth)
 
 
 def _read_signature(value: dict[str, Any]) -> tuple[str, bytes]:

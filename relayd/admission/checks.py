@@ -16,7 +16,7 @@ from typing import Final
 
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import public_key_from_did
-from strata.keys import IDENTITY_TYPES
+from strata.keys import IDENTITY_TYPES, KeyChain
 from strata.packets import Packet, check_freshness, verify_signature
 from strata.provenance import Downgrade, ProvenanceTrust
 from strata.provenance import judge as judge_provenance
@@ -54,11 +54,12 @@ def judge(packet: Packet, known: Known, now: int) -> bool:
         if not verify_signature(packet, key):
             raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "the signature does not verify")
         keys: tuple[bytes, ...] = (key,)
+    elif packet.content_type in IDENTITY_TYPES:
+        queued = _change(packet, known.chain, now)
+        keys = ()
     else:
         known.chain.verify(packet, now)
         keys = known.chain.candidates(now)
-    if packet.content_type in IDENTITY_TYPES:
-        queued = _change(packet, known, now)
     check_content(packet, keys)
     return queued
 
@@ -75,10 +76,12 @@ def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Dow
     )
 
 
-def _change(packet: Packet, known: Known, now: int) -> bool:
-    """Whether the change this identity packet makes waits for something; raises if it makes none at all."""
-    assert known.chain is not None, "the pipeline gives every identity packet its chain"
-    return known.chain.apply(packet, now).is_pending(packet.packet_id, now)
+def _change(packet: Packet, chain: KeyChain, now: int) -> bool:
+    """Whether the change this identity packet makes waits for something; raises if it does not hold."""
+    changed = chain.apply(packet, now)
+    if changed is chain:  # it is in the chain, or has the id of one that is: its signature must be right
+        chain.verify(packet, now)
+    return changed.is_pending(packet.packet_id, now)
 
 
 def to_store(packet: Packet, downgrade: Downgrade | None) -> NewPacket:

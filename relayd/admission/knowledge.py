@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from strata.ids import public_key_from_did
 from strata.keys import IDENTITY_TYPES, KeyChain
 from strata.packets import Packet
@@ -19,8 +19,7 @@ __all__ = ["Known", "known_of", "missing_for"]
 _HEADER: Final = "provenance_header"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """What was known when a packet was judged. A DID without a chain is a plain one: it is its own key."""
 
     generation: int
@@ -29,8 +28,8 @@ class Known:
     """The author's."""
     until: float = math.inf
     """The second in which the author's keys change by time alone."""
-    others: Mapping[str, KeyChain] = field(default_factory=dict)
-    manifests: Mapping[str, Packet] = field(default_factory=dict)
+    others: Mapping[str, KeyChain] = {}
+    manifests: Mapping[str, Packet] = {}
 
     def keys_of(self, did: str, at: int) -> tuple[bytes, ...]:
         """The keys that may sign for a DID which the packet names beside its author."""
@@ -57,15 +56,19 @@ def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> 
     is_plain = identities.is_plain(author) and packet.content_type not in IDENTITY_TYPES
     if is_plain and not others:
         return plain
+    if not others:
+        chain = identities.chain(author)
+        return None if chain is None else Known(identities.generation, chain, chain.holds_until(now))
     if identities.missing((author, *others), others):
         return None
     chain = None if is_plain else identities.chain(author)
+    until = math.inf if chain is None else chain.holds_until(now)
     chains = {did: identities.chain(did) for did in others if not identities.is_plain(did)}
     manifests = {did: identities.manifest(did) for did in others}
     return Known(
         identities.generation,
         chain=chain,
-        until=math.inf if chain is None else chain.holds_until(now),
+        until=until,
         others={did: chain for did, chain in chains.items() if chain is not None},
         manifests={did: manifest for did, manifest in manifests.items() if manifest is not None},
     )

@@ -249,7 +249,6 @@ def _applied(chain: KeyChain, packet: Packet, received_at: int) -> KeyChain:
     if any(known.packet_id == packet.packet_id for known, _ in chain.events):
         return chain
     try:
-        chain.verify(packet, received_at)
         return chain.apply(packet, received_at)
     except InvalidPacket as error:
         _log.warning("identity_packet_ignored", packet_id=packet.packet_id, code=error.code)

@@ -14,7 +14,7 @@ from strata.wire import EndOfHistory, Event, Ok, RelayMessage, encode
 
 from benches.measures import Measure, percentile
 from benches.peer import BenchError, Peer, messages
-from relayd.sessions.frames import text_frame
+from relayd.frames import text_frame
 
 ACCEPTED = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
 PING = b"\x89\x00"

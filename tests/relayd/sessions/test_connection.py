@@ -165,7 +165,7 @@ class Rig:
 
     def sweep(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.relay.sweep(self.clock.now)
+        self.relay.sweep(list(self.relay.connections), self.clock.now)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from strata.keys import IDENTITY_TYPES, KeyChain
 from strata.packets import Packet, check_freshness, verify_signature
 from strata.provenance import Downgrade, ProvenanceTrust
 from strata.provenance import judge as judge_provenance
-from strata.typed import check_content
+from strata.typed import check_content, has_checks
 
 from relayd.admission.equivalence import equivalence_key
 from relayd.admission.knowledge import Known
@@ -53,14 +53,12 @@ def judge(packet: Packet, known: Known, now: int) -> bool:
             )
         if not verify_signature(packet, key):
             raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "the signature does not verify")
-        keys: tuple[bytes, ...] = (key,)
     elif packet.content_type in IDENTITY_TYPES:
         queued = _change(packet, known.chain, now)
-        keys = ()
     else:
         known.chain.verify(packet, now)
-        keys = known.chain.candidates(now)
-    check_content(packet, keys)
+    if has_checks(packet):
+        check_content(packet, known.author_keys(packet.author_id, now))
     return queued
 
 

@@ -33,11 +33,11 @@ class Known(msgspec.Struct, frozen=True):
 
     def keys_of(self, did: str, at: int) -> tuple[bytes, ...]:
         """The keys that may sign for a DID which the packet names beside its author."""
-        chain = self.others.get(did)
-        if chain is not None:
-            return chain.candidates(at)
-        key = public_key_from_did(did)
-        return () if key is None else (key,)
+        return _keys(did, self.others.get(did), at)
+
+    def author_keys(self, author_id: str, at: int) -> tuple[bytes, ...]:
+        """The keys that may sign for the author."""
+        return _keys(author_id, self.chain, at)
 
 
 def missing_for(packet: Packet, identities: Identities) -> list[str]:
@@ -72,6 +72,13 @@ def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> 
         others={did: chain for did, chain in chains.items() if chain is not None},
         manifests={did: manifest for did, manifest in manifests.items() if manifest is not None},
     )
+
+
+def _keys(did: str, chain: KeyChain | None, at: int) -> tuple[bytes, ...]:
+    if chain is not None:
+        return chain.candidates(at)
+    key = public_key_from_did(did)
+    return () if key is None else (key,)
 
 
 def _named(packet: Packet) -> tuple[str, ...]:

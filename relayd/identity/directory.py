@@ -79,7 +79,8 @@ class Identities:
         self._special: set[str] = set(bootstrap.names())
         self._publishers: set[str] = set()
         """Everybody who has published a client manifest."""
-        self._chains: OrderedDict[str, KeyChain] = OrderedDict()
+        # Whatever was read or changed last is last; the first goes when there is no more room.
+        self._chains: dict[str, KeyChain] = {}
         self._manifests: OrderedDict[str, tuple[int, Packet]] = OrderedDict()
         self._loading: dict[str, _Loading] = {}
         self._reads: set[asyncio.Task[None]] = set()
@@ -100,10 +101,7 @@ class Identities:
         """The DID's chain as the feed has it now; None where it has to be loaded first."""
         if did not in self._special:
             return KeyChain.genesis(did, rules=self.rules)
-        chain = self._chains.get(did)
-        if chain is not None:
-            self._chains.move_to_end(did)
-        return chain
+        return self._chains.get(did)
 
     def manifest(self, client_id: str) -> Packet | None:
         """The newest CLIENT_MANIFEST of a DID, of those loaded (R-236)."""
@@ -218,10 +216,10 @@ class Identities:
 
     def _keep(self, did: str, chain: KeyChain) -> None:
         chains = self._chains
+        chains.pop(did, None)
         chains[did] = chain
-        chains.move_to_end(did)
         if len(chains) > self._max_chains:
-            chains.popitem(last=False)
+            del chains[next(iter(chains))]
 
     def _keep_manifest(self, packet: Packet, received_at: int) -> None:
         """R-236: the latest counts, and of two in the same second the one with the smaller id."""

@@ -46,7 +46,7 @@ wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 deploy-test: ## Check the alert rules (needs promtool)
-	promtool check config deploy/prometheus/prometheus.yml
+	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
 	promtool test rules deploy/prometheus/alerts_test.yml
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -61,6 +61,11 @@ CORE = [
             *("reputation", "sweeping", "values"),
         )
     ),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "client/strata/sds").glob("*.py"))),
+    *(f"client/strata/segmentation/{name}.py" for name in ("instances", "messages", "parity", "splitting")),
+    "client/strata/segmentation/reassembly.py",
+    *(f"client/strata/rate_limit/{name}.py" for name in ("budget", "limiter", "values")),
+    *(f"client/strata/persistence/{name}.py" for name in ("records", "state")),
 ]
 IO_MODULES = {
     "asyncio",

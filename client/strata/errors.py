@@ -9,7 +9,15 @@
     ├── RequestTimeout           the relay did not answer in time; the outcome is unknown
     ├── MissingCapability        not attempted: the relay has not granted this session what it takes
     ├── ConnectionFailed         no connection could be made, or the peer broke the protocol
-    └── Closed                   we closed it ourselves; nothing further will happen
+    ├── Closed                   we closed it ourselves; nothing further will happen
+    │
+    │   of channels, each beside what raises it
+    ├── InvalidSegment           a segment that lies, or is none
+    ├── PayloadTooLarge, SendQueueFull, OutgoingFull
+    ├── ParityUnavailable        the library for parity is not installed
+    ├── ProofFailed, EncryptionFailed, DecryptionFailed
+    ├── GroupKeyError            a group key or its file (also a ValueError)
+    └── PersistenceError         the store: full, in use, of another version, corrupt, closed
 
 Local and remote faults differ by type: `InvalidInput` is what we found, `RequestRefused` is what a peer said.
 Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5, RFC-0001 §11.1 and

@@ -116,7 +116,11 @@ class Admission:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
-            self._check, self._checked, threads=verify_threads, loop=asyncio.get_running_loop()
+            self._check,
+            self._checked,
+            threads=verify_threads,
+            loop=asyncio.get_running_loop(),
+            is_quick=lambda request: len(request.raw) <= _LARGE_BYTES,
         )
 
     # In.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 from relayd.admission.verify import BATCH, VerifyPool
@@ -36,3 +37,39 @@ async def test_closing_ends_the_threads_and_drops_what_is_queued():
     await loop.run_in_executor(None, pool.close)
     pool.put(1)
     assert not any(thread.is_alive() for thread in pool._threads)
+
+
+async def test_a_lone_job_is_done_on_the_loop_and_a_second_one_beside_it_is_not():
+    loop = asyncio.get_running_loop()
+    here = threading.get_ident()
+    release, begun = threading.Event(), threading.Event()
+    where: dict[str, bool] = {}
+    done: list[str] = []
+
+    def check(job: str) -> None:
+        where[job] = threading.get_ident() == here
+        if job == "slow":
+            begun.set()
+            release.wait(10)
+
+    pool: VerifyPool[str] = VerifyPool(
+        check,
+        lambda jobs, seconds: done.extend(jobs),
+        threads=1,
+        loop=loop,
+        is_quick=lambda job: job != "slow",
+    )
+    pool.put("alone")
+    await asyncio.sleep(0)
+    assert (where, done) == ({"alone": True}, ["alone"])
+    pool.put("slow")
+    await asyncio.to_thread(begun.wait, 10)
+    pool.put("beside it")
+    await asyncio.sleep(0)
+    assert done == ["alone"]
+    release.set()
+    async with asyncio.timeout(10):
+        while len(done) < 3:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.001)
+    assert where == {"alone": True, "slow": False, "beside it": False}
+    await loop.run_in_executor(None, pool.close)

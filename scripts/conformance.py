@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "docs" / "requirements"
 REPORT = ROOT / "docs" / "conformance.md"
 
-DONE_SECTIONS = (*range(1, 19), 20, 21, 22)
-"""The sections of relay.md whose MUST rows all have to be tested."""
+DONE_SECTIONS = {"relay.md": (*range(1, 19), 20, 21, 22), "channel.md": (), "transport.md": ()}
+"""The sections of each document whose MUST rows all have to be tested."""
 
 EXCEPTIONS = {
     "R-019": "an absence: no SHA-256 identifier is made or accepted anywhere, so there is no path to test",
@@ -83,30 +83,42 @@ def untested(sections: list[Section], marks: dict[str, list[str]]) -> list[Row]:
     ]
 
 
-def page(sections: list[Section], marks: dict[str, list[str]]) -> str:
+def page(documents: dict[str, list[Section]], marks: dict[str, list[str]]) -> str:
     """docs/conformance.md."""
     lines = [
         "# Conformance",
         "",
         "<!-- Made by `make conformance`; do not edit. -->",
         "",
-        "Which test fails when a row of `requirements/relay.md` is broken. *Done* sections have a test for",
-        "every MUST row, but for the exceptions named here.",
+        "Which test fails when a row of `requirements/` is broken. *Done* sections have a test for every",
+        "MUST row, but for the exceptions named here.",
         "",
     ]
-    for section in sections:
-        tested = sum(row.id in marks for row in section.rows)
-        state = " (done)" if section.number in DONE_SECTIONS else ""
-        lines += [
-            f"## {section.number}. {section.title}{state}",
-            "",
-            f"{tested} of {len(section.rows)} rows tested.",
-            "",
-        ]
-        lines += ["| row | level | tests |", "|---|---|---|"]
-        lines += [f"| {row.id} | {row.level} | {_tests(row, marks)} |" for row in section.rows]
-        lines.append("")
+    for name, sections in documents.items():
+        lines += [f"## {name}", "", f"{summary(name, sections, marks)}.", ""]
+        for section in sections:
+            lines += _section(section, section.number in DONE_SECTIONS[name], marks)
     return "\n".join(lines)
+
+
+def summary(name: str, sections: list[Section], marks: dict[str, list[str]]) -> str:
+    """How many rows of a document have a test."""
+    rows = [row for section in sections for row in section.rows]
+    return f"{sum(row.id in marks for row in rows)} of {len(rows)} rows of {name} tested"
+
+
+def _section(section: Section, is_done: bool, marks: dict[str, list[str]]) -> list[str]:
+    tested = sum(row.id in marks for row in section.rows)
+    return [
+        f"### {section.number}. {section.title}{' (done)' if is_done else ''}",
+        "",
+        f"{tested} of {len(section.rows)} rows tested.",
+        "",
+        "| row | level | tests |",
+        "|---|---|---|",
+        *(f"| {row.id} | {row.level} | {_tests(row, marks)} |" for row in section.rows),
+        "",
+    ]
 
 
 def _tests(row: Row, marks: dict[str, list[str]]) -> str:
@@ -117,27 +129,21 @@ def _tests(row: Row, marks: dict[str, list[str]]) -> str:
 
 
 def main() -> int:
-    sections = read_sections(REQUIREMENTS / "relay.md")
+    documents = {name: read_sections(REQUIREMENTS / name) for name in DONE_SECTIONS}
     marks = collect_marks()
-    known = {
-        row.id
-        for path in REQUIREMENTS.glob("*.md")
-        for section in read_sections(path)
-        for row in section.rows
-    }
-    REPORT.write_text(page(sections, marks), encoding="utf-8")
+    known = {row.id for sections in documents.values() for section in sections for row in section.rows}
+    REPORT.write_text(page(documents, marks), encoding="utf-8")
     problems = [f"{row}: no such row, but {marks[row][0]} claims it" for row in sorted(marks.keys() - known)]
     problems += [
         f"{row}: is an exception, yet it is tested" for row in sorted(EXCEPTIONS.keys() & marks.keys())
     ]
-    for row in untested(sections, marks):
-        if row.section in DONE_SECTIONS and row.id not in EXCEPTIONS:
-            problems.append(f"{row.id} (section {row.section}): no test. {row.text}")
+    for name, sections in documents.items():
+        for row in untested(sections, marks):
+            if row.section in DONE_SECTIONS[name] and row.id not in EXCEPTIONS:
+                problems.append(f"{row.id} (section {row.section} of {name}): no test. {row.text}")
     print(*problems, sep="\n" if problems else "")
-    total = sum(len(section.rows) for section in sections)
-    print(
-        f"{len(marks.keys() & known)} rows tested of {total} in relay.md; {REPORT.relative_to(ROOT)} written"
-    )
+    print(*(summary(name, sections, marks) for name, sections in documents.items()), sep="\n")
+    print(f"{REPORT.relative_to(ROOT)} written")
     return 1 if problems else 0
 
 

@@ -21,7 +21,6 @@ import inspect
 import json
 import os
 import secrets
-import stat
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import NoReturn, Protocol, runtime_checkable
@@ -30,6 +29,7 @@ import blake3
 import nacl.bindings
 import nacl.exceptions
 
+from strata import secret_files
 from strata.errors import StrataError
 
 __all__ = [
@@ -180,17 +180,7 @@ class GroupKey:
         Raises `FileExistsError` rather than replace a key, and `OSError` as the file system does.
         """
         members = {"kind": _FILE_KIND, "key_id": f"0x{self.key_id.hex()}", "key": f"0x{self._secret.hex()}"}
-        body = json.dumps(members, indent=2) + "\n"
-        # The mode is given at creation: a chmod afterwards would leave a moment for others to open it.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(path)  # half a key file must not stand in the way of a whole one
-            raise
+        secret_files.write_secret(path, members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GroupKey:
@@ -199,11 +189,10 @@ class GroupKey:
         Raises `GroupKeyError` if others can read the file or it is no key file, and `OSError` as the file
         system does. No error quotes the file.
         """
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise GroupKeyError(f"{Path(path)} can be read by others; run: chmod 600 {Path(path)}")
-            body = file.read(4096)
+        try:
+            body = secret_files.read_secret(path)
+        except secret_files.SharedSecret as error:
+            raise GroupKeyError(str(error)) from None
         key = _key_from_file(body)
         if key is None:
             raise GroupKeyError(f"{Path(path)} is not a group key file")

@@ -15,13 +15,13 @@ import json
 import os
 import re
 import secrets
-import stat
 from pathlib import Path
 from typing import Literal, NoReturn, Protocol
 
 import nacl.bindings
 import nacl.exceptions
 
+from strata import secret_files
 from strata.errors import IdentityError
 
 __all__ = [
@@ -150,17 +150,7 @@ class Identity:
         key = did_from_public_key(self._public_key)
         if key != self._did:
             members["key"] = key
-        body = json.dumps(members, indent=2) + "\n"
-        # The mode is given at creation: a chmod afterwards would leave a moment for others to open it.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(path)  # half a key file must not stand in the way of a whole one
-            raise
+        secret_files.write_secret(path, members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Identity:
@@ -169,11 +159,10 @@ class Identity:
         Raises `IdentityError` if others can read the file or it is no key file, and `OSError` as the file
         system does. No error quotes the file.
         """
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise IdentityError(f"{Path(path)} can be read by others; run: chmod 600 {Path(path)}")
-            body = file.read(4096)
+        try:
+            body = secret_files.read_secret(path)
+        except secret_files.SharedSecret as error:
+            raise IdentityError(str(error)) from None
         identity = _identity_from_file(body)
         if identity is None:
             raise IdentityError(f"{Path(path)} is not a key file")

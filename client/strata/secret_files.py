@@ -1,0 +1,47 @@
+"""Files that hold a secret: made for their owner alone, and read only while that is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["SharedSecret", "read_secret", "write_secret"]
+
+_MAX_BYTES = 4096
+
+
+class SharedSecret(Exception):
+    """Others can read the file; the message says what to do."""
+
+
+def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> None:
+    """Write a JSON object to a new file that only its owner can read.
+
+    Raises `FileExistsError` rather than replace a secret, and `OSError` as the file system does.
+    """
+    body = json.dumps(members, indent=2) + "\n"
+    # The mode is given at creation: a chmod afterwards would leave a moment for others to open it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(path)  # half a secret must not stand in the way of a whole one
+        raise
+
+
+def read_secret(path: str | os.PathLike[str]) -> bytes:
+    """What a file of `write_secret` holds, at most 4096 bytes of it.
+
+    Raises `SharedSecret` if others can read the file, and `OSError` as the file system does.
+    """
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SharedSecret(f"{Path(path)} can be read by others; run: chmod 600 {Path(path)}")
+        return file.read(_MAX_BYTES)

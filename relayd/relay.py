@@ -20,7 +20,6 @@ from typing import Protocol
 import structlog
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import Identity
-from strata.keys import KeyRules
 from strata.provenance import ProvenanceTrust
 
 from relayd.access.gate import Access
@@ -31,7 +30,7 @@ from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
-from relayd.identity.bootstrap import Bootstrap, effective_clock_skew
+from relayd.identity.bootstrap import Bootstrap, key_rules
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
@@ -102,10 +101,7 @@ class Relay:
         self.identities = Identities(
             store.identities,
             bootstrap,
-            KeyRules(
-                clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
-                recovery_delay_seconds=settings.recovery_delay_seconds,
-            ),
+            key_rules(settings, bootstrap),
             on_change=lambda packet: self.admission.identity_applied(packet),
         )
         self.tail = Tail(

@@ -27,14 +27,12 @@ import msgspec
 from strata import canonical, ids, uris
 from strata.documents import DidDocument, is_document_hash
 from strata.errors import IdentityError, InvalidInput
-from strata.keys import KeyRules
+from strata.keys import DEFAULT_CLOCK_SKEW_SECONDS, KeyRules, allowed_clock_skew
 from strata.relay.keyring import Anchors
 
 __all__ = ["Bootstrap", "KnownRelay", "parse_bootstrap", "read_bootstrap"]
 
 _MAX_BYTES = 16 * 2**20
-_CLOCK_SKEWS = range(60, 301)
-_DEFAULT_CLOCK_SKEW = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Bootstrap:
     keys: Mapping[str, bytes] = field(default_factory=dict)
     pointers: Mapping[str, str] = field(default_factory=dict)
     """DID → the hash of its document, which is to be fetched (`strata.resolver`)."""
-    clock_skew_seconds: int = _DEFAULT_CLOCK_SKEW
+    clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
 
     def anchors(self, *fetched: DidDocument) -> Anchors:
         """The identities trusted beforehand, for `strata.connect(anchors=…)`.
@@ -101,7 +99,7 @@ def parse_bootstrap(raw: bytes) -> Bootstrap:
         documents=_documents(_list(members, "did_documents")),
         keys=_keys(members.get("keys")),
         pointers=dict(_each("did_docs", _list(members, "did_docs"), _pointer)),
-        clock_skew_seconds=skew if type(skew) is int and skew in _CLOCK_SKEWS else _DEFAULT_CLOCK_SKEW,
+        clock_skew_seconds=allowed_clock_skew(skew if type(skew) is int else DEFAULT_CLOCK_SKEW_SECONDS),
     )
 
 

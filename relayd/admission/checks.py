@@ -12,8 +12,6 @@ The first failure decides the answer. Nothing here waits or keeps state, so that
 
 from __future__ import annotations
 
-from typing import Final
-
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import public_key_from_did
 from strata.keys import IDENTITY_TYPES, KeyChain
@@ -28,8 +26,6 @@ from relayd.policy import Policy
 from relayd.store.types import NewPacket
 
 __all__ = ["judge", "to_store", "trace", "weigh"]
-
-_HEADER: Final = "provenance_header"
 
 
 def weigh(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
@@ -67,8 +63,6 @@ def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Dow
 
     Raises `InvalidPacket` for a claim that needs a proof and has none.
     """
-    if _HEADER not in packet.value:
-        return None
     return judge_provenance(
         packet, now=now, trust=trust, keys_of=known.keys_of, manifest_of=known.manifests.get
     )

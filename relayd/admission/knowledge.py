@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 from strata.ids import public_key_from_did
@@ -15,8 +14,6 @@ from strata.provenance import needed_dids
 from relayd.identity.directory import Identities
 
 __all__ = ["Known", "known_of", "missing_for"]
-
-_HEADER: Final = "provenance_header"
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -42,7 +39,7 @@ class Known(msgspec.Struct, frozen=True):
 
 def missing_for(packet: Packet, identities: Identities) -> list[str]:
     """Whose chains and manifests have to be loaded before `known_of` can answer."""
-    others = _named(packet)
+    others = needed_dids(packet)
     return identities.missing((packet.author_id, *others), others)
 
 
@@ -52,7 +49,7 @@ def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> 
     `plain` is the answer for the usual packet, of whose people nothing is known but their DIDs: one object
     serves them all.
     """
-    author, others = packet.author_id, _named(packet)
+    author, others = packet.author_id, needed_dids(packet)
     is_plain = identities.is_plain(author) and packet.content_type not in IDENTITY_TYPES
     if is_plain and not others:
         return plain
@@ -79,7 +76,3 @@ def _keys(did: str, chain: KeyChain | None, at: int) -> tuple[bytes, ...]:
         return chain.candidates(at)
     key = public_key_from_did(did)
     return () if key is None else (key,)
-
-
-def _named(packet: Packet) -> tuple[str, ...]:
-    return needed_dids(packet) if _HEADER in packet.value else ()

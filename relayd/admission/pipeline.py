@@ -389,11 +389,10 @@ class Admission:
         request.known = fresh = self._knowledge(packet)
         if fresh is None:  # put out of memory within this moment
             request.refusal = _KEYS_CHANGED
-        elif fresh.chain is not None and any(e.digest == packet.digest for e, _ in fresh.chain.events):
-            return True  # an append whose outcome was unknown has stored it: this one will tell
         else:
             try:
-                judge(packet, fresh, self._clock())
+                # An identity packet that a lost append has stored holds: it is in the chain by now.
+                request.queued = judge(packet, fresh, self._clock())
                 return True
             except InvalidPacket as error:
                 request.refusal = error

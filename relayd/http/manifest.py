@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from strata.documents import DidDocument
+from strata.keys import DEFAULT_CLOCK_SKEW_SECONDS
 from strata.wire import EXTENSIONS
 
 from relayd.access.auth import CAPABILITIES
 from relayd.config import Settings
-from relayd.identity.bootstrap import DEFAULT_CLOCK_SKEW_SECONDS
 from relayd.version import VERSION
 
 __all__ = ["build_manifest"]

@@ -26,16 +26,15 @@ from strata import canonical
 from strata.documents import DidDocument
 from strata.errors import IdentityError, InvalidInput
 from strata.ids import is_did, public_key_from_method
+from strata.keys import KeyRules, allowed_clock_skew
 from strata.provenance import ProvenanceTrust, Root
 from strata.provenance.evidence import EvidenceVerifier
 
 from relayd.config import ConfigurationError, Settings
 from relayd.identity.origins import EvidenceFile, load_verifiers, read_roots, read_verifiers
 
-__all__ = ["DEFAULT_CLOCK_SKEW_SECONDS", "Bootstrap", "effective_clock_skew", "read_bootstrap", "trust_of"]
+__all__ = ["Bootstrap", "effective_clock_skew", "key_rules", "read_bootstrap", "trust_of"]
 
-DEFAULT_CLOCK_SKEW_SECONDS = 300
-_CLOCK_SKEWS = range(60, 301)
 _MAX_BYTES = 64 * 2**20
 
 
@@ -97,9 +96,18 @@ def read_bootstrap(path: Path | None) -> Bootstrap:
 
 
 def effective_clock_skew(setting: int, bootstrap: Bootstrap) -> int:
-    """The skew in use: the file's before the setting's; one out of 60 to 300 counts as 300 (R-064)."""
-    wanted = setting if bootstrap.clock_skew_seconds is None else bootstrap.clock_skew_seconds
-    return wanted if wanted in _CLOCK_SKEWS else DEFAULT_CLOCK_SKEW_SECONDS
+    """The skew in use: the file's before the setting's (R-064)."""
+    return allowed_clock_skew(
+        setting if bootstrap.clock_skew_seconds is None else bootstrap.clock_skew_seconds
+    )
+
+
+def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
+    """What the validity of keys depends on here."""
+    return KeyRules(
+        clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
+        recovery_delay_seconds=settings.recovery_delay_seconds,
+    )
 
 
 def trust_of(settings: Settings, bootstrap: Bootstrap) -> ProvenanceTrust:

@@ -22,18 +22,19 @@ from typing import Protocol
 
 import structlog
 from strata.errors import InvalidPacket
-from strata.keys import KeyChain, KeyRules
+from strata.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.packets import Packet
 
 from relayd.identity.bootstrap import Bootstrap
-from relayd.store.types import IDENTITY_TYPES, LogEntry, StoredPacket, StoreError
+from relayd.store.types import LogEntry, StoredPacket, StoreError
 
-__all__ = ["Identities", "LogOfIdentities"]
+__all__ = ["DECISIVE_TYPES", "Identities", "LogOfIdentities"]
 
 _log = structlog.get_logger("relayd.identity.directory")
 
 _MANIFEST = "CLIENT_MANIFEST"
-_WATCHED = IDENTITY_TYPES | {_MANIFEST}
+DECISIVE_TYPES = IDENTITY_TYPES | {_MANIFEST}
+"""Packets by which later ones are judged."""
 _CACHED_CHAINS = 16_384
 _CACHED_MANIFESTS = 1024
 _AUTHORS_PER_READ = 200
@@ -146,7 +147,7 @@ class Identities:
     def observe(self, entries: Sequence[LogEntry]) -> None:
         """Take the log's next entries, in sequence and without a gap; the feed calls this."""
         for entry in entries:
-            if entry.packet.content_type in _WATCHED:
+            if entry.packet.content_type in DECISIVE_TYPES:
                 packet = _parsed(entry.packet.body)
                 if packet is None:
                     continue
@@ -179,7 +180,7 @@ class Identities:
         """One read for several DIDs; whoever waits for one of them gets the outcome."""
         loading = {did: self._loading[did] for did in dids}
         try:
-            rows = await self._log.packets_of(dids, _WATCHED)
+            rows = await self._log.packets_of(dids, DECISIVE_TYPES)
         except StoreError as error:
             for one in loading.values():
                 one.done.set_exception(error)
@@ -244,8 +245,6 @@ def _parsed(body: bytes) -> Packet | None:
 def _applied(chain: KeyChain, packet: Packet, received_at: int) -> KeyChain:
     """The chain with one event more. One that does not hold changes nothing: another relay's software, or
     an import, may have let it into the log."""
-    if any(known.packet_id == packet.packet_id for known, _ in chain.events):
-        return chain
     try:
         return chain.apply(packet, received_at)
     except InvalidPacket as error:

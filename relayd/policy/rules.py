@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from strata.errors import ErrorCode, InvalidPacket
+from strata.keys import IDENTITY_TYPES
 from strata.packets import Packet
 
 from relayd.store.declined import refers_to
-from relayd.store.types import IDENTITY_TYPES
 
 __all__ = ["RULES", "Lists", "Rule"]
 

@@ -255,6 +255,9 @@ class Connection(WebSocket):
         self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         packet, downgrade = request.packet, request.downgrade
         assert packet is not None
+        annotations = None
+        if downgrade is not None:
+            annotations = served(packet.canonical, downgrade, mode="annotate").annotations
         payload = ok_payload(
             packet.packet_id,
             received_at,
@@ -262,7 +265,7 @@ class Connection(WebSocket):
             duplicate=duplicate,
             duplicate_of=duplicate_of,
             queued=queued,
-            annotations=None if downgrade is None else served(packet.canonical, downgrade).annotations,
+            annotations=annotations,
         )
         self._answered(payload)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http
 from typing import Protocol
 
-import msgspec
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
@@ -17,6 +16,7 @@ from websockets.server import ServerProtocol
 from relayd.access.auth import SUBSCRIBE
 from relayd.access.gate import Access, Turnaway, Visitor
 from relayd.responses import Response as HttpResponse
+from relayd.responses import error_response
 
 __all__ = ["HttpResponder", "rejection", "respond"]
 
@@ -58,7 +58,7 @@ def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | Non
     """Why this client may not read a packet now, if it may not: HTTP requests are always anonymous."""
     if SUBSCRIBE not in access.grants.anonymous:
         # R-292: whoever may not subscribe without AUTH must not read around it.
-        return _error(
+        return error_response(
             401,
             "unauthenticated",
             "this relay serves packets to authenticated sessions alone",
@@ -73,12 +73,9 @@ def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | Non
         wait = backfill.excess(now).retry_after
     else:
         return None
-    return _error(429, "rate_limited", "too many requests from this address", {"Retry-After": str(wait)})
-
-
-def _error(status: int, error: str, reason: str, headers: dict[str, str]) -> HttpResponse:
-    body = msgspec.json.encode({"error": error, "reason": reason})
-    return HttpResponse(status, "application/json", body, {"Cache-Control": "no-store", **headers})
+    return error_response(
+        429, "rate_limited", "too many requests from this address", {"Retry-After": str(wait)}
+    )
 
 
 def _response(answer: HttpResponse) -> Response:

@@ -1,7 +1,7 @@
 """What admission asks about identities: whose keys and manifests the log holds, and the packets that say so.
 
 All of it is read through the partial index `packets_identity`, so an author's millions of other packets cost
-nothing. The index serves a query only if the query repeats its condition, hence `_INDEXED`.
+nothing. The index serves a query only if the query repeats its condition, hence `INDEXED`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from relayd.store.columns import string_key
 from relayd.store.connection import Pool, translate_errors
 from relayd.store.types import StoredPacket
 
-__all__ = ["IdentityReader"]
+__all__ = ["INDEXED", "IdentityReader"]
 
-_INDEXED: Final = (
+INDEXED: Final = (
     "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
     " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
 )
 
 _AUTHORS: Final = f"""
 SELECT DISTINCT ON (author_id) author_id, CASE WHEN get_byte(author_id, 0) = 255 THEN body END
-FROM packets WHERE {_INDEXED} AND content_type = ANY ($1::bytea[])
+FROM packets WHERE {INDEXED} AND content_type = ANY ($1::bytea[])
 """
 
 _PACKETS: Final = f"""
 SELECT p.sequence, p.received_at, p.body
 FROM unnest($1::bytea[]) AS wanted (author) CROSS JOIN LATERAL
-    (SELECT * FROM packets WHERE author_id = wanted.author AND {_INDEXED}
+    (SELECT * FROM packets WHERE author_id = wanted.author AND {INDEXED}
      AND content_type = ANY ($2::bytea[]) AND sequence > $3 OFFSET 0) AS p
 ORDER BY p.sequence
 """

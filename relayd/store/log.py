@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
+from strata.keys import IDENTITY_TYPES
 
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.types import (
-    IDENTITY_TYPES,
     Appended,
     Disposition,
     IdentitiesMoved,

@@ -13,10 +13,11 @@ import re
 from typing import Any, NamedTuple
 
 import asyncpg
+from strata.keys import IDENTITY_TYPES
 
 from relayd.store.connection import translate_errors
 from relayd.store.queries import HEAD
-from relayd.store.types import DAY_SECONDS, IDENTITY_TYPES, day_of, first_sequence_of_day
+from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
 
 __all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
 

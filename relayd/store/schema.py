@@ -10,6 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from relayd.store.identities import INDEXED
+
 __all__ = ["METADATA", "is_ours"]
 
 METADATA = sa.MetaData()
@@ -69,10 +71,7 @@ PACKETS = sa.Table(
         "packets_identity",
         "author_id",
         "sequence",
-        postgresql_where=sa.text(
-            "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
-            " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
-        ),
+        postgresql_where=sa.text(INDEXED),
     ),
     comment="The log. body is the record; the other columns are derived from it (A-006).",
 )

@@ -15,7 +15,6 @@ import msgspec
 
 __all__ = [
     "DAY_SECONDS",
-    "IDENTITY_TYPES",
     "AbuseEntry",
     "Appended",
     "Declined",
@@ -38,9 +37,6 @@ __all__ = [
 ]
 
 DAY_SECONDS = 86_400
-
-IDENTITY_TYPES = frozenset({"KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"})
-"""Content types that may change whose signature counts; the log notes where the last of them stands."""
 
 _ORDINAL_BITS = 32
 

@@ -19,14 +19,11 @@ from strata.provenance import ProvenanceTrust
 from relayd.admission.checks import judge, to_store, trace
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.config import Settings
-from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.identity.bootstrap import Bootstrap, key_rules, read_bootstrap, trust_of
 from relayd.identity.directory import Identities, LogOfIdentities
-from relayd.store.types import IDENTITY_TYPES, LogEntry, NewPacket
+from relayd.store.types import LogEntry, NewPacket
 
-__all__ = ["DECISIVE_TYPES", "Candidate", "Examiner"]
-
-DECISIVE_TYPES = IDENTITY_TYPES | {"CLIENT_MANIFEST"}
-"""Packets by which later ones are judged: nothing behind one is examined until it is in the log."""
+__all__ = ["Candidate", "Examiner"]
 
 
 class _Log(Protocol):
@@ -66,12 +63,12 @@ class Examiner:
     def from_settings(cls, settings: Settings, store: _Log) -> Self:
         """With the keys and roots that a relay of these settings trusts. Raises `ConfigurationError`."""
         bootstrap = read_bootstrap(settings.bootstrap_file)
-        trust = trust_of(settings, bootstrap)
-        rules = KeyRules(
-            clock_skew_seconds=trust.clock_skew_seconds,
-            recovery_delay_seconds=settings.recovery_delay_seconds,
+        return cls(
+            store,
+            bootstrap=bootstrap,
+            rules=key_rules(settings, bootstrap),
+            trust=trust_of(settings, bootstrap),
         )
-        return cls(store, bootstrap=bootstrap, rules=rules, trust=trust)
 
     async def refresh(self) -> None:
         """Begin with what the log holds now, whoever brought it there. Raises `StoreError`."""

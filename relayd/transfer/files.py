@@ -27,10 +27,11 @@ from strata.errors import ErrorCode, InvalidPacket
 from strata.packets import Packet
 
 from relayd.config import HARD_MAX_PACKET_BYTES, Settings
+from relayd.identity.directory import DECISIVE_TYPES
 from relayd.server import database
 from relayd.store import Store
 from relayd.store.types import IdentitiesMoved, LogEntry, NewPacket, Outcome
-from relayd.transfer.examiner import DECISIVE_TYPES, Candidate, Examiner
+from relayd.transfer.examiner import Candidate, Examiner
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
 

@@ -23,7 +23,7 @@ from strata.errors import Closed, ConnectionFailed, RequestRefused, Retry, Strat
 from strata.ids import Identity
 from strata.relay import Delivery, Options, Published, Relay, Subscription
 
-__all__ = ["get", "keygen", "publish", "subscribe"]
+__all__ = ["get", "keygen", "publish", "run", "save_identity", "subscribe"]
 
 _OPTIONS = Options(connect_timeout=5.0)
 _RESUME_MARGIN_SECONDS = packets.DEFAULT_MAX_PACKET_AGE_SECONDS + packets.MAX_FUTURE_SECONDS
@@ -61,9 +61,8 @@ def _advice(error: Exception) -> str:
     return "; the relay wants to know who asks: add --identity FILE"
 
 
-def keygen(path: Path, *, as_json: bool) -> None:
-    """Make an identity and keep it in a new file."""
-    identity = Identity.generate()
+def save_identity(identity: Identity, path: Path) -> None:
+    """Write a key file, or say why it cannot be and exit."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         identity.save(path)
@@ -71,6 +70,12 @@ def keygen(path: Path, *, as_json: bool) -> None:
         output.fail(f"{path} exists already and is not replaced; choose another file with --output")
     except OSError as error:
         output.fail(f"cannot write {path}: {error.strerror}")
+
+
+def keygen(path: Path, *, as_json: bool) -> None:
+    """Make an identity and keep it in a new file."""
+    identity = Identity.generate()
+    save_identity(identity, path)
     if as_json:
         output.write_record({"did": identity.did, "path": str(path)})
     else:

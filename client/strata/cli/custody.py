@@ -16,7 +16,7 @@ from typing import Any
 from strata import packets
 from strata.cli import output
 from strata.cli.arguments import moment
-from strata.cli.commands import run
+from strata.cli.commands import run, save_identity
 from strata.cli.keytable import chain_lines, chain_record, find_key, full_key_id, pending_events
 from strata.documents import (
     DidDocument,
@@ -57,9 +57,9 @@ def create(
     if standing := next((p for p in paths if p.exists()), None):
         output.fail(f"{standing} exists already and is not replaced; choose another file with --output")
     identity = Identity.generate()
-    _save(identity, path)
+    save_identity(identity, path)
     for recovery_path in paths[1:]:
-        _save(Identity.generate().speaking_for(identity.did), recovery_path)
+        save_identity(Identity.generate().speaking_for(identity.did), recovery_path)
     if recovery:
         document(path, paths[1:], threshold, relay=relay, timeout=timeout, as_json=as_json)
     elif as_json:
@@ -132,7 +132,7 @@ def rotate(
                 valid_from=_now(),
                 reason=reason,
             )
-            _save(new, new_path)
+            save_identity(new, new_path)
             try:
                 published = await _publish(connection, identity, content, timeout)
             except RequestRefused:
@@ -258,16 +258,6 @@ def _load(path: Path) -> Identity:
         output.fail(f"there is no identity at {path}; make one with: strata identity create --output {path}")
     except (StrataError, OSError) as error:
         output.fail(str(error))
-
-
-def _save(identity: Identity, path: Path) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        identity.save(path)
-    except FileExistsError:
-        output.fail(f"{path} exists already and is not replaced; choose another file with --output")
-    except OSError as error:
-        output.fail(f"cannot write {path}: {error.strerror}")
 
 
 def _first_document(chain: KeyChain, recovery: Sequence[Identity], threshold: int) -> DidDocument:

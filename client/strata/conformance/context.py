@@ -189,11 +189,6 @@ class Context:
         url = http.http_base(self.subject.url) + path
         return await http.get(url, ssl=self._ssl, timeout=self.patience.answer)
 
-    def need(self, extension: str) -> None:
-        """Skip unless the relay announces this extension."""
-        if not self.subject.announces(extension):
-            raise Skipped(f"the relay does not announce {extension}")
-
 
 async def survey(
     url: str,

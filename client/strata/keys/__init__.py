@@ -60,9 +60,17 @@ from strata.keys.statements import (
     revoke_content,
     rotate_content,
 )
-from strata.keys.states import KeyRules, KeyState, Standing, Use
+from strata.keys.states import (
+    DEFAULT_CLOCK_SKEW_SECONDS,
+    KeyRules,
+    KeyState,
+    Standing,
+    Use,
+    allowed_clock_skew,
+)
 
 __all__ = [
+    "DEFAULT_CLOCK_SKEW_SECONDS",
     "IDENTITY_TYPES",
     "MAX_CHAIN_EVENTS",
     "KeyChain",
@@ -75,6 +83,7 @@ __all__ = [
     "Statement",
     "Use",
     "add_content",
+    "allowed_clock_skew",
     "approval_content",
     "document_content",
     "read_statement",

@@ -10,15 +10,20 @@ from strata.documents import Custody
 from strata.errors import ErrorCode, InvalidPacket
 
 __all__ = [
+    "DEFAULT_CLOCK_SKEW_SECONDS",
     "MAX_DEAD_KEYS_TRIED",
     "KeyRules",
     "KeyState",
     "Standing",
     "Use",
+    "allowed_clock_skew",
     "explain",
     "newest_first",
     "refused",
 ]
+
+DEFAULT_CLOCK_SKEW_SECONDS = 300
+_ALLOWED_CLOCK_SKEWS = range(60, 301)
 
 MAX_DEAD_KEYS_TRIED = 16
 """Keys that may not sign but are tried, newest first, to say why a signature does not count (R-067)."""
@@ -43,11 +48,16 @@ class Standing(enum.Enum):
     REVOKED = "revoked"
 
 
+def allowed_clock_skew(wanted: int) -> int:
+    """The clock skew in use where this one is configured: one out of 60 to 300 counts as 300 (R-064)."""
+    return wanted if wanted in _ALLOWED_CLOCK_SKEWS else DEFAULT_CLOCK_SKEW_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRules:
     """The settings that key validity depends on (R-064, R-086)."""
 
-    clock_skew_seconds: int = 300
+    clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
     recovery_delay_seconds: int = 86_400
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from strata.keys import IDENTITY_TYPES
 
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.retention import EXEMPT_TYPES, Swept
-from relayd.store.types import DAY_SECONDS, IDENTITY_TYPES, day_of
+from relayd.store.types import DAY_SECONDS, day_of
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS

@@ -18,11 +18,13 @@ from strata.persistence.interface import CorruptStore, Put, Remove
 
 __all__ = [
     "EpochCount",
+    "InboxMessage",
     "PartialSegment",
+    "QueryMark",
     "QueuedSend",
     "Record",
-    "SeenRequest",
     "SegmentsFinished",
+    "SenderName",
     "SentChunk",
     "put",
     "read_records",
@@ -130,19 +132,50 @@ class EpochCount(Record, frozen=True, array_like=True, gc=False):
         return "current"
 
 
-class SeenRequest(Record, frozen=True, array_like=True, gc=False):
-    """A logical message that was handed to the application, so that it is not handed over again."""
+class InboxMessage(Record, frozen=True, array_like=True, gc=False):
+    """A whole received message that the application has not taken yet."""
 
-    KIND: ClassVar[str] = "seen_request"
+    KIND: ClassVar[str] = "inbox"
 
+    position: int
     request_id: str
+    message_hash: bytes
     sender_id: str
+    payload: bytes
+    received_at: int
+    retrieval_hint: bytes | None = None
+
+    @property
+    def key(self) -> str:
+        """Its place in the order of delivery."""
+        return str(self.position)
+
+
+class QueryMark(Record, frozen=True, array_like=True, gc=False):
+    """Until when the store's history has been read (C-173), in Unix milliseconds."""
+
+    KIND: ClassVar[str] = "query_mark"
+
+    succeeded_at: int
     received_at: int
 
     @property
     def key(self) -> str:
-        """Sender and request: another sender may have the same request id."""
-        return f"{self.sender_id}\\x1f{self.request_id}"
+        """There is one."""
+        return "current"
+
+
+class SenderName(Record, frozen=True, array_like=True, gc=False):
+    """The sender id that was made for this channel (C-006), under the participant `(channel, "")`."""
+
+    KIND: ClassVar[str] = "sender_name"
+
+    sender_id: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "current"
 
 
 _Kind = TypeVar("_Kind", bound=Record)

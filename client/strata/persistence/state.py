@@ -19,11 +19,13 @@ import msgspec
 from strata.persistence.interface import Change, CorruptStore, Put, Raise, Remove, StoredState
 from strata.persistence.records import (
     EpochCount,
+    InboxMessage,
     PartialSegment,
+    QueryMark,
     QueuedSend,
     Record,
-    SeenRequest,
     SegmentsFinished,
+    SenderName,
     SentChunk,
     read_records,
 )
@@ -43,7 +45,9 @@ _FIELDS: dict[str, type[Record]] = {
     "segments_finished": SegmentsFinished,
     "queue": QueuedSend,
     "epochs": EpochCount,
-    "seen_requests": SeenRequest,
+    "inbox": InboxMessage,
+    "query_marks": QueryMark,
+    "sender_names": SenderName,
 }
 
 
@@ -71,7 +75,9 @@ class ChannelState:
     segments_finished: dict[str, SegmentsFinished] = field(default_factory=dict)
     queue: dict[str, QueuedSend] = field(default_factory=dict)
     epochs: dict[str, EpochCount] = field(default_factory=dict)
-    seen_requests: dict[str, SeenRequest] = field(default_factory=dict)
+    inbox: dict[str, InboxMessage] = field(default_factory=dict)
+    query_marks: dict[str, QueryMark] = field(default_factory=dict)
+    sender_names: dict[str, SenderName] = field(default_factory=dict)
     other: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Records of kinds that are known neither here nor to SDS, by kind and key."""
 

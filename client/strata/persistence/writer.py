@@ -58,11 +58,13 @@ class ChangeWriter:
         retry_interval: float = 0.5,
         retry_interval_max: float = 30.0,
         on_health: Callable[[WriterHealth], None] | None = None,
+        on_written: Callable[[], None] | None = None,
         sleep: Callable[[float], Coroutine[None, None, object]] = asyncio.sleep,
     ) -> None:
         """`retry_interval` (seconds) is the wait after a first failure; it doubles up to the maximum.
 
-        `on_health` hears of each failure and of the recovery; it must not raise. `sleep` is for simulators.
+        `on_health` hears of each failure and of the recovery, `on_written` of each progress of `confirmed`;
+        they must not raise. `sleep` is for simulators.
         """
         self._persistence = persistence
         self._participant = participant
@@ -70,6 +72,7 @@ class ChangeWriter:
         self._interval = retry_interval
         self._interval_max = retry_interval_max
         self._on_health = on_health
+        self._on_written = on_written
         self._sleep = sleep
         self._pending: deque[Sequence[Change]] = deque()
         self._pending_changes = 0
@@ -92,8 +95,15 @@ class ChangeWriter:
         """How the writing goes at this moment."""
         return WriterHealth(self._pending_changes, self._failures, self._error)
 
-    def submit(self, changes: Sequence[Change]) -> None:
+    @property
+    def confirmed(self) -> int:
+        """How many submissions are durable: those whose number `submit` gave is at most this."""
+        return self._confirmed
+
+    def submit(self, changes: Sequence[Change]) -> int:
         """Take changes in, to be applied after all earlier ones and never torn apart. Needs a running loop.
+
+        Returns the number of this submission; without changes, that of the one before.
 
         Raises `PersistenceError` if too much waits already or the store failed for good, and `ValueError` for
         a change that no store can hold. Then none was taken.
@@ -106,13 +116,14 @@ class ChangeWriter:
             raise PersistenceError(f"{self._pending_changes} changes wait for the store already")
         check_changes(changes)
         if not changes:
-            return
+            return self._confirmed + len(self._pending)
         self._pending.append(tuple(changes))
         self._pending_changes += len(changes)
         if self._task is None:
             self._task = asyncio.create_task(
                 self._write(), name=f"strata-writer {self._participant.channel_id}"
             )
+        return self._confirmed + len(self._pending)
 
     async def written(self) -> None:
         """Wait until everything submitted so far is durable, however long the store is out of order.
@@ -177,6 +188,8 @@ class ChangeWriter:
             _, waiter = self._waiters.popleft()
             if not waiter.done():  # its task may have been cancelled
                 waiter.set_result(None)
+        if self._on_written is not None:
+            self._on_written()
         if self._failures:
             _log.warning("%s: the store works again", self._participant.channel_id)
             self._failures, self._error = 0, None

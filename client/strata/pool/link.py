@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Protocol, Self
 
 from strata.errors import StrataError
@@ -38,6 +38,9 @@ class PoolRelay(Protocol):
     def is_connected(self) -> bool: ...
 
     @property
+    def max_packet_bytes(self) -> int | None: ...
+
+    @property
     def statistics(self) -> Statistics: ...
 
     async def open(self) -> Any: ...
@@ -47,6 +50,10 @@ class PoolRelay(Protocol):
     async def publish(self, packet: Packet, *, timeout: float | None = None) -> Published: ...
 
     def subscribe(self, **query: Any) -> Stream: ...
+
+    def find(
+        self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
+    ) -> AsyncGenerator[Delivery, None]: ...
 
 
 class Listener(Protocol):

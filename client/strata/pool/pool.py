@@ -8,10 +8,10 @@ import os
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from strata import packets
 from strata.bootstrap import KnownRelay
@@ -33,6 +33,10 @@ from strata.relay.client import connect
 from strata.relay.dialing import shown
 from strata.relay.keyring import Anchors
 from strata.relay.values import Delivery, Order, Query, as_tuple
+
+if TYPE_CHECKING:
+    from strata.messaging import RelayNode
+    from strata.reliable import ReliableChannel
 
 __all__ = ["Pool", "connect_pool"]
 
@@ -121,6 +125,7 @@ class Pool:
         self._profile = self._effective_profile()
         self._runner: asyncio.Task[None] | None = None
         self._failure: StrataError | None = None
+        self._node: RelayNode | None = None
         self._first = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -162,6 +167,8 @@ class Pool:
         Publishes and subscriptions still waiting raise `Closed`; copies in the background are given up. Takes
         as long as the slowest relay's closing, `Options.close_timeout` and a second at most.
         """
+        if self._node is not None:
+            await self._node.close()
         self._fail(Closed("the pool was closed"))
         if self._runner is not None:
             self._runner.cancel()
@@ -182,8 +189,16 @@ class Pool:
 
     # Publishing.
 
-    async def publish(self, packet: Packet, *, timeout: float | None = None) -> PoolPublished:
+    async def publish(
+        self,
+        packet: Packet,
+        *,
+        timeout: float | None = None,
+        on_stored: Callable[[], None] | None = None,
+    ) -> PoolPublished:
         """Hand a packet to several relays; returns once `PoolOptions.confirmations` of them have stored it.
+
+        `on_stored` is called once the first of them has.
 
         The other copies go on in the background, and every relay that said OK is asked later whether it has
         the packet (`presence_delay`). A relay that does not answer is waited for by nobody.
@@ -193,9 +208,8 @@ class Pool:
         publishing the same packet again is safe.
         """
         self._check_open()
-        return await self._publisher.publish(
-            packet, self._options.publish_timeout if timeout is None else timeout
-        )
+        timeout = self._options.publish_timeout if timeout is None else timeout
+        return await self._publisher.publish(packet, timeout, on_stored)
 
     async def post(
         self, content: Mapping[str, Any], *, expires_at: int | None = None, timeout: float | None = None
@@ -306,6 +320,55 @@ class Pool:
             raise RequestTimeout(f"the search for {packet_id}", timeout)
         return None
 
+    async def find(
+        self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        """Those of these packets that any connected relay has, each once, in any order (C-285).
+
+        One relay is asked after another, for what the ones before it did not have. Raises what the last one
+        raised if none could answer, and `Closed`.
+        """
+        self._check_open()
+        wanted = dict.fromkeys(as_tuple(packet_ids))
+        answered, failure = False, None
+        for url in self.connected():
+            relay = self.relay(url)
+            if relay is None or not wanted:
+                continue
+            try:
+                async for delivery in relay.find(tuple(wanted), types=types, since=since):
+                    if wanted.pop(delivery.packet.packet_id, wanted) is None:
+                        yield delivery
+                answered = True
+            except (StrataError, OSError) as error:
+                failure = error
+        if failure is not None and not answered:
+            raise failure
+
+    # Channels.
+
+    @property
+    def node(self) -> RelayNode:
+        """These relays as a messaging node of the pool's identity, for channels (C-259).
+
+        Raises `ValueError` without an identity: what is sent is signed.
+        """
+        if self._node is None:
+            if self._identity is None:
+                raise ValueError("channels need an identity: connect_pool(urls, identity=...)")
+            from strata.messaging import RelayNode
+
+            self._node = RelayNode(self, identity=self._identity, wall=self._wall)
+        return self._node
+
+    def channel(
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+    ) -> ReliableChannel:
+        """A reliable channel over these relays, to be opened by `async with`: as `Relay.channel`."""
+        from strata.reliable import open_channel
+
+        return open_channel(self.node, channel_id, topic, sender_id, options)
+
     # Looking.
 
     @property
@@ -325,6 +388,20 @@ class Pool:
     def is_connected(self) -> bool:
         """Whether any relay is connected at this moment."""
         return bool(self.connected())
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        """How many relays are connected, and how many should be: as many as packets are published to."""
+        wanted = min(self._options.copies, len(self._membership.urls))
+        return len(self.connected()), max(1, wanted)
+
+    @property
+    def max_packet_bytes(self) -> int | None:
+        """The smallest limit that a connected relay has told; None if none has."""
+        limits = [
+            relay.max_packet_bytes for url in self.connected() if (relay := self.relay(url)) is not None
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def unsettled(self) -> int:

@@ -44,12 +44,25 @@ class Relays(Protocol):
 class _Publication:
     """One publish while any of its copies is under way."""
 
-    def __init__(self, packet: Packet, plan: PublishPlan, waiter: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        packet: Packet,
+        plan: PublishPlan,
+        waiter: asyncio.Future[None],
+        on_stored: Callable[[], None] | None,
+    ) -> None:
         self.packet = packet
+        self._on_stored = on_stored
         self.plan = plan
         self.waiter = waiter
         self.timer: asyncio.TimerHandle | None = None
         self.under_way: dict[str, asyncio.Task[None]] = {}
+
+    def stored(self) -> None:
+        """A relay has said OK: the first time, that is told."""
+        if self._on_stored is not None:
+            tell, self._on_stored = self._on_stored, None
+            tell()
 
     def settle(self) -> None:
         """Wake whoever waits: enough relays have said OK, or nothing better will come."""
@@ -88,13 +101,15 @@ class Publisher:
         """Copies under way."""
         return len(self._background)
 
-    async def publish(self, packet: Packet, timeout: float) -> PoolPublished:
+    async def publish(
+        self, packet: Packet, timeout: float, on_stored: Callable[[], None] | None = None
+    ) -> PoolPublished:
         """What `Pool.publish` promises."""
         deadline = self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline), self._slots:
                 await self._checks.wait_for_room()
-                return await self._publish(packet, deadline)
+                return await self._publish(packet, deadline, on_stored)
         except TimeoutError:
             self._pool.statistics.publish_failures += 1
             raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
@@ -106,7 +121,9 @@ class Publisher:
             publication.stop_timer()
             publication.settle()
 
-    async def _publish(self, packet: Packet, deadline: float) -> PoolPublished:
+    async def _publish(
+        self, packet: Packet, deadline: float, on_stored: Callable[[], None] | None
+    ) -> PoolPublished:
         if self._failure is not None:
             raise self._failure
         options, statistics = self._options, self._pool.statistics
@@ -118,7 +135,7 @@ class Publisher:
             retry_cap=options.retry_cap,
             deadline=deadline,
         )
-        publication = _Publication(packet, plan, self._loop.create_future())
+        publication = _Publication(packet, plan, self._loop.create_future(), on_stored)
         self._send(publication, plan.start(self._pool.targets(), self._loop.time()))
         try:
             await publication.waiter
@@ -169,6 +186,7 @@ class Publisher:
         statistics.copies_stored += 1
         self._pool.observe(url, Kind.PUBLISH, good=1, value=self._loop.time() - began_at)
         plan.stored(url, answer)
+        publication.stored()
         self._checks.stored(publication.packet, url)
         if plan.is_confirmed:
             publication.settle()

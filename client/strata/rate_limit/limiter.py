@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from strata.persistence.interface import Change
@@ -69,18 +69,25 @@ class RateLimiter:
 
     # What comes in.
 
-    def offer(self, lane: str, message_ids: Sequence[str]) -> None:
-        """Queue the first transmissions of a message's chunks: all, or `SendQueueFull` and none (C-227)."""
-        queues = self._lane(lane)
-        waiting = len(queues.queues[Priority.CONTENT])
-        if waiting + len(message_ids) > self._config.max_queued:
+    def check_room(self, lane: str, count: int) -> None:
+        """Raise `SendQueueFull` unless so many first transmissions more can be queued."""
+        waiting = len(self._lane(lane).queues[Priority.CONTENT])
+        if waiting + count > self._config.max_queued:
             raise SendQueueFull(lane, waiting, self._config.max_queued)
+
+    def offer(self, lane: str, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
+        """Queue the first transmissions of a message's chunks: all, or `SendQueueFull` and none (C-227).
+
+        `opens_message` false: these are later chunks of a message whose first one was charged already.
+        """
+        self.check_room(lane, len(message_ids))
+        queues = self._lane(lane)
         for index, message_id in enumerate(message_ids):
             transmission = Transmission(
                 lane=lane,
                 message_id=message_id,
                 priority=Priority.CONTENT,
-                opens_message=index == 0,
+                opens_message=opens_message and index == 0,
                 position=queues.next_position,
             )
             queues.next_position += 1
@@ -134,8 +141,15 @@ class RateLimiter:
 
     # What goes out.
 
-    def take(self, now: int) -> Transmission | None:
+    def heads(self, lane: str) -> list[Transmission]:
+        """What is at the head of each of a lane's queues: `take` gives one of these next, if of this lane."""
+        queues = self._lanes.get(lane)
+        return [] if queues is None else [queue[0] for queue in queues.queues if queue]
+
+    def take(self, now: int, *, ready: Container[str] | None = None) -> Transmission | None:
         """The transmission that may go now, charged to the budgets; None if none may.
+
+        With `ready` only the lanes in it are looked at: the others have to prepare what they would send.
 
         Then say what became of it: `sent`, `put_back` or `withdraw`. Until then it is stored as queued, so
         a crash in between sends it again and does not lose it.
@@ -149,6 +163,8 @@ class RateLimiter:
                 continue
             for name, lane in self._lanes.items():
                 queue = lane.queues[priority]
+                if ready is not None and name not in ready:
+                    continue
                 if queue and self._may_go(queue[0]):
                     self._lanes.move_to_end(name)
                     return self._pop(lane, queue)

@@ -7,10 +7,10 @@ import os
 import random
 import ssl as ssl_module
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from strata import packets
 from strata.errors import Closed, ErrorCode, InvalidPacket, RequestTimeout
@@ -20,7 +20,8 @@ from strata.packets import Packet
 from strata.relay.connection import Connection
 from strata.relay.dialing import shown
 from strata.relay.driver import Driver
-from strata.relay.inspection import Candidate, Collector, Inspector, author_of
+from strata.relay.finding import fetch_packet
+from strata.relay.inspection import KEYS_WANTED, Candidate, Collector, Inspector, author_of
 from strata.relay.keyfetch import MAX_AUTHORS, KeyFetcher
 from strata.relay.keyring import Anchors, KeyRing
 from strata.relay.options import Options
@@ -37,6 +38,10 @@ from strata.relay.values import (
     Statistics,
     as_tuple,
 )
+
+if TYPE_CHECKING:
+    from strata.messaging import RelayNode
+    from strata.reliable import ReliableChannel
 
 __all__ = ["Relay", "connect"]
 
@@ -92,6 +97,7 @@ class Relay:
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._keys: KeyRing | None = None
         self._fetcher: KeyFetcher | None = None
+        self._node: RelayNode | None = None
         if options.resolve_keys:
             self._keys = KeyRing(
                 anchors or Anchors(),
@@ -129,6 +135,8 @@ class Relay:
         Publishes and subscriptions still waiting raise `Closed`. Takes at most `close_timeout` and a second;
         after cancelling, the closing goes on by itself for as long.
         """
+        if self._node is not None:
+            await self._node.close()
         self._driver.stop(Closed("the relay connection was closed"))
         if self._fetcher is not None:
             await self._fetcher.close()
@@ -179,8 +187,16 @@ class Relay:
 
     # Publishing.
 
-    async def publish(self, packet: Packet, *, timeout: float | None = None) -> Published:
+    async def publish(
+        self,
+        packet: Packet,
+        *,
+        timeout: float | None = None,
+        on_stored: Callable[[], None] | None = None,
+    ) -> Published:
         """Hand a packet to the relay; returns once the relay has stored it durably.
+
+        `on_stored` is called then too: what a pool has to tell earlier than it returns.
 
         It is sent as often as it takes, over as many connections as it takes, within `timeout` seconds
         (default `Options.publish_timeout`). With `Options.max_in_flight` in progress, the next waits first.
@@ -203,9 +219,12 @@ class Relay:
         else:
             await self._slots.acquire()  # does not suspend
         try:
-            return await self._publish(packet, deadline)
+            published = await self._publish(packet, deadline)
         finally:
             self._slots.release()
+        if on_stored is not None:
+            on_stored()
+        return published
 
     async def _publish(self, packet: Packet, deadline: float) -> Published:
         self._driver.check_open()
@@ -352,6 +371,88 @@ class Relay:
             raise RequestTimeout(f"the search for {packet_id}", timeout) from None
         return None
 
+    async def find(
+        self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        """Those of these packets that the relay has, in any order.
+
+        By the shortest way it announces: the filter by id, HTTP, else reading its history since then, newest
+        first, until all have turned up (C-285). Raises what iterating a subscription raises, `OSError`.
+        """
+        wanted = as_tuple(packet_ids)
+        extensions = frozenset() if self.announced is None else self.announced.extensions
+        if not wanted:
+            return
+        if "http_packets" in extensions and "packet_ids" not in extensions and self._options.proxy is None:
+            async for delivery in self._find_by_http(wanted):
+                yield delivery
+            return
+        by_id = "packet_ids" in extensions
+        query = self.fetch(
+            packet_ids=wanted,
+            types=types,
+            since=None if by_id else since,
+            order="asc" if by_id else "desc",
+            limit=len(set(wanted)),
+        )
+        async with query as found:
+            async for delivery in found:
+                yield delivery
+
+    async def _find_by_http(self, packet_ids: tuple[str, ...]) -> AsyncGenerator[Delivery, None]:
+        query = Query(packet_ids=packet_ids, live=False)
+        inspector = Inspector(query, self._options, self._core.statistics, self._keys)
+        for packet_id in packet_ids:
+            event = await fetch_packet(
+                self._url,
+                packet_id,
+                ssl=self._driver.ssl,
+                max_bytes=self.max_packet_bytes or packets.DEFAULT_MAX_PACKET_BYTES,
+                timeout=self._options.history_timeout,
+            )
+            candidate = None if event is None else inspector.read(event)
+            if candidate is None:
+                continue
+            delivery = inspector.judge(candidate)
+            if delivery is KEYS_WANTED:
+                assert self._fetcher is not None
+                author = candidate.packet.author_id
+                await self._fetcher.fetch(author, (), since=candidate.event.arrived_at)
+                delivery = inspector.judge(candidate)
+            if isinstance(delivery, Delivery):
+                yield delivery
+
+    # Channels.
+
+    @property
+    def node(self) -> RelayNode:
+        """This relay as a messaging node of the connection's identity, for channels (C-259).
+
+        Raises `ValueError` without an identity: what is sent is signed.
+        """
+        if self._node is None:
+            if self._identity is None:
+                raise ValueError("channels need an identity: connect(url, identity=...)")
+            from strata.messaging import RelayNode
+
+            self._node = RelayNode(self, identity=self._identity)
+        return self._node
+
+    def channel(
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+    ) -> ReliableChannel:
+        """A reliable channel over this relay, to be opened by `async with`: see `ReliableChannel`.
+
+            async with relay.channel("room", topic="/chat/1/room/proto") as room:
+                await room.send(b"hello")
+
+        `options` are `config`, `encryption`, `profile` and the settings of `ReliableChannelConfig`, its
+        sections' among them. Raises `ValueError` for what cannot work.
+        """
+        from strata.reliable import open_channel
+
+        return open_channel(self.node, channel_id, topic, sender_id, options)
+
     # Looking.
 
     @property
@@ -369,6 +470,17 @@ class Relay:
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
         return self._core.announced is not None
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        """How many relays are connected, and how many should be."""
+        return int(self.is_connected), 1
+
+    @property
+    def max_packet_bytes(self) -> int | None:
+        """The largest packet the relay says it takes; None between connections, or if it does not say."""
+        announced = self._core.announced
+        return None if announced is None else announced.max_packet_bytes
 
     @property
     def announced(self) -> Announced | None:

@@ -61,8 +61,10 @@ def _read(body: bytes) -> Announced:
     )
 
 
-async def http_get(url: str, path: str, *, ssl: ssl_module.SSLContext | None) -> bytes:
-    """The body at `path` of the relay at a ws or wss URL; at most 256 KiB.
+async def http_get(
+    url: str, path: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int = _MAX_BYTES
+) -> bytes:
+    """The body at `path` of the relay at a ws or wss URL; at most `max_bytes`.
 
     Raises `OSError`, and `ValueError`, `EOFError` or `asyncio.LimitOverrunError` for any answer but a 200.
     The caller bounds the time. Cancelling closes the socket.
@@ -80,42 +82,42 @@ async def http_get(url: str, path: str, *, ssl: ssl_module.SSLContext | None) ->
             "Accept: application/json\r\nConnection: close\r\n\r\n".encode("ascii")
         )
         await writer.drain()
-        return await _read_response(reader)
+        return await _read_response(reader, max_bytes)
     finally:
         writer.transport.abort()  # nothing is owed to the peer, so nothing has to be waited for
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
-async def _read_response(reader: asyncio.StreamReader) -> bytes:
+async def _read_response(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
     """The body of a 200 response. Raises `ValueError` for any other, and for one too large."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = head[0].split(" ", 2)
     if len(status) < 2 or not status[0].startswith("HTTP/1.") or status[1] != "200":
-        raise ValueError("no manifest")
+        raise ValueError("not found")
     headers = {
         name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
     }
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _read_chunks(reader)
-    length = int(headers.get("content-length", _MAX_BYTES + 1))
+        return await _read_chunks(reader, max_bytes)
+    length = int(headers.get("content-length", max_bytes + 1))
     if "content-length" in headers:
-        if not 0 <= length <= _MAX_BYTES:
-            raise ValueError("the manifest is too large")
+        if not 0 <= length <= max_bytes:
+            raise ValueError("the answer is too large")
         return await reader.readexactly(length)
     body = bytearray()
-    while piece := await reader.read(_MAX_BYTES + 1 - len(body)):
+    while piece := await reader.read(max_bytes + 1 - len(body)):
         body += piece
-        if len(body) > _MAX_BYTES:
-            raise ValueError("the manifest is too large")
+        if len(body) > max_bytes:
+            raise ValueError("the answer is too large")
     return bytes(body)
 
 
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+async def _read_chunks(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
     body = bytearray()
     while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        if not 0 < size <= _MAX_BYTES - len(body):
-            raise ValueError("the manifest is too large")
+        if not 0 < size <= max_bytes - len(body):
+            raise ValueError("the answer is too large")
         body += await reader.readexactly(size)
         await reader.readexactly(2)
     return bytes(body)

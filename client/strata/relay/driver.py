@@ -53,7 +53,7 @@ class Driver:
         """Who waits for authentication to be decided."""
         self._url = url
         self._options = options
-        self._ssl = ssl
+        self.ssl = ssl
         self._pins = pins
         self._pinning: asyncio.Future[str] | None = None
         self._first = asyncio.Event()
@@ -73,7 +73,7 @@ class Driver:
         check_url(self._url)
         self._is_opened = True
         self.loop = asyncio.get_running_loop()
-        self._ssl = tls_context(self._url, self._ssl)
+        self.ssl = tls_context(self._url, self.ssl)
 
     async def open(self) -> None:
         """Connect.
@@ -146,7 +146,7 @@ class Driver:
         backoff = Backoff(base=options.backoff_base, cap=options.backoff_cap, random=random.random)
         while True:
             try:
-                socket, announced = await dial(self._url, ssl=self._ssl, options=options)
+                socket, announced = await dial(self._url, ssl=self.ssl, options=options)
             except Exception as error:
                 self.core.statistics.connections_failed += 1
                 self._judge(error)

@@ -94,6 +94,10 @@ class OutgoingBuffer:
         """Where each message stands, oldest first."""
         return {each.message_id: each.state for each in (*self._exhausted.values(), *self._active.values())}
 
+    def undispatched(self) -> list[str]:
+        """Messages that never went out, oldest first."""
+        return [each.message_id for each in self._active.values() if each.dispatched_at is None]
+
     def add(self, message_id: str, number: int, body: Body) -> Outgoing:
         """Begin to track an own message (C-109)."""
         outgoing = Outgoing(message_id, number, body, self._parameters.positions(message_id))

@@ -107,6 +107,11 @@ class Participant:
 
     # What the application sends.
 
+    @property
+    def room(self) -> int:
+        """How many more messages `wrap` takes before it refuses."""
+        return self.config.max_unacknowledged - len(self._outgoing)
+
     def wrap(self, content: bytes, now_ms: int, now_ns: int) -> SdsMessage:
         """Register a message and give it the form in which it travels.
 
@@ -182,12 +187,15 @@ class Participant:
 
     # What comes in.
 
-    def receive(self, data: bytes, now_ms: int, retrieval_hint: bytes | None = None) -> None:
-        """Take a message from the network. Never raises for what it holds."""
+    def receive(self, data: bytes, now_ms: int, retrieval_hint: bytes | None = None) -> SdsMessage | None:
+        """Take a message from the network; it is returned as read, None if it is none of this channel.
+
+        Never raises for what it holds.
+        """
         now = self._clock.advance(now_ms)
         message = self._decode(data)
         if message is None:
-            return
+            return None
         self.statistics.received += 1
         hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
         if message.sender_id == self.sender_id:
@@ -199,6 +207,7 @@ class Participant:
             self._receive_sync(message, now)
         elif self._is_new(message, hint):
             self._receive_content(message, data, now, hint)
+        return message
 
     def _decode(self, data: bytes) -> SdsMessage | None:
         if len(data) > self.config.max_message_bytes:
@@ -424,13 +433,33 @@ class Participant:
         kept = self._outgoing.get(message_id) or self._ledger.log.get(message_id)
         return None if kept is None else kept.body.restore()
 
+    def retrieval_hint(self, message_id: str) -> bytes | None:
+        """What finds a logged message in a store; None if that is not known."""
+        entry = self._ledger.log.get(message_id)
+        return None if entry is None else entry.hint
+
     def missing(self) -> list[HistoryEntry]:
         """What others name and is not here, longest missing first."""
         return [missing.entry for missing in self._incoming.missing.values()]
 
+    def missing_since(self) -> dict[str, int]:
+        """When each missing message was first found to be so, in wall milliseconds."""
+        return {
+            message_id: round(self._clock.to_wall(missing.first_missing_at))
+            for message_id, missing in self._incoming.missing.items()
+        }
+
     def outgoing(self) -> dict[str, OutgoingState]:
         """Own messages that nobody has acknowledged, and where each stands."""
         return self._outgoing.states()
+
+    def is_outgoing(self, message_id: str) -> bool:
+        """Whether this is an own message that nobody has acknowledged."""
+        return message_id in self._outgoing
+
+    def undispatched(self) -> list[str]:
+        """Own messages that have never gone out, in the order they were wrapped."""
+        return self._outgoing.undispatched()
 
 
 def _ignore(kind: str, key: str) -> None:

@@ -20,11 +20,13 @@ from strata.persistence import (
 )
 from strata.persistence.records import (
     EpochCount,
+    InboxMessage,
     PartialSegment,
+    QueryMark,
     QueuedSend,
     Record,
-    SeenRequest,
     SegmentsFinished,
+    SenderName,
     SentChunk,
     put,
     remove,
@@ -37,7 +39,9 @@ RECORDS: tuple[Record, ...] = (
     SegmentsFinished(3, "bob", b"h" * 32, 8, 1, (2, 8), 10, "r9"),
     QueuedSend(1, "m2", True),
     EpochCount(42, 3, 9),
-    SeenRequest("r1", "bob", 11),
+    InboxMessage(7, "r1", b"h" * 32, "bob", b"payload", 11, b"p" * 32),
+    QueryMark(5, 6),
+    SenderName("bob"),
 )
 BODY = sds.BodyRecord(b"head", b"tail", 1, b"delta")
 SDS_RECORDS: dict[str, sds.Record] = {
@@ -67,7 +71,9 @@ async def test_every_state_the_documents_name_comes_back(tmp_path: Path) -> None
         *state.segments_finished.values(),
         *state.queue.values(),
         *state.epochs.values(),
-        *state.seen_requests.values(),
+        *state.inbox.values(),
+        *state.query_marks.values(),
+        *state.sender_names.values(),
     ]
     assert found == list(RECORDS)
     assert state.sds == sds.SdsState(reported)

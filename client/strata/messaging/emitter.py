@@ -1,0 +1,73 @@
+"""Handlers by event name, as the documents have it (C-026)."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+__all__ = ["EventEmitter", "Handler", "NamedEvent"]
+
+_log = logging.getLogger("strata.events")
+
+Handler = Callable[[Any], Awaitable[object] | object]
+"""Takes one event. May be a coroutine function: the emitter waits for it, so a slow one slows its source."""
+
+
+class NamedEvent(Protocol):
+    """An event that says what it is called."""
+
+    @property
+    def name(self) -> str:
+        """The exact name of the documents."""
+        ...
+
+
+class EventEmitter:
+    """Calls the handlers of each event, in the order in which they were added.
+
+    A handler that raises is logged and stops nothing, neither the other handlers nor whoever emits.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._handlers: dict[str, list[Handler]] = {name: [] for name in names}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every event there can be."""
+        return tuple(self._handlers)
+
+    def on(self, name: str, handler: Handler) -> Handler:
+        """Call `handler` for each event of this name from now on; it is returned, to be given to `off`.
+
+        Raises `ValueError` for a name that no event here has.
+        """
+        self._of(name).append(handler)
+        return handler
+
+    def off(self, name: str, handler: Handler) -> None:
+        """Call it no more; one that was never added is no fault. Raises `ValueError` for an unknown name."""
+        handlers = self._of(name)
+        if handler in handlers:
+            handlers.remove(handler)
+
+    def has(self, *names: str) -> bool:
+        """Whether anybody listens to one of these."""
+        return any(self._of(name) for name in names)
+
+    async def emit(self, event: NamedEvent) -> None:
+        """Call the handlers, and wait for those that are asynchronous. Cancelling cancels the one awaited."""
+        for handler in tuple(self._of(event.name)):
+            try:
+                answer = handler(event)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception:
+                _log.exception("a handler of %s raised", event.name)
+
+    def _of(self, name: str) -> list[Handler]:
+        handlers = self._handlers.get(name)
+        if handlers is None:
+            raise ValueError(f"no event is called {name!r}; there are {', '.join(self._handlers)}")
+        return handlers

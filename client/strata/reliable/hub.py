@@ -130,6 +130,11 @@ class Hub:
         """The hub of a node, if any channel is open on it."""
         return cls._hubs.get(id(node))
 
+    @classmethod
+    def abandon(cls, node: MessagingNode) -> None:
+        """Forget the hub of a node whose process was killed: for simulators."""
+        cls._hubs.pop(id(node), None)
+
     # Clock and status.
 
     def now_ms(self) -> int:
@@ -180,7 +185,7 @@ class Hub:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        del self._hubs[id(self.node)]
+        self._hubs.pop(id(self.node), None)
         if self.limiter is not None:
             self._listen(False)
         if self._sender is not None:

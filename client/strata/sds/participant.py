@@ -85,6 +85,7 @@ class Participant:
             self._restore(state)
         self._receiver = Receiver(
             *(config, self._ledger, self._incoming, self._repair, self._clock, self._lamport),
+            sender_id=self.sender_id,
             statistics=self.statistics,
             mark=self._mark,
             emit=self._events.append,
@@ -199,7 +200,7 @@ class Participant:
         self.statistics.received += 1
         hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
         if message.sender_id == self.sender_id:
-            self._own_echo(message, data, hint)
+            self._own_echo(message, data, now, hint)
         elif message.kind is Kind.EPHEMERAL:
             assert message.content is not None
             self._events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
@@ -222,14 +223,16 @@ class Participant:
             return None
         return message
 
-    def _own_echo(self, message: SdsMessage, data: bytes, hint: bytes | None) -> None:
-        """An own message comes back: no news (C-111), unless others' messages wait for one we lost."""
+    def _own_echo(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
+        """An own message comes back: no news (C-111), unless it was lost with an earlier state.
+
+        Then it is logged in its place like any other, for others have it; the application knows it.
+        """
         self.statistics.own_echoes += 1
-        if message.kind is Kind.CONTENT and message.message_id in self._incoming.missing:
-            self._receiver.arrived(message.message_id)
-            self._ledger.filter.insert(message.message_id)
-            body = self._ledger.archive.keep(message.sender_id, data, self._wire_filter(message))
-            self._receiver.recover(message, body, hint)
+        id_ = message.message_id
+        if message.kind is Kind.CONTENT and id_ not in self._ledger.known:
+            if id_ not in self._incoming.waiting:
+                self._receive_content(message, data, now, hint)
 
     def _is_new(self, message: SdsMessage, hint: bytes | None) -> bool:
         """Whether a content message was not received before (C-112)."""
@@ -253,8 +256,10 @@ class Participant:
 
     def _receive_content(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
         id_ = message.message_id
-        # What it acknowledges is true even if it is refused.
-        self._review(message, now)
+        own = message.sender_id == self.sender_id
+        # What it acknowledges is true even if it is refused. One's own word acknowledges nothing (C-092).
+        if not own:
+            self._review(message, now)
         if (message.lamport_timestamp or 0) <= self._ledger.known.horizon:
             self.statistics.refused_old += 1
             return
@@ -265,7 +270,8 @@ class Participant:
         self._receiver.arrived(id_)
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._ledger.filter.insert(id_)
-        self._sync.received_content(id_, message.sender_id, _ids(message), now)
+        if not own:
+            self._sync.received_content(id_, message.sender_id, _ids(message), now)
         body = self._ledger.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint)
 
@@ -445,7 +451,7 @@ class Participant:
     def missing_since(self) -> dict[str, int]:
         """When each missing message was first found to be so, in wall milliseconds."""
         return {
-            message_id: round(self._clock.to_wall(missing.first_missing_at))
+            message_id: self._clock.was_at(missing.first_missing_at)
             for message_id, missing in self._incoming.missing.items()
         }
 

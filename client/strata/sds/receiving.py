@@ -33,6 +33,7 @@ class Receiver:
         clock: SteadyClock,
         lamport: LamportClock,
         *,
+        sender_id: str,
         statistics: Statistics,
         mark: Callable[[str, str], None],
         emit: Callable[[SdsEvent], None],
@@ -45,6 +46,7 @@ class Receiver:
         self._lamport = lamport
         self._mark = mark
         self._emit = emit
+        self._sender_id = sender_id
         self._statistics = statistics
         # What was held or missed in an earlier life is looked at first of all.
         self.sweep_at: float = clock.now if incoming.waiting or incoming.missing else math.inf
@@ -86,11 +88,6 @@ class Receiver:
         )
         self._mark("waiting", id_)
         self.miss(unmet.values(), limit=self._config.max_missing)
-
-    def recover(self, message: SdsMessage, body: Body, hint: bytes | None) -> None:
-        """Log an own message that was lost with an earlier state; it is no news to anybody."""
-        self._log(message, body, hint)
-        self.met(message.message_id)
 
     def miss(self, entries: Iterable[HistoryEntry], *, limit: int) -> None:
         """Track these as missing, tell of them, and ask for them in time (C-152, C-162)."""
@@ -149,18 +146,17 @@ class Receiver:
         # One extreme value must not freeze the order for all (C-119, A-141).
         if lamport <= self._clock.wall + FAR_AHEAD_MS:
             self._lamport.follow(lamport)
-        self._log(message, body, hint)
-        self._statistics.delivered += 1
-        self._emit(Delivered(message.message_id, message.sender_id, message.content, lamport, hint))
-
-    def _log(self, message: SdsMessage, body: Body, hint: bytes | None) -> None:
         self._ledger.add(
-            *(message.message_id, message.sender_id, message.lamport_timestamp or 0, body),
+            *(message.message_id, message.sender_id, lamport, body),
             [entry.message_id for entry in message.causal_history],
             clock=self._lamport.time,
             now=self._clock.now,
             hint=hint,
         )
+        if message.sender_id == self._sender_id:
+            return  # lost with an earlier state, and no news to the application
+        self._statistics.delivered += 1
+        self._emit(Delivered(message.message_id, message.sender_id, message.content, lamport, hint))
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:

@@ -30,6 +30,10 @@ class SteadyClock:
         self.wall = now_ms
         return self.now
 
+    def was_at(self, moment: int) -> int:
+        """The wall time of a moment that has passed, as far as the clock was online since."""
+        return moment - self.now + self.wall
+
     def to_wall(self, at: float) -> float:
         """When a timer is due by the wall clock; never while offline."""
         return at - self.now + self.wall if self.online else math.inf

@@ -1,8 +1,8 @@
 """A network in one process, under a virtual clock: for the proof of this library, and for tests of yours.
 
 `simulate` runs a scenario, `run_chaos` the one with everything at once; `python -m strata.sim` runs thousands
-of those. Real channels run on it: `node` is what they take for their relays, `disk` for their store. `loop` is the
-clock, `network` the relays and paths, `checking` what has to hold in the end.
+of those. Real channels run on it: `node` is what they take for their relays, `disk` for their store. `loop`
+is the clock, `network` the relays and paths, `checking` what has to hold in the end.
 """
 
 from __future__ import annotations

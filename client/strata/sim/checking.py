@@ -163,7 +163,7 @@ class Evidence:
 
     def _compare_logs(self, people: list[Any]) -> None:
         logs = {each.name: each.channel.log() for each in people if each.channel is not None}
-        reference = next(iter(logs.values()), [])
+        reference: list[str] = next(iter(logs.values()), [])
         for name, log in logs.items():
             self.checks.logs += 1
             if log != reference:

@@ -13,7 +13,7 @@ FaultCounts = Counter[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Probabilities between 0 and 1, and times in virtual seconds. Raises `ValueError` for what is neither."""
+    """Probabilities between 0 and 1, and times in virtual seconds. Raises `ValueError` for anything else."""
 
     loss: float = 0.0
     """Each passage, of a message to a relay, of its answer, of the message to each subscriber."""

@@ -139,7 +139,7 @@ class SimParticipant:
         self._evidence.forget(self.name)
 
     def set_clock(self, offset: float) -> None:
-        """Set the clock, to so many seconds off the true time; a program that runs notices at its next start."""
+        """Set the clock, so many seconds off the true time; a running program notices at its next start."""
         self.counts["clock_jumps"] += 1
         self.clock_offset = offset
         if self._node is not None:

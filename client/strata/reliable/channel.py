@@ -716,7 +716,7 @@ class _Opened:
             ),
             queued=sum(self._limiter.queued(self.lane, priority) for priority in Priority),
             partial_messages=engine.reassembler.statistics.partial_messages,
-            inbox=len(engine.inbox),
+            inbox=len(engine.inbox) + self.handing.in_hand,
             rate_limit_utilization=self._limiter.utilisation(now),
         )
 

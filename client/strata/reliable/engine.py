@@ -106,6 +106,7 @@ class ChannelEngine:
             config.segmentation,
             segments=state.segments.values(),
             finished=state.segments_finished.values(),
+            now=now_ms,
         )
         self.requests = Requests(config.sent_event_on, stored=state.sent_chunks.values())
         self.retrieval = Retrieval(config.retrieve_frequency_ms)

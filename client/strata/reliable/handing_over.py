@@ -124,6 +124,11 @@ class HandingOver:
         self._ended = False
         self._iterators: list[Events] = []
 
+    @property
+    def in_hand(self) -> int:
+        """Messages that have left the inbox and are not yet with the program."""
+        return int(self._in_hand is not None)
+
     def tell(self, events: list[ChannelEvent], ticket: int, newest: int) -> None:
         """These events are told, and messages up to this position handed over, once `ticket` is durable."""
         self._gate.extend((ticket, event) for event in events)

@@ -40,11 +40,14 @@ class Waiting:
 class Missing:
     """A message that others name and that is not here."""
 
-    __slots__ = ("entry", "first_missing_at")
+    __slots__ = ("entry", "first_missing_at", "waited_from")
 
-    def __init__(self, entry: HistoryEntry, first_missing_at: int) -> None:
+    def __init__(self, entry: HistoryEntry, first_missing_at: int, waited_from: int | None = None) -> None:
         self.entry = entry
         self.first_missing_at = first_missing_at
+        self.waited_from = first_missing_at if waited_from is None else waited_from
+        """From when the time to give up counts: at the earliest from the present start, for nobody could
+        look for the message while the program did not run."""
 
 
 class IncomingBuffer:
@@ -115,7 +118,7 @@ class IncomingBuffer:
         lost: list[Lost] = []
         if timeout:
             for message_id, missing in list(self.missing.items()):
-                if now - missing.first_missing_at < timeout:
+                if now - missing.waited_from < timeout:
                     break
                 del self.missing[message_id]
                 self.lost[message_id] = None

@@ -62,7 +62,7 @@ def restore(
         )
     for missing in sorted(state.all(MissingRecord), key=lambda each: each.first_missing_at):
         entry = HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id)
-        incoming.missing[missing.message_id] = Missing(entry, min(missing.first_missing_at, now))
+        incoming.missing[missing.message_id] = Missing(entry, min(missing.first_missing_at, now), now)
     incoming.lost.update(dict.fromkeys(each.message_id for each in state.all(LostRecord)))
     _restore_repair(state, repair, now)
     return clock

@@ -134,9 +134,14 @@ class Reassembler:
         *,
         segments: Iterable[PartialSegment] = (),
         finished: Iterable[SegmentsFinished] = (),
+        now: int | None = None,
         codec: ParityCodec | None = None,
     ) -> None:
-        """`segments` and `finished` are what a store kept of an earlier run, in its order."""
+        """`segments` and `finished` are what a store kept of an earlier run, in its order.
+
+        With `now`, timeouts count from there at the earliest: while the program did not run nothing could
+        come, and a clock that was set tells nothing about it.
+        """
         self._options = options or SegmentationConfig()
         self._codec = codec or load_codec()
         self._instances: OrderedDict[int, Instance] = OrderedDict()  # least recently touched first
@@ -148,6 +153,9 @@ class Reassembler:
         self._changes: list[Change] = []
         self.statistics = ReassemblyStatistics()
         self._restore(segments, finished)
+        if now is not None:
+            for instance in self._instances.values():
+                instance.touched_at = now
 
     def receive(self, sender_id: str, message_id: str, content: bytes, now: int) -> None:
         """Take the content of one delivered SDS message. Never raises, whatever the bytes are (C-302)."""

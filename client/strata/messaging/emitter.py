@@ -52,9 +52,9 @@ class EventEmitter:
         if handler in handlers:
             handlers.remove(handler)
 
-    def has(self, *names: str) -> bool:
-        """Whether anybody listens to one of these."""
-        return any(self._of(name) for name in names)
+    def count(self, name: str) -> int:
+        """How many handlers an event has."""
+        return len(self._of(name))
 
     async def emit(self, event: NamedEvent) -> None:
         """Call the handlers, and wait for those that are asynchronous. Cancelling cancels the one awaited."""

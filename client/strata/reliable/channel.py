@@ -314,7 +314,8 @@ class ReliableChannel:
     def events(self, *names: str) -> Events:
         """The events of these names, or all of them, as an asynchronous iterator (C-027).
 
-        Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
+        Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
+        received events, and by an iterator that names one of them. One of all events only looks on. Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
         """
         return self._open_one().handing.events(names)
 

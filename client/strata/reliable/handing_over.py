@@ -2,7 +2,7 @@
 
 Events wait here until the store has confirmed the step they tell of. Received messages wait in the inbox, and
 leave it when they are handed over, to whoever iterates the channel, else to the handlers of the two received
-events. `hand_over="once"`: it leaves the store before the program gets it, so that no crash hands it over
+events, who otherwise only look on. `hand_over="once"`: it leaves the store before the program gets it, so that no crash hands it over
 again. `"again"`: it leaves when the program asks for the next one, so that no crash can lose it.
 """
 
@@ -40,7 +40,9 @@ class Events(AsyncIterator[ChannelEvent]):
     many, before it goes on.
     """
 
-    def __init__(self, emitter: EventEmitter, names: tuple[str, ...]) -> None:
+    def __init__(self, emitter: EventEmitter, names: tuple[str, ...], *, takes: bool) -> None:
+        self.takes = takes
+        """Whether it takes received messages, as a handler does; else it looks on."""
         self._emitter = emitter
         self._names = names
         self._waiting: deque[ChannelEvent] = deque()
@@ -49,6 +51,11 @@ class Events(AsyncIterator[ChannelEvent]):
         self._closed = False
         for name in names:
             emitter.on(name, self._take)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing further will come."""
+        return self._closed
 
     def close(self) -> None:
         """Listen no more; what has come can still be read. Idempotent."""
@@ -150,8 +157,9 @@ class HandingOver:
 
     def events(self, names: tuple[str, ...]) -> Events:
         """An iterator of events, of all of them if none are named. Raises `ValueError` for unknown names."""
-        events = Events(self._emitter, names or CHANNEL_EVENTS)
-        self._iterators = [each for each in self._iterators if not each._closed]
+        takes = any(name in _RECEIVED for name in names)
+        events = Events(self._emitter, names or CHANNEL_EVENTS, takes=takes)
+        self._iterators = [each for each in self._iterators if not each.closed]
         self._iterators.append(events)
         self._woken.set()
         return events
@@ -216,7 +224,7 @@ class HandingOver:
 
     async def _hand_to_handlers(self) -> bool:
         """Hand over to handlers what nobody iterates for; True if there was anything."""
-        if self._iterated or self._ended or not self._emitter.has(*_RECEIVED):
+        if self._iterated or self._ended or not self._has_takers():
             return False
         batch = [each for each, _ in zip(self._inbox, range(_HANDED_AT_ONCE), strict=False)]
         batch = [each for each in batch if each.position <= self._available]
@@ -230,6 +238,10 @@ class HandingOver:
         if not self._once:
             self._take(batch)
         return True
+
+    def _has_takers(self) -> bool:
+        looking_on = sum(not each.takes and not each.closed for each in self._iterators)
+        return any(self._emitter.count(name) > looking_on for name in _RECEIVED)
 
     def _first(self) -> Received | None:
         received = self._inbox.first()
@@ -249,7 +261,7 @@ class HandingOver:
 
     async def _announce(self, message: MessageReceived) -> None:
         await self._emitter.emit(message)
-        if self._emitter.has(ReliableMessageReceived.name):
+        if self._emitter.count(ReliableMessageReceived.name):
             inner = MessageEnvelope(
                 content_topic=message.content_topic, payload=message.payload, ephemeral=message.ephemeral
             )

@@ -10,7 +10,7 @@ from typing import Any
 from strata.reliable.channel import ReliableChannel
 from strata.reliable.client import make_channel
 from strata.reliable.config import ReliableChannelConfig
-from strata.reliable.events import MessageReceived
+from strata.reliable.events import MessageReceived, ReliableMessageReceived
 from strata.reliable.hub import Hub
 from strata.sim.checking import Evidence
 from strata.sim.disk import Disk, SimStore
@@ -82,7 +82,8 @@ class SimParticipant:
             rng=self._rng,
         )
         for event in channel.message_events.names:
-            channel.message_events.on(event, self._count)
+            if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
+                channel.message_events.on(event, self._count)
         self._evidence.watch(self.name, node, channel)
         try:
             await channel.open()

@@ -337,6 +337,14 @@ class ReliableChannel:
         """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
         return self._open_one().statistics()
 
+    @property
+    def in_hand(self) -> MessageReceived | None:
+        """The message that is leaving the store for who iterates, with `hand_over="once"`.
+
+        This is the one that a crash at this very moment may take away: it is never handed over again.
+        """
+        return None if self._opened is None else self._opened.handing.in_hand
+
     def log(self) -> list[str]:
         """The ids of all SDS messages in the order that every participant shares (C-141).
 
@@ -717,7 +725,7 @@ class _Opened:
             ),
             queued=sum(self._limiter.queued(self.lane, priority) for priority in Priority),
             partial_messages=engine.reassembler.statistics.partial_messages,
-            inbox=len(engine.inbox) + self.handing.in_hand,
+            inbox=len(engine.inbox) + (self.handing.in_hand is not None),
             rate_limit_utilization=self._limiter.utilisation(now),
         )
 

@@ -132,9 +132,9 @@ class HandingOver:
         self._iterators: list[Events] = []
 
     @property
-    def in_hand(self) -> int:
-        """Messages that have left the inbox and are not yet with the program."""
-        return int(self._in_hand is not None)
+    def in_hand(self) -> MessageReceived | None:
+        """The message that has left the inbox and is not yet with the program."""
+        return self._in_hand
 
     def tell(self, events: list[ChannelEvent], ticket: int, newest: int) -> None:
         """These events are told, and messages up to this position handed over, once `ticket` is durable."""

@@ -132,5 +132,5 @@ def run_chaos(
         faults=faults,
         participants=rng.randint(2, 5),
         relays=rng.randint(1, 3),
-        options={**_OPTIONS, **(options or {})},
+        options={**_OPTIONS, "hand_over": rng.choice(("once", "again")), **(options or {})},
     )

@@ -68,6 +68,7 @@ class Evidence:
     _undelivered: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
+    _in_hand: set[tuple[str, str]] = field(default_factory=set)
     _told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     # What is seen.
@@ -109,6 +110,10 @@ class Evidence:
         for request_id, (sender, _) in self._sent.items():
             if sender == name and request_id not in self._delivered:
                 self._excused.add(request_id)
+
+    def dropped(self, name: str, message: MessageReceived) -> None:
+        """A program died with a message in hand: it is handed over again, or never, as it chose."""
+        self._in_hand.add((name, message.request_id))
 
     def _saw_sent(self, name: str, payload: bytes) -> None:
         message = SdsMessage.decode(payload)
@@ -152,7 +157,7 @@ class Evidence:
             self.checks.messages += 1
             others = [each.name for each in people if each.name != sender]
             for name in others:
-                if request_id not in self._taken[name]:
+                if request_id not in self._taken[name] and (name, request_id) not in self._in_hand:
                     self.problems.append(f"{name} was never given {request_id} of {sender}")
             if request_id not in self._delivered | self._undelivered | self._failed:
                 self.problems.append(f"{sender} never learned what became of {request_id}")

@@ -95,7 +95,13 @@ class SimParticipant:
         process.start(self._take(channel))
 
     async def _take(self, channel: ReliableChannel) -> None:
+        first = True
         async for message in channel:
+            again = first and bool(self.received) and message.request_id == self.received[-1].request_id
+            first = False
+            if again and channel.config.hand_over == "again":
+                self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
+                continue
             self.received.append(message)
             self._evidence.took(self.name, message)
 
@@ -125,6 +131,8 @@ class SimParticipant:
             return
         self.counts["crashes"] += 1
         assert self._node is not None
+        if self.channel is not None and (message := self.channel.in_hand) is not None:
+            self._evidence.dropped(self.name, message)
         if self._store is not None:
             self._store.unplugged = True
         self._node.unplug()

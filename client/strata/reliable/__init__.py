@@ -59,6 +59,7 @@ from strata.reliable.events import (
     SendingMessageIrrecoverableError,
 )
 from strata.reliable.values import (
+    AtRisk,
     ChannelHealth,
     ChannelStatistics,
     MissingMessage,
@@ -70,6 +71,7 @@ __all__ = [
     "CHANNEL_EVENTS",
     "DEFAULT_RELIABLE_CHANNEL_CONFIG",
     "AlreadyOpen",
+    "AtRisk",
     "ChannelError",
     "ChannelEvent",
     "ChannelHealth",

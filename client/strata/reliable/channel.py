@@ -41,6 +41,7 @@ from strata.reliable.handing_over import Events, HandingOver
 from strata.reliable.hub import Dispatch, Hub
 from strata.reliable.sizes import largest_ephemeral, largest_segment
 from strata.reliable.values import (
+    AtRisk,
     ChannelHealth,
     ChannelStatistics,
     MissingMessage,
@@ -315,7 +316,9 @@ class ReliableChannel:
         """The events of these names, or all of them, as an asynchronous iterator (C-027).
 
         Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
-        received events, and by an iterator that names one of them. One of all events only looks on. Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
+        received events, and by an iterator that names one of them. One of all events only looks on.
+
+        Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
         """
         return self._open_one().handing.events(names)
 
@@ -337,13 +340,10 @@ class ReliableChannel:
         """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
         return self._open_one().statistics()
 
-    @property
-    def in_hand(self) -> MessageReceived | None:
-        """The message that is leaving the store for who iterates, with `hand_over="once"`.
-
-        This is the one that a crash at this very moment may take away: it is never handed over again.
-        """
-        return None if self._opened is None else self._opened.handing.in_hand
+    def at_risk(self) -> AtRisk:
+        """What a crash at this very moment would keep from the program for good: see `AtRisk`."""
+        handing = self._open_one().handing
+        return AtRisk(handing.in_hand, handing.untold)
 
     def log(self) -> list[str]:
         """The ids of all SDS messages in the order that every participant shares (C-141).

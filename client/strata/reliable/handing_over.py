@@ -2,8 +2,9 @@
 
 Events wait here until the store has confirmed the step they tell of. Received messages wait in the inbox, and
 leave it when they are handed over, to whoever iterates the channel, else to the handlers of the two received
-events, who otherwise only look on. `hand_over="once"`: it leaves the store before the program gets it, so that no crash hands it over
-again. `"again"`: it leaves when the program asks for the next one, so that no crash can lose it.
+events, who otherwise only look on. `hand_over="once"`: it leaves the store before the program gets it, so that
+no crash hands it over again. `"again"`: it leaves when the program asks for the next one, so that no crash can
+lose it.
 """
 
 from __future__ import annotations
@@ -135,6 +136,11 @@ class HandingOver:
     def in_hand(self) -> MessageReceived | None:
         """The message that has left the inbox and is not yet with the program."""
         return self._in_hand
+
+    @property
+    def untold(self) -> tuple[ChannelEvent, ...]:
+        """Events that wait for the store."""
+        return tuple(told for _, told in self._gate if not isinstance(told, int))
 
     def tell(self, events: list[ChannelEvent], ticket: int, newest: int) -> None:
         """These events are told, and messages up to this position handed over, once `ticket` is durable."""

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 from strata.messaging.values import ConnectionStatus
 from strata.persistence.writer import WriterHealth
+from strata.reliable.events import ChannelEvent, MessageReceived
 from strata.sds.statistics import Statistics
 from strata.segmentation.reassembly import ReassemblyStatistics
 
-__all__ = ["ChannelHealth", "ChannelStatistics", "MissingMessage", "OutstandingMessage", "SyncStatus"]
+__all__ = [
+    "AtRisk",
+    "ChannelHealth",
+    "ChannelStatistics",
+    "MissingMessage",
+    "OutstandingMessage",
+    "SyncStatus",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,19 @@ class SyncStatus:
     def is_synced(self) -> bool:
         """Whether everything sent has arrived somewhere, and everything known of is here."""
         return not (self.outstanding or self.missing or self.queued or self.partial_messages)
+
+
+@dataclass(frozen=True, slots=True)
+class AtRisk:
+    """What no store can promise: it is between the store and the program.
+
+    Each is told once or never. It is told when the store has confirmed it; should the program be killed when
+    the disk has the write and before the word of that is here, it is not told again.
+    """
+
+    message: MessageReceived | None
+    """Leaving the store for who iterates, with `hand_over="once"`."""
+    events: tuple[ChannelEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ class RepairBuffers:
         self._answered: Schedule[None] = Schedule()
         self._left_to_others: Schedule[HistoryEntry] = Schedule()
 
+    def within_reach(self, at: int, now: int) -> int:
+        """A time of an earlier life, no later than it could have been set now: clocks are set back."""
+        return min(at, now + self._config.repair_t_max_ms)
+
     def want(self, entry: HistoryEntry, now: int) -> bool:
         """Ask for a missing message when its `T_req` comes (C-152); whether that is news."""
         full = len(self.requests) >= self._config.max_repair_buffer

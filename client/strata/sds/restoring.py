@@ -117,9 +117,9 @@ def _restore_outgoing(
 def _restore_repair(state: SdsState, repair: RepairBuffers, now: int) -> None:
     for request in state.all(RequestRecord):
         entry = HistoryEntry(request.message_id, request.retrieval_hint, request.sender_id)
-        repair.requests.put(request.message_id, request.at, entry)
+        repair.requests.put(request.message_id, repair.within_reach(request.at, now), entry)
     for response in state.all(ResponseRecord):
-        repair.responses.put(response.message_id, response.at, None)
+        repair.responses.put(response.message_id, repair.within_reach(response.at, now), None)
     # What had been left to others to ask for is asked for anew.
     for missing in state.all(MissingRecord):
         repair.want(HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id), now)

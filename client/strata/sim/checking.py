@@ -20,6 +20,7 @@ from strata.reliable.events import (
     ReliableMessageDeliveryError,
     ReliableMessageSendError,
 )
+from strata.reliable.values import AtRisk
 from strata.sds.messages import SdsMessage
 from strata.segmentation.messages import InvalidSegment, decode_segment
 
@@ -69,6 +70,7 @@ class Evidence:
     _failed: set[str] = field(default_factory=set)
     _excused: set[str] = field(default_factory=set)
     _in_hand: set[tuple[str, str]] = field(default_factory=set)
+    _untold: set[str] = field(default_factory=set)
     _told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     # What is seen.
@@ -111,9 +113,13 @@ class Evidence:
             if sender == name and request_id not in self._delivered:
                 self._excused.add(request_id)
 
-    def dropped(self, name: str, message: MessageReceived) -> None:
-        """A program died with a message in hand: it is handed over again, or never, as it chose."""
-        self._in_hand.add((name, message.request_id))
+    def died(self, name: str, at_risk: AtRisk) -> None:
+        """A program died: what was between its store and itself may never be told."""
+        if at_risk.message is not None:
+            self._in_hand.add((name, at_risk.message.request_id))
+        for event in at_risk.events:
+            if isinstance(event, ReliableMessageDelivered | ReliableMessageDeliveryError):
+                self._untold.add(event.request_id)
 
     def _saw_sent(self, name: str, payload: bytes) -> None:
         message = SdsMessage.decode(payload)
@@ -159,7 +165,7 @@ class Evidence:
             for name in others:
                 if request_id not in self._taken[name] and (name, request_id) not in self._in_hand:
                     self.problems.append(f"{name} was never given {request_id} of {sender}")
-            if request_id not in self._delivered | self._undelivered | self._failed:
+            if request_id not in self._delivered | self._undelivered | self._failed | self._untold:
                 self.problems.append(f"{sender} never learned what became of {request_id}")
             if request_id in self._delivered:
                 if not any(request_id in self._ever_taken[name] for name in others):

@@ -131,8 +131,8 @@ class SimParticipant:
             return
         self.counts["crashes"] += 1
         assert self._node is not None
-        if self.channel is not None and (message := self.channel.in_hand) is not None:
-            self._evidence.dropped(self.name, message)
+        if self.channel is not None:
+            self._evidence.died(self.name, self.channel.at_risk())
         if self._store is not None:
             self._store.unplugged = True
         self._node.unplug()

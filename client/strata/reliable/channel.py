@@ -352,6 +352,21 @@ class ReliableChannel:
         """
         return [entry.message_id for entry in self._open_one().engine.sds.log()]
 
+    def causal_log(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
+        """The log with what follows what: message id, sender id, Lamport time, ids of its causal history.
+
+        In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
+        """
+        sds = self._open_one().engine.sds
+        found = []
+        for entry in sds.log():
+            data = sds.encoded(entry.message_id)
+            message = None if data is None else SdsMessage.decode(data)
+            if message is not None:
+                follows = tuple(each.message_id for each in message.causal_history)
+                found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
+        return found
+
     def _open_one(self, *, started: bool = False) -> _Opened:
         if self._opened is None:
             raise ChannelNotOpen

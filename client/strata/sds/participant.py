@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from strata.errors import StrataError
 from strata.sds.bloom import BloomParameters
+from strata.sds.bodies import Body
 from strata.sds.config import SdsConfig
 from strata.sds.events import (
     Acknowledged,
@@ -317,10 +318,17 @@ class Participant:
         id_ = entry.message_id
         if self._repair.asked_by_other(entry, now):
             self._mark("request", id_)
-        logged = self._ledger.log.get(id_)
-        if logged is not None and logged.dispatched:
-            if self._repair.answer(id_, entry.sender_id, logged.sender_id, now):
-                self._mark("response", id_)
+        held = self._held_for_repair(id_)
+        if held is not None and self._repair.answer(id_, entry.sender_id, held[0], now):
+            self._mark("response", id_)
+
+    def _held_for_repair(self, message_id: str) -> tuple[str, Body] | None:
+        """Sender and bytes of a message that others may be sent, though one's own gaps hold it back here."""
+        entry = self._ledger.log.get(message_id)
+        if entry is not None:
+            return (entry.sender_id, entry.body) if entry.dispatched else None
+        waiting = self._incoming.waiting.get(message_id)
+        return None if waiting is None else (waiting.sender_id, waiting.body)
 
     def _wire_filter(self, message: SdsMessage) -> bytes | None:
         """The filter of a message; None if it is not of this channel's size (C-103)."""
@@ -369,10 +377,10 @@ class Participant:
     def _send_repairs(self, now: int) -> None:
         for id_ in self._repair.take_responses(now):
             self._mark("response", id_)
-            entry = self._ledger.log.get(id_)
-            if entry is not None:
+            held = self._held_for_repair(id_)
+            if held is not None:
                 self.statistics.repairs_sent += 1
-                self._events.append(SendRepair(id_, entry.body.restore()))
+                self._events.append(SendRepair(id_, held[1].restore()))
 
     def _send_sync(self, now: int) -> None:
         recent = self._recent(dispatched_only=True)

@@ -168,7 +168,8 @@ class Evidence:
             if request_id not in self._delivered | self._undelivered | self._failed | self._untold:
                 self.problems.append(f"{sender} never learned what became of {request_id}")
             if request_id in self._delivered:
-                if not any(request_id in self._ever_taken[name] for name in others):
+                had = [n for n in others if request_id in self._ever_taken[n] or (n, request_id) in self._in_hand]
+                if not had:
                     self.problems.append(f"{sender} was told {request_id} is delivered, and nobody has it")
         for (name, event, request_id), count in self._told.items():
             if count > 1:

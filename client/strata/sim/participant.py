@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -66,7 +67,8 @@ class SimParticipant:
         """Begin a life: open the channel, and take what it receives."""
         assert self._process is None
         self._process = Process(self.name)
-        await self._process.start(self._open(self._process))
+        # Whoever waits here may be cancelled; the program that starts is not.
+        await asyncio.shield(self._process.start(self._open(self._process)))
 
     async def _open(self, process: Process) -> None:
         faults = self._network.faults

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from strata.ids import Identity
     from strata.keys import KeyChain, KeyRules, KeyState
+    from strata.nodes import NodeConfig, create_node
     from strata.packets import Packet
     from strata.pool import Pool, PoolOptions, PoolPublished, PoolSubscription, Profile, connect_pool
     from strata.relay import (
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
         Statistics,
         Subscription,
         connect,
+    )
+    from strata.reliable import (
+        ReliableChannel,
+        ReliableChannelConfig,
+        ReliableClient,
+        ReliableEnvelope,
+        create_reliable_channel,
     )
 
 __all__ = [
@@ -68,6 +76,7 @@ __all__ = [
     "KeyRules",
     "KeyState",
     "MissingCapability",
+    "NodeConfig",
     "Options",
     "Packet",
     "Pool",
@@ -78,6 +87,10 @@ __all__ = [
     "Published",
     "Query",
     "Relay",
+    "ReliableChannel",
+    "ReliableChannelConfig",
+    "ReliableClient",
+    "ReliableEnvelope",
     "RequestRefused",
     "RequestTimeout",
     "Retry",
@@ -86,6 +99,8 @@ __all__ = [
     "Subscription",
     "connect",
     "connect_pool",
+    "create_node",
+    "create_reliable_channel",
     "retry_advice",
 ]
 
@@ -108,7 +123,15 @@ _HOMES = {
     ),
     "strata.ids": ("Identity",),
     "strata.keys": ("KeyChain", "KeyRules", "KeyState"),
+    "strata.nodes": ("NodeConfig", "create_node"),
     "strata.packets": ("Packet",),
+    "strata.reliable": (
+        "ReliableChannel",
+        "ReliableChannelConfig",
+        "ReliableClient",
+        "ReliableEnvelope",
+        "create_reliable_channel",
+    ),
     "strata.pool": ("Pool", "PoolOptions", "PoolPublished", "PoolSubscription", "Profile", "connect_pool"),
     "strata.relay": (
         "WHAT_RELAYS_SEE",

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from strata import ids, packets
 from strata.errors import (
@@ -100,9 +100,10 @@ class Relays(Protocol):
 class RelayNode:
     """Carries messages as packets of one identity over a relay or a pool, which stay the caller's to close.
 
-    What is being sent is bounded: with 1024 messages under way, `send` waits for one of them to end. What is
-    received is handed on as fast as the handlers of `message_received` take it; a slow one slows the
-    subscription, and the relay's store is the buffer. `dropped` counts packets that carry no message.
+    `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
+    none of their own. What is being sent is bounded: with 1024 messages under way, `send` waits for one to end.
+    What is received is handed on as fast as the handlers of `message_received` take it; a slow one slows the
+    subscription, and the relay's store is the buffer. `dropped` counts packets without a message.
 
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
     """
@@ -114,6 +115,7 @@ class RelayNode:
         identity: ids.Signer,
         publish_timeout: float | None = None,
         defaults: object = None,
+        max_payload: int | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
@@ -122,6 +124,7 @@ class RelayNode:
         self._relays = relays
         self._identity = identity
         self._timeout = publish_timeout
+        self._max_payload = max_payload
         self.wall = wall
         self.defaults = defaults
         """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
@@ -134,7 +137,7 @@ class RelayNode:
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
         self._monitor: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> RelayNode:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -178,7 +181,8 @@ class RelayNode:
         """Bytes of payload that fit into a packet, at the smallest limit that is known."""
         limit = self._relays.max_packet_bytes or packets.DEFAULT_MAX_PACKET_BYTES
         limit = min(limit, packets.DEFAULT_MAX_PACKET_BYTES)
-        return binding.largest_payload(self.transport_identity, content_topic, limit, repairable=repairable)
+        fits = binding.largest_payload(self.transport_identity, content_topic, limit, repairable=repairable)
+        return fits if self._max_payload is None else min(fits, self._max_payload)
 
     def declared_limit(self) -> tuple[int, int] | None:
         """Relays say what they take when they refuse, not before."""
@@ -194,6 +198,8 @@ class RelayNode:
         """
         topic = check_content_topic(envelope.content_topic)
         request_id = request_id or secrets.token_hex(16)
+        if self._max_payload is not None and len(envelope.payload) > self._max_payload:
+            raise NodeError(f"{len(envelope.payload)} bytes exceed the node's limit of {self._max_payload}")
         packet = self._build(lambda: self._packet(envelope))
         if topic not in self._topics:
             await self.subscribe([topic])

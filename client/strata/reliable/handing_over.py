@@ -2,9 +2,9 @@
 
 Events wait here until the store has confirmed the step they tell of. Received messages wait in the inbox, and
 leave it when they are handed over, to whoever iterates the channel, else to the handlers of the two received
-events, who otherwise only look on. `hand_over="once"`: it leaves the store before the program gets it, so that
-no crash hands it over again. `"again"`: it leaves when the program asks for the next one, so that no crash can
-lose it.
+events, who otherwise only look on. `hand_over="once"`: a message leaves the store before the program gets it,
+so that no crash hands it over again. `"again"`: it leaves when the program asks for the next one, so that no
+crash can lose it.
 """
 
 from __future__ import annotations
@@ -206,7 +206,10 @@ class HandingOver:
             self._iterating = False
 
     async def _next(self) -> MessageReceived:
-        self._let_go()
+        if self._processed is not None:
+            processed, self._processed = self._processed, None
+            self._take([processed])
+            await self._writer.written()  # only then is it certain not to come again
         while self._in_hand is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -243,6 +246,7 @@ class HandingOver:
             await self._announce(received.message)
         if not self._once:
             self._take(batch)
+            await self._writer.written()
         return True
 
     def _has_takers(self) -> bool:
@@ -258,12 +262,6 @@ class HandingOver:
             self._inbox.take(received)
         self._shell.flush()
         self._on_room()
-
-    def _let_go(self) -> None:
-        """The message handed over last has been dealt with."""
-        if self._processed is not None:
-            processed, self._processed = self._processed, None
-            self._take([processed])
 
     async def _announce(self, message: MessageReceived) -> None:
         await self._emitter.emit(message)

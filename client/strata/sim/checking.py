@@ -57,6 +57,8 @@ class Evidence:
     """What was seen in the network and at the programs, to be held against what the channels told."""
 
     problems: list[str] = field(default_factory=list)
+    concluding: bool = False
+    """Whether the faults are over."""
     checks: Checks = field(default_factory=Checks)
     _sent: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     _taken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -168,7 +170,9 @@ class Evidence:
             if request_id not in self._delivered | self._undelivered | self._failed | self._untold:
                 self.problems.append(f"{sender} never learned what became of {request_id}")
             if request_id in self._delivered:
-                had = [n for n in others if request_id in self._ever_taken[n] or (n, request_id) in self._in_hand]
+                had = [
+                    n for n in others if request_id in self._ever_taken[n] or (n, request_id) in self._in_hand
+                ]
                 if not had:
                     self.problems.append(f"{sender} was told {request_id} is delivered, and nobody has it")
         for (name, event, request_id), count in self._told.items():
@@ -178,6 +182,9 @@ class Evidence:
             self._check_order(each.name)
         if not self.checks.messages or not self.checks.deliveries:
             self.problems.append("nothing was sent, or nothing received: the run proves nothing")
+
+    def _has_had(self, name: str, request_id: str) -> bool:
+        return request_id in self._ever_taken[name] or (name, request_id) in self._in_hand
 
     def _compare_logs(self, people: list[Any]) -> None:
         logs = {each.name: each.channel.log() for each in people if each.channel is not None}

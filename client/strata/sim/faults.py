@@ -41,9 +41,11 @@ class Faults:
     """How long what is away stays away."""
 
     def __post_init__(self) -> None:
-        for name in ("loss", "duplication", "forgetting", "disk_failure", "disk_losses"):
-            if not 0 <= getattr(self, name) < 1 and name != "disk_losses":
-                raise ValueError(f"{name} must be at least 0 and below 1")
+        for name in ("loss", "duplication", "forgetting", "disk_failure"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be below 1, or nothing ever works")
+        if self.disk_losses > 1:
+            raise ValueError("disk_losses is a part of the crashes, at most 1")
         for field in fields(self):
             value = getattr(self, field.name)
             low, high = value if isinstance(value, tuple) else (0.0, value)

@@ -22,6 +22,10 @@ from strata.sim.node import SimNode
 
 __all__ = ["SimParticipant"]
 
+_WORKS = 0.3
+"""How many messages take the program some time; others are dealt with at once."""
+_WORK_SECONDS = (0.0, 5.0)
+
 
 class SimParticipant:
     """One participant through all its lives.
@@ -104,8 +108,13 @@ class SimParticipant:
             if again and channel.config.hand_over == "again":
                 self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
                 continue
+            works = self._rng.random() < _WORKS and not self._evidence.concluding
+            if works and channel.config.hand_over == "again":
+                await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
             self.received.append(message)
             self._evidence.took(self.name, message)
+            if works and channel.config.hand_over == "once":
+                await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
 
     def _count(self, event: Any) -> None:
         self.events[event.name] += 1

@@ -90,6 +90,7 @@ class Simulation:
         Raises `SimulationFailed` if they do not within `timeout` virtual seconds.
         """
         self.network.heal(NO_FAULTS)
+        self.evidence.concluding = True
         for participant in self.participants:
             participant.heal()
             if not participant.alive:

@@ -9,15 +9,14 @@ Exit code 1: some run broke the promise; its seed and what was wrong are printed
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
@@ -75,7 +74,7 @@ def main() -> int:
             problems += failures
             progress.advance(bar, size)
     if arguments.json:
-        print(json.dumps({**asdict(total), "problems": problems}))
+        print(msgspec.json.encode({**msgspec.to_builtins(total), "problems": problems}).decode())
     else:
         print(_text(total, problems, time.monotonic() - began_at))
     return 1 if problems else 0

@@ -24,6 +24,7 @@ __all__ = [
     "QueuedSend",
     "Record",
     "SegmentsFinished",
+    "SegmentsGivenUp",
     "SenderName",
     "SentChunk",
     "put",
@@ -100,6 +101,23 @@ class SegmentsFinished(Record, frozen=True, array_like=True, gc=False):
     def key(self) -> str:
         """The number of the instance."""
         return str(self.instance)
+
+
+class SegmentsGivenUp(Record, frozen=True, array_like=True, gc=False):
+    """A partial message that was given up: its segments are taken from the log should the rest come."""
+
+    KIND: ClassVar[str] = "segments_given_up"
+
+    number: int
+    sender_id: str
+    message_hash: bytes
+    message_ids: tuple[str, ...]
+    request_id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The number that the instance had."""
+        return str(self.number)
 
 
 class QueuedSend(Record, frozen=True, array_like=True, gc=False):

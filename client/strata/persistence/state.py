@@ -25,6 +25,7 @@ from strata.persistence.records import (
     QueuedSend,
     Record,
     SegmentsFinished,
+    SegmentsGivenUp,
     SenderName,
     SentChunk,
     read_records,
@@ -43,6 +44,7 @@ _FIELDS: dict[str, type[Record]] = {
     "sent_chunks": SentChunk,
     "segments": PartialSegment,
     "segments_finished": SegmentsFinished,
+    "segments_given_up": SegmentsGivenUp,
     "queue": QueuedSend,
     "epochs": EpochCount,
     "inbox": InboxMessage,
@@ -73,6 +75,7 @@ class ChannelState:
     sent_chunks: dict[str, SentChunk] = field(default_factory=dict)
     segments: dict[str, PartialSegment] = field(default_factory=dict)
     segments_finished: dict[str, SegmentsFinished] = field(default_factory=dict)
+    segments_given_up: dict[str, SegmentsGivenUp] = field(default_factory=dict)
     queue: dict[str, QueuedSend] = field(default_factory=dict)
     epochs: dict[str, EpochCount] = field(default_factory=dict)
     inbox: dict[str, InboxMessage] = field(default_factory=dict)

@@ -106,6 +106,8 @@ class ChannelEngine:
             config.segmentation,
             segments=state.segments.values(),
             finished=state.segments_finished.values(),
+            given_up=state.segments_given_up.values(),
+            fetch=self._content,
             now=now_ms,
         )
         self.requests = Requests(config.sent_event_on, stored=state.sent_chunks.values())
@@ -151,6 +153,12 @@ class ChannelEngine:
                 self.requests.mark_undelivered(message_id)
         if self.sds.missing():
             self.retrieval.found_missing(now_ms)
+
+    def _content(self, message_id: str) -> bytes | None:
+        """What a logged message carries."""
+        data = self.sds.encoded(message_id)
+        message = None if data is None else SdsMessage.decode(data)
+        return None if message is None else message.content
 
     # What the application sends.
 

@@ -16,17 +16,26 @@ requests would come out under the wrong id (C-050), and leave behind the rest of
 
 Parity can make a message whole before its last segments are here. Such an instance is remembered, without its
 bytes, until the timeout, and swallows them; else they would begin an instance that nothing ever completes.
+
+SDS has acknowledged every segment that came, so a message given up for time or room must not be lost by that:
+which segments it had is remembered, and when another one of it comes they are taken from the log again.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from strata.persistence.interface import Change
-from strata.persistence.records import PartialSegment, SegmentsFinished, put, remove
+from strata.persistence.records import (
+    PartialSegment,
+    SegmentsFinished,
+    SegmentsGivenUp,
+    put,
+    remove,
+)
 from strata.segmentation.instances import Instance, assemble
 from strata.segmentation.messages import (
     InvalidSegment,
@@ -48,6 +57,7 @@ __all__ = [
 ]
 
 _REMEMBERED_MESSAGE_IDS = 4096
+_REMEMBERED_GIVEN_UP = 256
 
 
 class DropReason(enum.StrEnum):
@@ -134,10 +144,14 @@ class Reassembler:
         *,
         segments: Iterable[PartialSegment] = (),
         finished: Iterable[SegmentsFinished] = (),
+        given_up: Iterable[SegmentsGivenUp] = (),
+        fetch: Callable[[str], bytes | None] | None = None,
         now: int | None = None,
         codec: ParityCodec | None = None,
     ) -> None:
-        """`segments` and `finished` are what a store kept of an earlier run, in its order.
+        """`segments`, `finished` and `given_up` are what a store kept of an earlier run, in its order.
+
+        `fetch` gives the content of an SDS message that was delivered earlier, if it is still known.
 
         With `now`, timeouts count from there at the earliest: while the program did not run nothing could
         come, and a clock that was set tells nothing about it.
@@ -149,9 +163,14 @@ class Reassembler:
         self._senders: dict[str, _Sender] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._next_instance = 1
+        self._fetch = fetch
+        self._given_up: OrderedDict[tuple[str, bytes, str | None], SegmentsGivenUp] = OrderedDict()
         self._events: list[Reassembled | Abandoned] = []
         self._changes: list[Change] = []
         self.statistics = ReassemblyStatistics()
+        for record in given_up:
+            self._given_up[record.sender_id, record.message_hash, record.request_id] = record
+            self._next_instance = max(self._next_instance, record.number + 1)
         self._restore(segments, finished)
         if now is not None:
             for instance in self._instances.values():
@@ -227,12 +246,11 @@ class Reassembler:
             instance.add(message_id, segment, now)
             self._await_rest(instance)
             return
-        instance.add(message_id, segment, now)
+        if instance.lacks(segment.index):  # else it was taken up again just now
+            self._fill(instance, message_id, segment, content, now)
         self._instances.move_to_end(instance.number)
         sender = self._senders[sender_id]
         sender.instances.move_to_end(instance.number)
-        self._account(sender, len(segment.payload))
-        self._changes.append(put(PartialSegment(message_id, sender_id, instance.number, now, content)))
         if instance.complete:
             self._try(instance, now)
         self._make_room(sender)
@@ -250,7 +268,33 @@ class Reassembler:
                 return instance
         if any(not instance.agrees(segment) and not instance.finished for instance in candidates):
             return None
-        return self._begin(sender_id, segment, now)
+        instance = self._begin(sender_id, segment, now)
+        self._revive(instance, now)
+        return instance
+
+    def _revive(self, instance: Instance, now: int) -> None:
+        """Take up again what was given up of this message, as far as it is still known."""
+        key = (instance.sender_id, instance.message_hash, instance.request_id)
+        record = self._given_up.pop(key, None)
+        if record is None or self._fetch is None:
+            return
+        self._changes.append(remove(SegmentsGivenUp, record.key))
+        for message_id in record.message_ids:
+            content = self._fetch(message_id)
+            if content is None:
+                continue
+            try:
+                segment = decode_segment(content)
+            except InvalidSegment:
+                continue
+            if instance.agrees(segment) and instance.lacks(segment.index):
+                self._fill(instance, message_id, segment, content, now)
+
+    def _fill(self, instance: Instance, message_id: str, segment: Segment, content: bytes, now: int) -> None:
+        instance.add(message_id, segment, now)
+        self._account(self._senders[instance.sender_id], len(segment.payload))
+        record = PartialSegment(message_id, instance.sender_id, instance.number, now, content)
+        self._changes.append(put(record))
 
     def _begin(self, sender_id: str, segment: Segment, now: int, number: int | None = None) -> Instance:
         if number is None:
@@ -350,7 +394,24 @@ class Reassembler:
     def _abandon(self, instance: Instance, reason: AbandonReason) -> None:
         if not instance.finished:
             self._report_abandoned(instance, reason)
+            if reason is not AbandonReason.CORRUPT and self._fetch is not None:
+                self._remember_given_up(instance)
         self._forget(instance)
+
+    def _remember_given_up(self, instance: Instance) -> None:
+        record = SegmentsGivenUp(
+            *(instance.number, instance.sender_id, instance.message_hash),
+            tuple(instance.message_ids),
+            instance.request_id,
+        )
+        key = (instance.sender_id, instance.message_hash, instance.request_id)
+        replaced = self._given_up.pop(key, None)
+        self._given_up[key] = record
+        self._changes.append(put(record))
+        if replaced is None and len(self._given_up) > _REMEMBERED_GIVEN_UP:
+            replaced = self._given_up.popitem(last=False)[1]
+        if replaced is not None:
+            self._changes.append(remove(SegmentsGivenUp, replaced.key))
 
     def _report_whole(self, instance: Instance, payload: bytes) -> None:
         self.statistics.reassembled += 1

@@ -132,5 +132,10 @@ def run_chaos(
         faults=faults,
         participants=rng.randint(2, 5),
         relays=rng.randint(1, 3),
-        options={**_OPTIONS, "hand_over": rng.choice(("once", "again")), **(options or {})},
+        options={
+            **_OPTIONS,
+            "hand_over": rng.choice(("once", "again")),
+            "reassembly_timeout_ms": rng.choice((10_000, 600_000)),
+            **(options or {}),
+        },
     )

@@ -473,3 +473,29 @@ def test_without_the_library_parity_is_validated_counted_and_left_unused(
     wire.send([invalid])
     assert wire.reassembler.statistics.dropped[DropReason.PARITY_UNUSED] == 1
     assert wire.reassembler.statistics.invalid == {SegmentFault.INDEX_OUT_OF_RANGE: 1}
+
+
+def test_what_was_given_up_is_taken_up_again_when_the_rest_comes():
+    """SDS has acknowledged the first segments: a sender that comes back an hour later loses nothing."""
+    options = SegmentationConfig(segment_size_bytes=4, reassembly_timeout_ms=1000)
+    contents = {
+        f"m{number}": encode_segment(segment)
+        for number, segment in enumerate(segment_message(b"abcdefghij", options, request_id="r"))
+    }
+    reassembler = Reassembler(options, fetch=contents.get)
+    store = StoredState()
+    for message_id in ("m0", "m1"):
+        reassembler.receive("bob", message_id, contents[message_id], 0)
+    reassembler.handle_timer(5000)
+    store.apply(reassembler.changes_to_store())
+    assert [event.reason for event in reassembler.events_received()] == [AbandonReason.TIMEOUT]
+    state = ChannelState.read(store)
+    assert not state.segments
+
+    again = Reassembler(options, given_up=state.segments_given_up.values(), fetch=contents.get, now=9000)
+    again.receive("bob", "m2", contents["m2"], 9000)
+    store.apply(again.changes_to_store())
+    (whole,) = again.events_received()
+    assert whole.payload == b"abcdefghij"
+    assert not ChannelState.read(store).segments_given_up
+    assert again.statistics.partial_messages == again.statistics.partial_bytes == 0

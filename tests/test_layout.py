@@ -66,6 +66,14 @@ CORE = [
     "client/strata/segmentation/reassembly.py",
     *(f"client/strata/rate_limit/{name}.py" for name in ("budget", "limiter", "values")),
     *(f"client/strata/persistence/{name}.py" for name in ("records", "state")),
+    *(f"client/strata/messaging/{name}.py" for name in ("binding", "values")),
+    *(
+        f"client/strata/reliable/{name}.py"
+        for name in (
+            *("catching_up", "codec", "config", "engine", "errors", "events", "inbox", "requests"),
+            *("retrieval", "sizes", "values"),
+        )
+    ),
 ]
 IO_MODULES = {
     "asyncio",

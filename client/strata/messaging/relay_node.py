@@ -102,8 +102,8 @@ class RelayNode:
 
     `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
     none of their own. With 1024 messages under way, `send` waits for one of them to end. What is received is
-    handed on as fast as the handlers of `message_received` take it; a slow one slows the subscription, and the
-    relay's store is the buffer. `dropped` counts packets without a message.
+    handed on as fast as the handlers of `message_received` take it; a slow one slows the subscription, and then
+    the relay's store is the buffer. `dropped` counts packets without a message.
 
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
     """

@@ -30,8 +30,9 @@ fmt: $(STAMP) ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(STAMP) ## Watch a relay being killed under load, and nothing being lost
-	@exec $(BIN)/python examples/demo.py $(ARGS)
+DEMO ?= demo channel_demo
+demo: $(STAMP) ## Watch a relay being killed, and nothing being lost: packets, then channels (DEMO=channel_demo)
+	@set -e; for each in $(DEMO); do $(BIN)/python examples/$$each.py $(ARGS); done
 
 bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
 	$(BIN)/python -m benches $(ARGS)

@@ -1,11 +1,20 @@
 """The examples do what they say."""
 
 import json
+import os
+import random
+import socket
 import subprocess
 import sys
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from relay_process import ROOT
+from relay_process import ROOT, RelayProcess, running
+
+sys.path.insert(0, str(ROOT / "examples"))
+
+from causal_svg import causal_svg
 
 
 @pytest.mark.timeout(120)
@@ -27,3 +36,113 @@ def test_many_relays_survive_the_death_of_one():
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts == {"acknowledged": 100, "received": 100, "lost": 0, "doubled": 0}
+
+
+def example(name: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    return subprocess.Popen(command, text=True, env=environment, **pipes, **options)
+
+
+def finish(process: subprocess.Popen[str], said: str | None = None, timeout: float = 60) -> str:
+    """What it printed until its end, which must be a good one."""
+    try:
+        out, err = process.communicate(said, timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out + err
+    return out
+
+
+def first_lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """One that runs until it is interrupted."""
+    process.kill()
+    process.communicate()
+
+
+def test_the_chat_shows_a_message_to_the_others_and_two_ticks_to_its_author(relay):
+    listener = example("chat", relay.ws, "bob", "--room", "den")
+    talker = example("chat", relay.ws, "alice", "--room", "den")
+    try:
+        out = finish(talker, "good morning\n")
+        assert first_lines(listener, 1) == ["alice: good morning"]
+    finally:
+        end(listener)
+    assert [line for line in out.splitlines() if line] == ["  ✓ good morning", "  ✓✓ good morning"]
+
+
+def test_a_file_of_several_megabytes_arrives_whole(relay, tmp_path):
+    body = random.Random(5).randbytes(3_500_000)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "photo.raw").write_bytes(body)
+    receiver = example("file_transfer", relay.ws, "receive", tmp_path / "here")
+    sender = example("file_transfer", relay.ws, "send", tmp_path / "photo.raw")
+    out = finish(sender)
+    assert "photo.raw has arrived" in out and "100%" in out
+    assert f"{len(body)} bytes from send" in finish(receiver)
+    assert (tmp_path / "here" / "photo.raw").read_bytes() == body
+
+
+def test_every_alarm_of_the_telemetry_arrives_and_readings_do_while_somebody_listens(relay):
+    dashboard = example("telemetry", relay.ws, "dashboard")
+    sensor = example("telemetry", relay.ws, "sensor", "--readings", 30)
+    try:
+        assert "30 readings sent, 3 alarms delivered" in finish(sensor)
+    finally:
+        dashboard.kill()
+        lines = dashboard.communicate()[0].splitlines()
+    assert lines.count("ALARM 95.0") == 3
+    assert sum(line.startswith("reading") for line in lines) > 0
+
+
+def test_what_was_written_without_a_relay_is_delivered_by_a_later_run(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"ws://127.0.0.1:{port}/strata"
+    store = ("--store", tmp_path / "outbox.db")
+    assert "2 messages wait" in finish(example("offline_outbox", url, "write", "milk", "bread", *store))
+    with running(RelayProcess(tmp_path / "relay", port=port)):
+        reader = example("offline_outbox", url, "read", *store)
+        try:
+            out = finish(example("offline_outbox", url, "deliver", *store))
+            assert first_lines(reader, 2) == ["milk", "bread"]
+        finally:
+            end(reader)
+    assert "delivering 2 messages" in out and "all delivered" in out
+
+
+@pytest.mark.timeout(120)
+def test_the_channel_demo_converges_over_loss_and_a_killed_relay_and_draws_the_log(tmp_path):
+    picture = tmp_path / "log.svg"
+    out = finish(example("channel_demo", "--messages", 15, "--json", "--svg", picture), timeout=110)
+    counts = json.loads(out)
+    assert (counts["participants"], counts["messages"]) == (5, 15)
+    assert counts["dropped_by_the_network"] > 0
+    assert (counts["lost"], counts["doubled"], counts["logs_that_differ"]) == (0, 0, 0)
+    root = ElementTree.fromstring(picture.read_text())
+    assert len(root.findall(".//{*}circle")) == 15
+    assert len(root.findall(".//{*}polygon")) > 5
+
+
+def test_the_picture_of_a_log_has_a_column_for_each_sender_and_an_arrow_for_each_known_cause():
+    log = [
+        ("a", "ann", 10, ()),
+        ("b", "bob", 20, ("a",)),
+        ("c", "<bob>", 20, ("a", "gone")),
+        ("d", "ann", 99, ("b", "a")),
+    ]
+    root = ElementTree.fromstring(causal_svg(log, "x < y"))
+    texts = [each.text for each in root.findall("{*}text")]
+    assert {"x < y", "ann", "bob", "<bob>", "+0", "+10", "+89"} <= set(texts)
+    circles = root.findall("{*}circle")
+    assert circles[0].get("cx") == circles[3].get("cx")
+    assert circles[1].get("cy") == circles[2].get("cy")
+    assert len(root.findall("{*}polygon")) == 4
+    assert causal_svg([]).startswith("<svg")

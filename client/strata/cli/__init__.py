@@ -1,4 +1,4 @@
-"""`strata`: keys, publishing and reading from a shell.
+"""`strata`: keys, publishing, reading and channels from a shell.
 
 Results go to stdout (with `--json`, one JSON object a line), everything else to stderr. Exit codes: 0 done,
 1 refused, unreachable or not found, 2 usage, 3 no relay to judge (`conformance`), 130 interrupted, 141 the
@@ -231,6 +231,93 @@ def judge_relay(
         as_json=json,
     )
     list_checks(request) if list_only else conformance(request)
+
+
+@app.command("channel", epilog=_EPILOG)
+def join_channel(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What all participants call the channel.")],
+    topic: Annotated[
+        str, typer.Option("--topic", metavar="TOPIC", help="Where it travels, such as /chat/1/room/proto.")
+    ],
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--relay",
+            envvar="STRATA_RELAY",
+            metavar="URL",
+            help="A relay's ws or wss URL, or a strata:// URI; may repeat: several are used as one.  "
+            f"[default: {DEFAULT_RELAY}]",
+        ),
+    ] = None,
+    identity: IdentityOption = DEFAULT_IDENTITY,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="FILE", help="Keep the channel's state here: a later run goes on from it."
+        ),
+    ] = None,
+    sender: Annotated[
+        str | None,
+        typer.Option("--sender", metavar="ID", help="Your name, unlike all others'; else one is made."),
+    ] = None,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Encrypt with this group key; may repeat: the first encrypts, all decrypt.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            min=0.001,
+            metavar="SECONDS",
+            help="Wait this long for delivery after the input ends.",
+        ),
+    ] = 60.0,
+    listen: Annotated[bool, typer.Option("--listen", help="Read no input; print until Ctrl-C.")] = False,
+    authenticate: AuthenticateOption = "when_needed",
+    pins: PinsOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Chat in a reliable channel: each line typed is sent, and its state shown until it is delivered.
+
+    With --json, lines are text, {"text": "…"} or {"base64": "…"}, and each event of the channel is an object.
+    After the end of input (Ctrl-D) it waits until everything is delivered; exit code 1 if something is not.
+    """
+    from strata.cli import channel
+
+    channel.channel(
+        channel.Request(
+            name=name,
+            topic=topic,
+            relays=tuple(relay or (DEFAULT_RELAY,)),
+            identity=identity.expanduser(),
+            store=None if store is None else store.expanduser(),
+            sender=sender,
+            keys=tuple(path.expanduser() for path in key or ()),
+            timeout=timeout,
+            listen=listen,
+            authenticate=authenticate,
+            pins=pins,
+            yes=yes,
+            as_json=json,
+        )
+    )
+
+
+@app.command("channel-key")
+def make_channel_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the key file.")],
+    json: JsonOption = False,
+) -> None:
+    """Make a group key that encrypts a channel; never replaces one, never prints the key."""
+    from strata.cli import channel
+
+    channel.channel_key(file.expanduser(), as_json=json)
 
 
 app.add_typer(identities.app)

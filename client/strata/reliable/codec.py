@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from strata.reliable.errors import EncodingFailed
+
 __all__ = ["Codec", "Decoder", "Encoder"]
 
 
@@ -47,8 +49,13 @@ class Codec:
         return None if self._encoder is None else self._encoder.content_topic
 
     def encode(self, payload: bytes) -> bytes:
-        """The bytes to send; raises what the encoder does."""
-        return payload if self._encoder is None else self._encoder.encode(payload)
+        """The bytes to send. Raises `EncodingFailed` whatever the encoder raised."""
+        if self._encoder is None:
+            return payload
+        try:
+            return self._encoder.encode(payload)
+        except Exception as error:
+            raise EncodingFailed from error
 
     def decode(self, payload: bytes) -> bytes | None:
         """The bytes inside, None if there are none. Never raises for them."""

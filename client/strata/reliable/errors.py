@@ -9,6 +9,7 @@ __all__ = [
     "ChannelError",
     "ChannelNotOpen",
     "EmptyPayload",
+    "EncodingFailed",
     "EventsMissed",
     "InvalidEnvelope",
     "MessageTooLarge",
@@ -68,6 +69,13 @@ class EmptyPayload(ChannelError, ValueError):
 
     def __str__(self) -> str:
         return "a message needs content"
+
+
+class EncodingFailed(ChannelError):
+    """The encoder failed: so does this chunk, for good (C-044). The cause is the encoder's own error."""
+
+    def __str__(self) -> str:
+        return f"the encoder failed: {self.__cause__!r}"
 
 
 class MessageTooLarge(ChannelError, ValueError):

@@ -1,0 +1,59 @@
+"""A chat room: whatever you type reaches everybody in it, once, whatever the network does.
+
+    python examples/chat.py ws://127.0.0.1:7447/strata alice
+
+Start it several times under different names. A tick says that a relay has a message, two that another
+participant has it. End with Ctrl-D; it then waits for the second tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+
+import strata
+from strata.cli.lines import stdin_lines
+from strata.reliable import ReliableChannel, ReliableMessageDelivered, ReliableMessageSent
+
+
+async def show_messages(room: ReliableChannel) -> None:
+    """What the others say, in causal order."""
+    async for message in room:
+        print(f"{message.sender_id}: {message.payload.decode()}", flush=True)
+
+
+async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
+    """What becomes of one's own messages."""
+    ticks = {ReliableMessageSent.name: "✓", ReliableMessageDelivered.name: "✓✓"}
+    async for event in room.events(*ticks):
+        print(f"  {ticks[event.name]} {texts[event.message_id]}", flush=True)
+
+
+async def main(url: str, name: str, room_name: str) -> None:
+    """Join, talk, and leave once everything has arrived."""
+    texts: dict[str, str] = {}
+    async with (
+        strata.connect(url, identity=strata.Identity.generate()) as relay,
+        asyncio.TaskGroup() as tasks,  # its tasks end when the channel closes
+        relay.channel(room_name, topic=f"/chat/1/{room_name}/proto", sender_id=name) as room,
+    ):
+        tasks.create_task(show_messages(room))
+        tasks.create_task(show_ticks(room, texts))
+        async for line in stdin_lines():
+            if payload := line.strip():
+                texts[room.get_message_id(payload)] = payload.decode()
+                await room.send(payload)
+        delivered = room.events(ReliableMessageDelivered.name)
+        while room.sync_status().outstanding:
+            await anext(delivered)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("url", help="a relay")
+    parser.add_argument("name", help="your name, unlike all others'")
+    parser.add_argument("--room", default="room", help="the channel (default room)")
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(arguments.url, arguments.name, arguments.room))

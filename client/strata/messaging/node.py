@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Protocol
 
@@ -36,8 +37,9 @@ def check_content_topic(topic: str) -> str:
     """The topic. Raises `InvalidContentTopic` unless it can be one (C-281)."""
     usable = (
         topic.startswith("/")
-        and topic.isprintable()
-        and 2 <= len(topic.encode("utf-8", "surrogatepass")) <= _MAX_TOPIC_BYTES
+        # By category, for these two are the same in every version of Unicode.
+        and not any(unicodedata.category(character) in ("Cc", "Cs") for character in topic)
+        and 2 <= len(topic.encode()) <= _MAX_TOPIC_BYTES
     )
     if not usable:
         raise InvalidContentTopic(topic)
@@ -98,7 +100,9 @@ class MessagingNode(Protocol):
         """
         ...
 
-    async def send_again(self, message_hash: bytes, *, topic: str, request_id: str) -> None:
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
         """Send what is stored under this hash again, so that whoever receives it can prove who wrote it
         (C-294). Then follows an event as after `send`."""
         ...

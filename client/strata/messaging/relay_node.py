@@ -50,6 +50,8 @@ _OVERLAP_SECONDS = 600
 _PAGE_MESSAGES = 500
 _HEALTH_INTERVAL = 0.25
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
+_STANDS_AFTER = 5.0
+"""A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 
@@ -102,7 +104,7 @@ class RelayNode:
 
     `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
     none of their own. With 1024 messages under way, `send` waits for one of them to end. What is received is
-    handed on as fast as the handlers of `message_received` take it; a slow one slows the subscription, and then
+    handed on as fast as the handlers of `message_received` take it: a slow one slows the subscription, and
     the relay's store is the buffer. `dropped` counts packets without a message.
 
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
@@ -206,9 +208,12 @@ class RelayNode:
         await self._start(packet, request_id)
         return request_id
 
-    async def send_again(self, message_hash: bytes, *, topic: str, request_id: str) -> None:
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
         """Publish a packet of one's own that embeds a stored one as its author signed it (C-294)."""
-        await self._spawn(self._repair(message_hash, topic, request_id), f"strata-repair {request_id}")
+        work = self._repair(message_hash, topic, request_id, retention_seconds)
+        await self._spawn(work, f"strata-repair {request_id}")
 
     def _packet(self, envelope: MessageEnvelope) -> Packet:
         return binding.build_packet(
@@ -267,7 +272,9 @@ class RelayNode:
             await task
         await self.message_events.emit(NodeMessageSent(request_id, packet.digest))
 
-    async def _repair(self, message_hash: bytes, topic: str, request_id: str) -> None:
+    async def _repair(
+        self, message_hash: bytes, topic: str, request_id: str, retention_seconds: int | None
+    ) -> None:
         try:
             found: Packet | None = None
             wanted = [f"0x{message_hash.hex()}"]
@@ -283,6 +290,7 @@ class RelayNode:
                     original,
                     now=int(self.wall()),
                     nonce=f"0x{secrets.token_hex(16)}",
+                    retention_seconds=retention_seconds,
                 )
             )
         except (StrataError, OSError) as error:
@@ -335,10 +343,14 @@ class RelayNode:
                     received_since=since - _OVERLAP_SECONDS,
                     since=since - _OVERLAP_SECONDS - packets.DEFAULT_MAX_PACKET_AGE_SECONDS,
                 )
-                async with aclosing(subscription):
-                    async for delivery in subscription:
-                        self._failing.pop(topic, None)
-                        await self._hand_on(delivery.packet, topic)
+                stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, self._failing.pop, topic, None)
+                try:
+                    async with aclosing(subscription):
+                        async for delivery in subscription:
+                            self._failing.pop(topic, None)
+                            await self._hand_on(delivery.packet, topic)
+                finally:
+                    stands.cancel()
                 return  # closed by the relay object
             except (StrataError, OSError) as error:
                 if isinstance(error, Closed):

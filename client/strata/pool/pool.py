@@ -326,7 +326,7 @@ class Pool:
         """Those of these packets that any connected relay has, each once, in any order (C-285).
 
         One relay is asked after another, for what the ones before it did not have. Raises what the last one
-        raised if none could answer, and `Closed`.
+        raised if none could answer, `ConnectionFailed` if none is connected, and `Closed`.
         """
         self._check_open()
         wanted = dict.fromkeys(as_tuple(packet_ids))
@@ -342,8 +342,8 @@ class Pool:
                 answered = True
             except (StrataError, OSError) as error:
                 failure = error
-        if failure is not None and not answered:
-            raise failure
+        if wanted and not answered:
+            raise failure or ConnectionFailed("none of the pool's relays is connected")
 
     # Channels.
 

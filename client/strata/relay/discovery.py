@@ -45,7 +45,9 @@ async def discover(url: str, *, ssl: ssl_module.SSLContext | None, timeout: floa
         async with asyncio.timeout(timeout):
             body = await http_get(url, MANIFEST_PATH, ssl=ssl)
         return _read(body)
-    except (OSError, TimeoutError, EOFError, ValueError, msgspec.MsgspecError, asyncio.LimitOverrunError):
+    except (OSError, TimeoutError, EOFError, ValueError, RecursionError):
+        return Announced()
+    except (msgspec.MsgspecError, asyncio.LimitOverrunError):
         return Announced()
 
 

@@ -37,7 +37,7 @@ async def fetch_packet(
                 url, f"/packets/{packet_id}", ssl=ssl, max_bytes=2 * max_bytes + _ENVELOPE_BYTES
             )
         found = _DECODER.decode(body)
-    except (ValueError, EOFError, msgspec.MsgspecError, asyncio.LimitOverrunError):
+    except (ValueError, EOFError, RecursionError, msgspec.MsgspecError, asyncio.LimitOverrunError):
         return None
     arrived_at = asyncio.get_running_loop().time()
     annotations = found.relay_annotations

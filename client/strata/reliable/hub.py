@@ -295,8 +295,12 @@ class Hub:
             if dispatch.stored_as is None:
                 await self.node.send(dispatch.envelope, request_id=name)
             else:
-                topic = dispatch.envelope.content_topic
-                await self.node.send_again(dispatch.stored_as, topic=topic, request_id=name)
+                await self.node.send_again(
+                    dispatch.stored_as,
+                    topic=dispatch.envelope.content_topic,
+                    request_id=name,
+                    retention_seconds=dispatch.envelope.retention_seconds,
+                )
         except StrataError as error:
             final = isinstance(error, NodeError)
             self._fail(name, NodeMessageError(name, None, str(error), type(error).__name__, not final))

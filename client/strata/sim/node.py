@@ -114,7 +114,9 @@ class SimNode:
         self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
         return request_id
 
-    async def send_again(self, message_hash: bytes, *, topic: str, request_id: str) -> None:
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
         """Send what some relay stored, with its author's name on it."""
         for relay in self._network.reachable(self.name):
             if (event := relay.stored.get(message_hash)) is not None:

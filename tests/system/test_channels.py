@@ -1,0 +1,544 @@
+"""Channels over real relays and real sockets: processes die on either side, and the conversation goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import random
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import strata
+from relay_process import ROOT, RelayProcess, environment, running
+from strata.encryption import GroupKey, GroupKeyEncryption
+from strata.ids import Identity
+from strata.messaging import MessageEnvelope
+from strata.messaging.binding import build_packet, build_repair
+from strata.packets import Packet
+from strata.pool import PoolOptions
+from strata.reliable import ReliableChannel
+from strata.sds import SdsMessage
+from strata.segmentation.messages import encode_segment
+from strata.segmentation.splitting import SegmentationConfig, segment_message
+
+sys.path.insert(0, str(ROOT / "tests/strata/conformance"))
+
+from faulty_relay import faulty_relay
+
+MENDING = strata.Options(backoff_base=0.05, backoff_cap=0.5, connect_timeout=30.0)
+KILLS = 3
+PARTICIPANT = Path(__file__).with_name("channel_participant.py")
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic of the test's own: the relay is shared."""
+    return f"/test/1/{secrets.token_hex(8)}/proto"
+
+
+async def until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            while not condition():  # noqa: ASYNC110 -- conditions of several tasks and processes
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not in {timeout:g} s: {what}") from None
+
+
+class Talker:
+    """An open channel, and what it was told."""
+
+    def __init__(self, channel: ReliableChannel) -> None:
+        self.channel = channel
+        self.taken: list[bytes] = []
+        self.events: list[Any] = []
+        for name in channel.message_events.names:
+            channel.message_events.on(name, self.events.append)
+        channel.message_events.on("message-received", lambda event: self.taken.append(event.payload))
+
+    def told(self, name: str) -> list[Any]:
+        return [event for event in self.events if event.name == name]
+
+    @property
+    def synced(self) -> bool:
+        return self.channel.sync_status().is_synced
+
+    async def send(self, payload: bytes) -> str:
+        return await self.channel.send(payload)
+
+
+@contextlib.asynccontextmanager
+async def talking(
+    url: str,
+    topic: str,
+    name: str | None = None,
+    *,
+    identity: Identity | None = None,
+    options: strata.Options = MENDING,
+    **settings: Any,
+) -> AsyncIterator[Talker]:
+    """A participant with a connection of its own."""
+    async with strata.connect(url, identity=identity or Identity.generate(), options=options) as relay:
+        talker = Talker(relay.channel("room", topic=topic, sender_id=name, **settings))
+        async with talker.channel:
+            yield talker
+        await relay.node.close()
+
+
+async def stored(url: str, topic: str) -> list[Packet]:
+    """Every packet of a topic that a relay serves."""
+    async with strata.connect(url) as relay, relay.fetch(types=topic) as found:
+        return [delivery.packet async for delivery in found]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def assert_exactly(taken: list[bytes], sent: list[bytes]) -> None:
+    assert len(taken) == len(set(taken)), "nothing twice"
+    assert set(taken) == set(sent), "nothing lost"
+
+
+# A quiet relay.
+
+
+@pytest.mark.req("C-259", "C-280")
+async def test_two_exchange_and_acknowledge_without_one_needless_retransmission(
+    relay: RelayProcess, topic: str
+) -> None:
+    async with (
+        talking(relay.ws, topic, "alice", options=strata.Options()) as alice,
+        talking(relay.ws, topic, "bob", options=strata.Options()) as bob,
+    ):
+        theirs, ours = ([b"%s %d" % (name, n) for n in range(50)] for name in (b"alice", b"bob"))
+        for hers, his in zip(theirs, ours, strict=True):
+            await asyncio.gather(alice.send(hers), bob.send(his))
+        await until(lambda: len(alice.told("reliable:message:delivered")) == 50, "Bob has all")
+        await until(lambda: len(bob.told("reliable:message:delivered")) == 50, "Alice has all")
+        assert bob.taken == theirs and alice.taken == ours, "each once, in the order they were sent in"
+        for talker in (alice, bob):
+            assert talker.channel.statistics.sds.retransmissions == 0
+            assert not talker.told("reliable:message:send-error")
+        await until(lambda: alice.channel.log() == bob.channel.log(), "one log")
+
+
+@pytest.mark.req("C-269")
+async def test_who_comes_later_reads_what_was_said_before(relay: RelayProcess, topic: str) -> None:
+    said = [b"%d" % number for number in range(20)]
+    async with talking(relay.ws, topic, "alice") as alice:
+        for each in said:
+            await alice.send(each)
+        await until(lambda: len(alice.told("reliable:message:sent")) == 20, "the relay has all")
+    async with talking(relay.ws, topic, "bob") as bob:
+        await until(lambda: len(bob.taken) == 20, "Bob has read it")
+        assert bob.taken == said
+
+
+@pytest.mark.req("C-280")
+async def test_a_relay_without_any_extension_carries_a_channel(topic: str) -> None:
+    quick = replace(MENDING, idle_timeout=0.5)
+    small: dict[str, Any] = {"bloom_filter_size": 100, "segment_size_bytes": 4_000, "options": quick}
+    async with (
+        faulty_relay(extensions=[]) as url,
+        talking(url, topic, "alice", **small) as alice,
+        talking(url, topic, "bob", **small) as bob,
+    ):
+        sent = [random.Random(number).randbytes(10_000) for number in range(5)]
+        for each in sent:
+            await alice.send(each)
+        await bob.send(b"hello")
+        await until(lambda: len(bob.taken) == 5 and alice.taken == [b"hello"], "all of it")
+        await until(lambda: alice.synced and bob.synced, "all acknowledged")
+        assert bob.taken == sent
+        async with talking(url, topic, "carol", **small) as carol:
+            await until(lambda: len(carol.taken) == 6, "Carol reads it afterwards")
+            assert_exactly(carol.taken, [*sent, b"hello"])
+
+
+# Relays die.
+
+
+@pytest.mark.req("C-296")
+async def test_a_relay_killed_amid_a_conversation_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, topic: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with running(RelayProcess(tmp_path / "relay", port=free_port())) as relay:
+        async with talking(relay.ws, topic, "alice") as alice, talking(relay.ws, topic, "bob") as bob:
+            sent: dict[str, list[bytes]] = {"alice": [], "bob": []}
+            kills = 0
+
+            async def talk(talker: Talker, name: str) -> None:
+                while kills < KILLS or len(sent[name]) < 60:
+                    payload = f"{name} {len(sent[name])}".encode()
+                    await talker.send(payload)
+                    sent[name].append(payload)
+                    await asyncio.sleep(chance.uniform(0.0, 0.2))  # spreads them over the kills
+
+            talks = asyncio.gather(talk(alice, "alice"), talk(bob, "bob"))
+            for _ in range(KILLS):
+                seen = len(bob.taken)
+                more = chance.randrange(3, 15)
+                await until(lambda seen=seen, more=more: len(bob.taken) > seen + more, "it goes on")
+                await asyncio.to_thread(relay.kill)
+                await asyncio.to_thread(relay.start)
+                kills += 1
+            await talks
+            await until(lambda: alice.synced and bob.synced, "all acknowledged")
+            await until(lambda: len(alice.taken) >= len(sent["bob"]), "Alice has received all")
+            await until(lambda: len(bob.taken) >= len(sent["alice"]), "Bob has received all")
+            assert_exactly(alice.taken, sent["bob"])
+            assert_exactly(bob.taken, sent["alice"])
+            assert not alice.told("reliable:message:send-error") + bob.told("reliable:message:send-error")
+
+
+@pytest.mark.req("C-270", "C-271", "C-272", "C-291")
+async def test_one_of_two_relays_of_a_pool_dies_for_good_and_nothing_is_lost(
+    tmp_path: Path, topic: str
+) -> None:
+    first, second = RelayProcess(tmp_path / "first"), RelayProcess(tmp_path / "second")
+    options = PoolOptions(relay=MENDING, connections=2, replace_after=0.5, reconnect_cap=1.0)
+    try:
+        await asyncio.gather(*(asyncio.to_thread(each.start) for each in (first, second)))
+        urls = [first.ws, second.ws]
+        async with (
+            strata.connect_pool(urls, identity=Identity.generate(), options=options) as hers,
+            strata.connect_pool(urls, identity=Identity.generate(), options=options) as his,
+        ):
+            await until(lambda: len(hers.connected()) == len(his.connected()) == 2, "both at both")
+            alice = Talker(hers.channel("room", topic=topic, sender_id="alice"))
+            bob = Talker(his.channel("room", topic=topic, sender_id="bob"))
+            async with alice.channel, bob.channel:
+                sent = [f"alice {number}".encode() for number in range(60)]
+                for number, payload in enumerate(sent):
+                    await alice.send(payload)
+                    await bob.send(payload[::-1])
+                    if number == 20:
+                        await until(lambda: len(bob.taken) > 5, "it has begun")
+                        both = [{p.packet_id for p in await stored(url, topic)} for url in urls]
+                        assert both[0] & both[1], "the same packets are at both"
+                        await asyncio.to_thread(first.kill)
+                await until(lambda: alice.synced and bob.synced, "all acknowledged")
+                await until(lambda: len(alice.taken) >= 60 and len(bob.taken) >= 60, "all received")
+                assert_exactly(bob.taken, sent)
+                assert_exactly(alice.taken, [payload[::-1] for payload in sent])
+            await hers.node.close()
+            await his.node.close()
+    finally:
+        first.kill()
+        second.kill()
+
+
+# Programs die.
+
+
+class Program:
+    """One life of `channel_participant.py`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.sent: list[str] = []
+        self.synced = False
+        self.ready = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, **settings: Any) -> Program:
+        settings = {"store": None, "options": {}, "seed": "07" * 32, "name": "child", **settings}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(PARTICIPANT),
+            json.dumps(settings, default=str),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment({}),
+        )
+        program = cls(process)
+        async with asyncio.timeout(60):
+            await program.ready.wait()
+        return program
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            kind, *rest = json.loads(line)
+            if kind == "ready":
+                self.ready.set()
+            elif kind == "sent":
+                self.sent.append(rest[0])
+            elif kind == "synced":
+                self.synced = rest[0]
+        self.ready.set()
+
+    def tell(self, *command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def kill(self) -> None:
+        """kill -9; what it had said until then is read."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await self._reader
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def recorded(record: Path) -> list[dict[str, Any]]:
+    if not record.exists():
+        return []
+    # A kill may cut the last line short, though never an earlier one.
+    return [json.loads(line) for line in record.read_text().split("\n")[:-1]]
+
+
+@pytest.mark.req("C-255", "C-257")
+@pytest.mark.parametrize("hand_over", ["once", "again"])
+async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and_repeats_nothing(
+    relay: RelayProcess, topic: str, tmp_path: Path, hand_over: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    record = tmp_path / "record"
+    settings = {
+        "url": relay.ws,
+        "topic": topic,
+        "store": tmp_path / "store",
+        "record": record,
+        "options": {"hand_over": hand_over},
+    }
+    boundaries: list[int] = []
+    async with talking(relay.ws, topic, "anchor") as anchor:
+        ours: list[str] = []
+
+        async def talk() -> None:
+            while len(boundaries) < KILLS:
+                ours.append(f"anchor {len(ours)}")
+                await anchor.send(ours[-1].encode())
+                await asyncio.sleep(chance.uniform(0.0, 0.05))
+
+        talking_on = asyncio.create_task(talk())
+        asked: list[str] = []
+        confirmed: list[str] = []
+        program = await Program.start(**settings)
+        try:
+            for _ in range(KILLS):
+                seen = len(recorded(record))
+                more = chance.randrange(5, 25)
+                for _ in range(10):
+                    asked.append(f"child {len(asked)}")
+                    program.tell("send", asked[-1])
+                await until(lambda seen=seen, more=more: len(recorded(record)) >= seen + more, "it received")
+                await program.kill()
+                confirmed += program.sent
+                boundaries.append(len(recorded(record)))
+                program = await Program.start(**settings)
+            await talking_on
+            program.tell("send", "the end")
+            await until(lambda: "the end" in program.sent, "it sends again")
+            confirmed.append("the end")
+            await until(lambda: b"the end" in anchor.taken and anchor.synced, "all is acknowledged")
+            enough = len(ours) - (KILLS if hand_over == "once" else 0)
+            await until(lambda: len({each["text"] for each in recorded(record)}) >= enough, "all is received")
+        finally:
+            await program.kill()
+        # What it sent: all that was confirmed came, nothing twice, and nothing that was never asked for.
+        heard = [payload.decode() for payload in anchor.taken]
+        assert len(heard) == len(set(heard)), "nothing twice"
+        assert set(confirmed) <= set(heard) <= {*asked, "the end"}
+        # What it received. The message it was working on when it died is the program's own concern.
+        lines = [each["text"] for each in recorded(record)]
+        if hand_over == "once":
+            assert len(lines) == len(set(lines)), "nothing twice"
+            assert len(set(ours) - set(lines)) <= KILLS
+        else:
+            for boundary in reversed(boundaries):
+                if boundary < len(lines) and lines[boundary] == lines[boundary - 1]:
+                    del lines[boundary]
+            assert lines == ours
+        assert set(lines) <= set(ours)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of another process's memory")
+async def test_ten_megabytes_cross_whole_in_a_small_multiple_of_their_size(
+    relay: RelayProcess, topic: str, tmp_path: Path
+) -> None:
+    payload = os.urandom(10_000_000)
+    program = await Program.start(url=relay.ws, topic=topic, record=tmp_path / "record")
+    try:
+        before = psutil.Process(program.process.pid).memory_info().rss
+        async with talking(relay.ws, topic, "alice", options=strata.Options()) as alice:
+            await alice.send(payload)
+            await until(lambda: recorded(tmp_path / "record"), "it arrived", 100)
+            await until(lambda: alice.told("reliable:message:delivered"), "it is acknowledged", 100)
+            retransmissions = alice.channel.statistics.sds.retransmissions
+        (line,) = recorded(tmp_path / "record")
+        assert line["bytes"] == len(payload) and line["sha256"] == hashlib.sha256(payload).hexdigest()
+        peak = peak_bytes(program.process.pid)
+        print(f"{(peak - before) / len(payload):.1f} times its size, {retransmissions} retransmissions")
+        assert peak - before < 8 * len(payload)
+    finally:
+        await program.kill()
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that was ever resident of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (peak,) = (int(each.split()[1]) * 1024 for each in status.split("\n") if each.startswith("VmHWM"))
+    return peak
+
+
+# Who says it.
+
+
+@pytest.mark.req("C-287")
+async def test_a_spoofed_sender_is_dropped_and_the_true_one_is_heard(relay: RelayProcess, topic: str) -> None:
+    true, mallory = Identity.generate(), Identity.generate()
+    async with (
+        talking(relay.ws, topic, identity=true, sender_binding="did") as alice,
+        talking(relay.ws, topic, sender_binding="did") as bob,
+        talking(relay.ws, topic, true.did, identity=mallory) as spoofer,
+    ):
+        await spoofer.send(b"I am Alice")
+        await until(lambda: spoofer.told("message-sent"), "the relay takes it: it is signed by somebody")
+        await until(lambda: bob.channel.statistics.senders_forged > 0, "Bob has seen through it")
+        await alice.send(b"I am Alice, really")
+        await until(lambda: bob.taken, "Bob hears Alice")
+        assert bob.taken == [b"I am Alice, really"]
+
+
+@pytest.mark.req("C-287", "C-294")
+async def test_a_genuine_repair_is_accepted_and_a_forged_one_is_not(relay: RelayProcess, topic: str) -> None:
+    absent, helper = Identity.generate(), Identity.generate()
+    yesterday = int(time.time()) - 2 * 86_400  # no relay would take the original any more
+
+    def said(text: bytes) -> Packet:
+        message = SdsMessage(
+            message_id=secrets.token_hex(32),
+            channel_id="room",
+            sender_id=absent.did,
+            lamport_timestamp=yesterday * 1_000,
+            content=segment_of(text),
+        )
+        envelope = MessageEnvelope(content_topic=topic, payload=message.encode())
+        return build_packet(absent, envelope, now=yesterday, nonce=f"0x{secrets.token_hex(16)}")
+
+    def again(original: Packet) -> Packet:
+        return build_repair(helper, original, now=int(time.time()), nonce=f"0x{secrets.token_hex(16)}")
+
+    genuine, other = said(b"said two days ago"), said(b"never said")
+    value = json.loads(genuine.canonical)
+    value["content"] = other.content
+    forged = strata.packets.build(
+        helper,
+        {"type": topic, "profile": "reliable-channel/1", "original": value},
+        timestamp=int(time.time()),
+        nonce=f"0x{secrets.token_hex(16)}",
+    )
+    async with (
+        strata.connect(relay.ws, identity=helper) as publishing,
+        talking(relay.ws, topic, sender_binding="did") as bob,
+    ):
+        await publishing.publish(forged)
+        await publishing.publish(again(genuine))
+        await until(lambda: bob.taken, "the repair is heard")
+        assert bob.taken == [b"said two days ago"]
+        # And once more, by the node: what it embeds is the original, not the first repair.
+        await publishing.node.send_again(again_hash(bob), topic=topic, request_id="r")
+        await until_stored(relay.ws, topic, lambda count: count == 3)
+        await publishing.node.close()
+        packets = await stored(relay.ws, topic)
+        embedded = [each.content["original"] for each in packets if each.author_id == helper.did]
+        assert embedded.count(genuine.value) == 2
+        assert bob.taken == [b"said two days ago"]
+
+
+def again_hash(talker: Talker) -> bytes:
+    """The hash of the packet that brought the latest message."""
+    found = talker.told("message-received")[-1].hash
+    assert isinstance(found, bytes)
+    return found
+
+
+def segment_of(text: bytes) -> bytes:
+    (segment,) = segment_message(text, SegmentationConfig(), request_id=None)
+    return encode_segment(segment)
+
+
+async def until_stored(url: str, topic: str, wanted: Callable[[int], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not wanted(len(await stored(url, topic))):  # noqa: ASYNC110 -- the relay is asked each time
+            await asyncio.sleep(0.05)
+
+
+# What relays see, and for how long.
+
+
+@pytest.mark.req("C-185", "C-290", "C-280")
+async def test_an_ephemeral_message_is_stored_to_expire_in_a_minute(relay: RelayProcess, topic: str) -> None:
+    async with talking(relay.ws, topic, "alice") as alice, talking(relay.ws, topic, "bob") as bob:
+        await alice.channel.send_ephemeral(b"typing")
+        await until(lambda: bob.taken, "it arrives")
+        assert bob.told("message-received")[0].ephemeral and bob.channel.log() == []
+        (packet,) = await stored(relay.ws, topic)
+        assert packet.content["ephemeral"] is True
+        assert packet.value["expires_at"] == packet.timestamp + 60
+
+
+@pytest.mark.req("C-295")
+async def test_after_its_retention_the_relay_serves_a_message_no_more(
+    relay: RelayProcess, topic: str
+) -> None:
+    async with talking(relay.ws, topic, "alice", retention_seconds=4) as alice:
+        await alice.send(b"for four seconds")
+        await until(lambda: alice.told("message-sent"), "it is there")
+        (packet,) = await stored(relay.ws, topic)
+        assert packet.value["expires_at"] == packet.timestamp + 4
+    await until_stored(relay.ws, topic, lambda count: count == 0)
+
+
+async def test_with_a_group_key_nothing_of_a_channel_can_be_read_at_the_relay(
+    relay: RelayProcess, topic: str
+) -> None:
+    key = GroupKey.generate()
+
+    def hook() -> dict[str, Any]:
+        return {"encryption": GroupKeyEncryption("room", key)}
+
+    async with (
+        talking(relay.ws, topic, "alice-the-sender", **hook()) as alice,
+        talking(relay.ws, topic, "bob-the-sender", **hook()) as bob,
+        talking(relay.ws, topic, "eve") as eve,
+    ):
+        await alice.send(b"the secret plan")
+        await bob.send(b"the secret answer")
+        await alice.channel.send_ephemeral(b"the secret whisper")
+        await until(lambda: len(bob.taken) == 2 and alice.taken == [b"the secret answer"], "they understand")
+        await until(lambda: alice.synced and bob.synced, "all acknowledged")
+        await until(lambda: eve.channel.statistics.sds.received + 1, "Eve listens")
+        packets = await stored(relay.ws, topic)
+        assert len(packets) >= 3
+        ids = [*alice.channel.log(), *bob.channel.log()]
+        for packet in packets:
+            payload = base64.b64decode(packet.content["payload"])
+            for word in (b"secret", b"sender", b"room", *(each.encode() for each in ids)):
+                assert word not in payload and word not in packet.canonical
+        assert eve.taken == [] and eve.channel.log() == []

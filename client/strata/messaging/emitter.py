@@ -30,8 +30,10 @@ class EventEmitter:
     A handler that raises is logged and stops nothing, neither the other handlers nor whoever emits.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, on_change: Callable[[], None] | None = None) -> None:
+        """`on_change` is called when a handler has been added."""
         self._handlers: dict[str, list[Handler]] = {name: [] for name in names}
+        self._on_change = on_change
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,6 +46,8 @@ class EventEmitter:
         Raises `ValueError` for a name that no event here has.
         """
         self._of(name).append(handler)
+        if self._on_change is not None:
+            self._on_change()
         return handler
 
     def off(self, name: str, handler: Handler) -> None:

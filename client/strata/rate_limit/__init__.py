@@ -6,6 +6,7 @@ from strata.rate_limit.limiter import RateLimiter
 from strata.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.rate_limit.values import (
     DEFAULT_RATE_LIMIT_CONFIG,
+    DefaultRateLimitConfig,
     EphemeralDropReason,
     Priority,
     RateLimitConfig,
@@ -15,6 +16,7 @@ from strata.rate_limit.values import (
 
 __all__ = [
     "DEFAULT_RATE_LIMIT_CONFIG",
+    "DefaultRateLimitConfig",
     "EphemeralDropReason",
     "Priority",
     "ProofFailed",

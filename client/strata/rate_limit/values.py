@@ -10,6 +10,7 @@ from strata.errors import StrataError
 
 __all__ = [
     "DEFAULT_RATE_LIMIT_CONFIG",
+    "DefaultRateLimitConfig",
     "EphemeralDropReason",
     "Priority",
     "RateLimitConfig",
@@ -76,7 +77,7 @@ class RateLimitConfig:
             "max_pause_ms",
         ):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not value >= 1:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.approach_threshold <= 1:
             raise ValueError("approach_threshold must be above 0 and at most 1")
@@ -85,7 +86,8 @@ class RateLimitConfig:
 
 
 DEFAULT_RATE_LIMIT_CONFIG = RateLimitConfig()
-"""`DefaultRateLimitConfig` of the documents (C-029)."""
+DefaultRateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG
+"""Its name in the documents (C-029)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

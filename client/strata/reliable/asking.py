@@ -24,6 +24,9 @@ __all__ = ["Asking"]
 _log = logging.getLogger("strata.reliable")
 
 _MAX_PAGES = 40
+"""Of one search for what is missing; the next one follows."""
+_MAX_QUERY_PAGES = 1_000
+"""Of other channels' messages only: a store that has more of them is not read to its end (C-095)."""
 _PAGE_TIMEOUT = 60.0
 _RETRY_SECONDS = 5.0
 
@@ -67,20 +70,19 @@ class Asking:
         while True:
             self._woken.clear()
             now = self._now_ms()
-            if not self._connected:
+            if not self._connected or engine.catching_up.has_missed:
                 caught_up = False
-            elif not caught_up and engine.catching_up.is_due(now):
-                caught_up = await self._guarded(self._catch_up())
-                if not caught_up:
-                    await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            elif engine.retrieval.at <= now:
-                plan = engine.plan_retrieval(now)
-                if plan is not None:
-                    await self._retrieve(plan)
-                continue
-            else:
+            if self._connected:
+                if not caught_up and engine.catching_up.is_due(now):
+                    caught_up = await self._guarded(self._catch_up())
+                    if not caught_up:
+                        await asyncio.sleep(_RETRY_SECONDS)
+                    continue
                 caught_up = True
+                if engine.retrieval.at <= now:
+                    if (plan := engine.plan_retrieval(now)) is not None:
+                        await self._retrieve(plan)
+                    continue
             due = (engine.retrieval.at - now) / 1000 if self._connected else float("inf")
             try:
                 async with asyncio.timeout(due if due < 1e9 else None):
@@ -102,9 +104,12 @@ class Asking:
         """Newest first, until a page has a message of this channel that names others (C-171, C-172)."""
         engine = self._engine
         began_at = self._now_ms()
-        since = engine.catching_up.since(began_at)
+        since = engine.catching_up.begin(began_at)
         async with aclosing(self._node.history(engine.content_topic, since_ms=since)) as pages:
-            while (page := await _next_page(pages)) is not None:
+            for _ in range(_MAX_QUERY_PAGES):
+                page = await _next_page(pages)
+                if page is None:
+                    break
                 # Oldest first within the page: then most of what a message follows is here before it.
                 if follows_others([await self._shell.receive(event) for event in reversed(page)]):
                     break

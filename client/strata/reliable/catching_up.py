@@ -29,6 +29,7 @@ class CatchingUp:
         self._succeeded_at = mark.succeeded_at if mark is not None else 0
         self._received_at = mark.received_at if mark is not None else 0
         self._asked = False
+        self._missed = False
         self._marked = mark
         self._changes: list[Change] = []
 
@@ -36,10 +37,24 @@ class CatchingUp:
         """Whether a store that has become available is to be asked (C-169, C-170, C-174)."""
         if not self._enabled:
             return False
-        return not self._asked or now - self._succeeded_at > self._threshold
+        return self._missed or not self._asked or now - self._succeeded_at > self._threshold
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether a message was let pass."""
+        return self._missed
+
+    def missed(self) -> None:
+        """A message was let pass for want of room: the store is to be asked without delay."""
+        self._missed = True
+
+    def begin(self, now: int) -> int:
+        """A query begins; returns where its window does (C-173)."""
+        self._missed = False  # what is let pass from now on, this query may not bring
+        return self.since(now)
 
     def since(self, now: int) -> int:
-        """Where the window of the next query begins (C-173)."""
+        """Where the window of a query at this time begins."""
         known = min(now, max(self._succeeded_at, self._received_at))
         return max(known - _OVERLAP_MS, now - self._window)
 

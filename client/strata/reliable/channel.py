@@ -71,8 +71,10 @@ class ReliableChannel:
         rng: random.Random | None = None,
     ) -> None:
         """`config` has its sections filled in. Raises `ValueError` and `TypeError` for what cannot work."""
+        self._opened: OpenChannel | None = None
+        self._closed = False
         self._codec = Codec(encoder, decoder)
-        self.message_events = EventEmitter(CHANNEL_EVENTS)
+        self.message_events = EventEmitter(CHANNEL_EVENTS, on_change=self._heard)
         """Handlers by event name (C-026)."""
         self.config = config
         self._node = node
@@ -82,8 +84,11 @@ class ReliableChannel:
         self._hook = None if config.encryption is None else EncryptionHook(config.encryption)
         self._store: Persistence = config.persistence or MemoryPersistence()
         self._rng = rng or random.SystemRandom()
-        self._opened: OpenChannel | None = None
-        self._closed = False
+
+    def _heard(self) -> None:
+        """Somebody new listens: perhaps to what waits in the inbox."""
+        if self._opened is not None:
+            self._opened.handing.wake()
 
     # What it is.
 
@@ -110,14 +115,15 @@ class ReliableChannel:
         return message_hash(payload).hex()
 
     getMessageId = get_message_id
+    """Its name in the documents, as those below."""
 
     # Opening and closing.
 
     async def open(self) -> Self:
         """Load what is stored and, with `auto_start`, `start`. Cancelling leaves the channel closed.
 
-        Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `ValueError` for settings that
-        contradict those of the node's other channels, and what `start` raises.
+        Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
+        settings that contradict those of the node's other channels, and what `start` raises.
         """
         if self._closed or self._opened is not None:
             raise RuntimeError("a channel is opened once; make a new one")
@@ -285,6 +291,9 @@ class ReliableChannel:
                 code=type(error).__name__,
             )
         )
+
+    sendEphemeral = send_ephemeral
+    isStarted = is_started
 
     # Receiving.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from strata.encryption import Encryption
+from strata.errors import StrataError
 from strata.messaging.node import MessagingNode
 from strata.messaging.values import NodeMessageError
 from strata.reliable.channel import ReliableChannel
@@ -16,6 +17,7 @@ from strata.reliable.codec import Decoder, Encoder
 from strata.reliable.config import ReliableChannelConfig, configure
 from strata.reliable.errors import (
     EmptyPayload,
+    InvalidConfiguration,
     InvalidEnvelope,
     MessageTooLarge,
     UnknownChannel,
@@ -25,7 +27,9 @@ from strata.reliable.hub import Hub
 
 __all__ = [
     "ReliableClient",
+    "closeChannel",
     "close_channel",
+    "createReliableChannel",
     "create_reliable_channel",
     "make_channel",
     "open_channel",
@@ -50,6 +54,36 @@ def make_channel(
     rng: random.Random | None = None,
 ) -> ReliableChannel:
     """A channel that is not open yet; `create_reliable_channel` tells the arguments and opens it."""
+    try:
+        return _make(
+            *(node, channel_id, content_topic, sender_id, config),
+            encryption=encryption,
+            encoder=encoder,
+            decoder=decoder,
+            options=options,
+            profile=profile,
+            rng=rng,
+        )
+    except StrataError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InvalidConfiguration(str(error)) from error
+
+
+def _make(
+    node: MessagingNode | ReliableChannelConfig | None,
+    channel_id: str | None,
+    content_topic: str | None,
+    sender_id: str | None,
+    config: ReliableChannelConfig | None,
+    *,
+    encryption: Encryption | None,
+    encoder: Encoder | None,
+    decoder: Decoder | None,
+    options: Mapping[str, Any] | None,
+    profile: str | None,
+    rng: random.Random | None,
+) -> ReliableChannel:
     if isinstance(node, ReliableChannelConfig):  # the two arguments of 2026: config, sender id
         if config is not None or content_topic is not None or sender_id is not None:
             raise ValueError("with a configuration as the first argument there is only the sender id besides")
@@ -106,7 +140,7 @@ async def create_reliable_channel(
     override `config`; `profile` is a preset. `create_reliable_channel(config, sender_id)` works too, with
     everything else in `config`. `rng` makes ids and delays; None takes the system's.
 
-    Raises `ValueError` and `TypeError` for what cannot work, and what `ReliableChannel.open` raises.
+    Raises `InvalidConfiguration` for what cannot work, and what `ReliableChannel.open` raises.
     """
     channel = make_channel(
         *(node, channel_id, content_topic, sender_id, config),
@@ -128,6 +162,11 @@ async def close_channel(channel: ReliableChannel, *, purge: bool = False) -> Non
 async def send(channel: ReliableChannel, payload: bytes) -> str:
     """`channel.send` as a function."""
     return await channel.send(payload)
+
+
+createReliableChannel = create_reliable_channel
+closeChannel = close_channel
+"""Their names in the documents."""
 
 
 class ReliableClient:

@@ -78,10 +78,10 @@ class ReliableChannelConfig:
 
     def __post_init__(self) -> None:
         for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # neither is what is not a number
                 raise ValueError(f"{name} must not be negative")
         for name in ("query_window_ms", "max_inbox_messages", "max_inbox_bytes"):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.retention_seconds is not None and self.retention_seconds < 1:
             raise ValueError("retention_seconds must be at least 1")
@@ -162,7 +162,7 @@ def configure(
 ) -> ReliableChannelConfig:
     """The settings in force, sections filled in.
 
-    From the weakest: the defaults, the preset `profile`, the node's `defaults`, the channel's `config`, and
+    From the weakest: the defaults, the node's `defaults`, the preset `profile`, the channel's `config`, and
     `options`, a mapping of flat names, old or new, `acknowledgement_timeout_ms` as well as
     `sds.acknowledgement_timeout_ms` (C-003). Raises `ValueError` for an unknown option or profile, for one
     given twice with different values, and for values that cannot work.
@@ -180,9 +180,9 @@ def configure(
         given.set("encryption", encryption)
     merged: dict[str, Any] = {}
     for section, kind in _SECTIONS.items():
-        chosen = getattr(own, section) or getattr(node, section)
+        chosen = getattr(own, section)
         if chosen is None:
-            chosen = kind(**preset.by_section.get(section, {}))
+            chosen = replace(getattr(node, section) or kind(), **preset.by_section.get(section, {}))
         merged[section] = replace(chosen, **given.by_section.get(section, {}))
     for name in ("encryption", "persistence", "node", "channel_id", "content_topic"):
         if getattr(own, name) is None:

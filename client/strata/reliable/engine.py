@@ -456,6 +456,7 @@ class ChannelEngine:
     def _offer_background(self, name: str, data: bytes) -> None:
         if self._limiter.offer_again(self.lane, name, Priority.BACKGROUND):
             self._background[name] = data
+            self._wrapped.append(name)  # it may acknowledge what this very step received
 
     def _withdraw_background(self, name: str) -> None:
         self._background.pop(name, None)

@@ -11,6 +11,7 @@ __all__ = [
     "EmptyPayload",
     "EncodingFailed",
     "EventsMissed",
+    "InvalidConfiguration",
     "InvalidEnvelope",
     "MessageTooLarge",
     "NotStarted",
@@ -58,6 +59,10 @@ class UnknownChannel(ChannelError):
 
     def __str__(self) -> str:
         return f"no channel {self.channel_id!r} is open here, or more than one"
+
+
+class InvalidConfiguration(ChannelError, ValueError):
+    """Arguments or settings that no channel can have, or that contradict the node's other channels."""
 
 
 class InvalidEnvelope(ChannelError, ValueError):

@@ -31,7 +31,6 @@ __all__ = ["Events", "HandingOver"]
 
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
 _MAX_EVENTS = 10_000
-_HANDED_AT_ONCE = 64
 
 
 class Events(AsyncIterator[ChannelEvent]):
@@ -42,14 +41,16 @@ class Events(AsyncIterator[ChannelEvent]):
     """
 
     def __init__(self, emitter: EventEmitter, names: tuple[str, ...], *, takes: bool) -> None:
-        self.takes = takes
-        """Whether it takes received messages, as a handler does; else it looks on."""
+        self.looks_on = not takes
+        """Whether it hears of received messages and takes none."""
         self._emitter = emitter
         self._names = names
         self._waiting: deque[ChannelEvent] = deque()
         self._missed = 0
         self._arrived = asyncio.Event()
         self._closed = False
+        for name in names:
+            emitter.count(name)  # all are checked before any is listened to
         for name in names:
             emitter.on(name, self._take)
 
@@ -125,7 +126,7 @@ class HandingOver:
         self._iterating = False
         self._iterated = False
         """Whether messages are taken by iterating: then handlers hear of each as it is taken."""
-        self._in_hand: MessageReceived | None = None
+        self._in_hand: Received | None = None
         self._processed: Received | None = None
         self._arrived = asyncio.Event()
         self._woken = asyncio.Event()
@@ -135,7 +136,7 @@ class HandingOver:
     @property
     def in_hand(self) -> MessageReceived | None:
         """The message that has left the inbox and is not yet with the program."""
-        return self._in_hand
+        return None if self._in_hand is None else self._in_hand.message
 
     @property
     def untold(self) -> tuple[ChannelEvent, ...]:
@@ -163,8 +164,7 @@ class HandingOver:
 
     def events(self, names: tuple[str, ...]) -> Events:
         """An iterator of events, of all of them if none are named. Raises `ValueError` for unknown names."""
-        takes = any(name in _RECEIVED for name in names)
-        events = Events(self._emitter, names or CHANNEL_EVENTS, takes=takes)
+        events = Events(self._emitter, names or CHANNEL_EVENTS, takes=bool(names))
         self._iterators = [each for each in self._iterators if not each.closed]
         self._iterators.append(events)
         self._woken.set()
@@ -208,7 +208,7 @@ class HandingOver:
     async def _next(self) -> MessageReceived:
         if self._processed is not None:
             processed, self._processed = self._processed, None
-            self._take([processed])
+            self._take(processed)
             await self._writer.written()  # only then is it certain not to come again
         while self._in_hand is None:
             if self._ended:
@@ -217,53 +217,63 @@ class HandingOver:
             if received is None:
                 self._arrived.clear()
                 await self._arrived.wait()
-                continue
-            if self._once:
-                self._in_hand = received.message
-                self._take([received])
+            elif self._once:
+                self._in_hand = received
+                self._take(received)
             else:
+                await self._announce(received)
                 self._processed = received
-                await self._announce(received.message)
                 return received.message
         # It has left the inbox: it stays in hand until it is certain not to come again.
+        received = self._in_hand
         await self._writer.written()
-        message, self._in_hand = self._in_hand, None
-        await self._announce(message)
-        return message
+        await self._announce(received)
+        self._in_hand = None
+        return received.message
 
     async def _hand_to_handlers(self) -> bool:
-        """Hand over to handlers what nobody iterates for; True if there was anything."""
+        """Hand a message over to handlers, if nobody iterates; True if there was one."""
         if self._iterated or self._ended or not self._has_takers():
             return False
-        batch = [each for each, _ in zip(self._inbox, range(_HANDED_AT_ONCE), strict=False)]
-        batch = [each for each in batch if each.position <= self._available]
-        if not batch:
+        received = self._first()
+        if received is None:
             return False
         if self._once:
-            self._take(batch)
+            self._in_hand = received
+            self._take(received)
             await self._writer.written()
-        for received in batch:
-            await self._announce(received.message)
-        if not self._once:
-            self._take(batch)
-            await self._writer.written()
+            self._in_hand = None
+            await self._announce(received)
+        else:
+            await self._announce(received)
+            self._take(received)
         return True
 
+    def put_back(self) -> None:
+        """The channel closes: what is in hand, and with nobody yet, stays for the next opening."""
+        if self._in_hand is not None and not self._in_hand.announced:
+            self._inbox.put_back(self._in_hand)
+            self._in_hand = None
+
     def _has_takers(self) -> bool:
-        looking_on = sum(not each.takes and not each.closed for each in self._iterators)
+        looking_on = sum(each.looks_on and not each.closed for each in self._iterators)
         return any(self._emitter.count(name) > looking_on for name in _RECEIVED)
 
     def _first(self) -> Received | None:
         received = self._inbox.first()
         return received if received is not None and received.position <= self._available else None
 
-    def _take(self, batch: list[Received]) -> None:
-        for received in batch:
-            self._inbox.take(received)
+    def _take(self, received: Received) -> None:
+        self._inbox.take(received)
         self._shell.flush()
         self._on_room()
 
-    async def _announce(self, message: MessageReceived) -> None:
+    async def _announce(self, received: Received) -> None:
+        """Tell the handlers, once, though the wait for a slow one be cancelled."""
+        if received.announced or not any(map(self._emitter.count, _RECEIVED)):
+            return
+        received.announced = True
+        message = received.message
         await self._emitter.emit(message)
         if self._emitter.count(ReliableMessageReceived.name):
             inner = MessageEnvelope(

@@ -29,6 +29,7 @@ from strata.persistence.writer import ChangeWriter
 from strata.rate_limit.limiter import RateLimiter
 from strata.rate_limit.values import RateLimitConfig, Transmission
 from strata.reliable.engine import Ephemeral
+from strata.reliable.errors import InvalidConfiguration
 
 __all__ = ["Dispatch", "Hub", "Lane"]
 
@@ -75,6 +76,11 @@ class Lane(Protocol):
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None: ...
 
     def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None: ...
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def pass_over(self) -> None: ...
 
     async def receive(self, event: NodeMessageReceived) -> object: ...
 
@@ -151,7 +157,7 @@ class Hub:
     async def prepare(self, config: RateLimitConfig, persistence: Persistence) -> RateLimiter:
         """The rate limiter of this node's identity; what it had sent in this epoch is read from the store.
 
-        Raises `ValueError` if another configuration is in force, and `PersistenceError`.
+        Raises `InvalidConfiguration` if another configuration is in force, and `PersistenceError`.
         """
         async with self._preparing:
             if self.limiter is None:
@@ -165,7 +171,9 @@ class Hub:
                     self.limiter.learn_limit(*limit)  # C-221
                 self._listen(True)
         if config != self.rate_limit:
-            raise ValueError("the channels of one node share one rate limit, and another one is in force")
+            raise InvalidConfiguration(
+                "the channels of one node share one rate limit, and another one is in force"
+            )
         return self.limiter
 
     def join(self, lane: Lane) -> None:
@@ -358,8 +366,12 @@ class Hub:
         under_way.lane.not_accepted(under_way.sent, error)
 
     async def _on_received(self, event: NodeMessageReceived) -> None:
-        for lane in list(self.lanes.values()):
-            if lane.content_topic == event.message.content_topic:
+        lanes = [lane for lane in self.lanes.values() if lane.content_topic == event.message.content_topic]
+        for lane in lanes:
+            # One that has no room makes the node wait, and no other channel (C-082).
+            if len(lanes) > 1 and lane.is_full:
+                lane.pass_over()
+            else:
                 await lane.receive(event)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:

@@ -20,11 +20,14 @@ __all__ = ["Inbox", "Received"]
 class Received:
     """A message and its place in the order of delivery."""
 
-    __slots__ = ("message", "position")
+    __slots__ = ("announced", "message", "message_hash", "position")
 
-    def __init__(self, position: int, message: MessageReceived) -> None:
+    def __init__(self, position: int, message: MessageReceived, message_hash: bytes) -> None:
         self.position = position
+        self.message_hash = message_hash
         self.message = message
+        self.announced = False
+        """Whether handlers have heard of it."""
 
 
 class Inbox:
@@ -43,7 +46,7 @@ class Inbox:
         self.ephemerals_dropped = 0
         """Ephemeral messages that nobody took in time."""
         for record in sorted(stored, key=lambda each: each.position):
-            self._append(Received(record.position, self._message(record)))
+            self._append(Received(record.position, self._message(record), record.message_hash))
         self._next_position = max(self._waiting, default=0) + 1
 
     def __len__(self) -> int:
@@ -69,26 +72,34 @@ class Inbox:
 
     def put(self, message: MessageReceived, message_hash: bytes) -> Received:
         """Keep a message, though the inbox be full: the channel reads no further then, and drops none."""
-        received = Received(self._next_position, message)
+        received = Received(self._next_position, message, message_hash)
         self._next_position += 1
         if message.ephemeral:
             self._drop_ephemerals()
         else:
-            self._changes.append(
-                put(
-                    InboxMessage(
-                        received.position,
-                        message.request_id,
-                        message_hash,
-                        message.sender_id,
-                        message.payload,
-                        message.timestamp,
-                        message.hash,
-                    )
-                )
-            )
+            self._store(received)
         self._append(received)
         return received
+
+    def put_back(self, received: Received) -> None:
+        """What was taken last was not handed over after all: it is first again."""
+        self._append(received)
+        self._waiting.move_to_end(received.position, last=False)
+        if not received.message.ephemeral:
+            self._store(received)
+
+    def _store(self, received: Received) -> None:
+        message = received.message
+        record = InboxMessage(
+            received.position,
+            message.request_id,
+            received.message_hash,
+            message.sender_id,
+            message.payload,
+            message.timestamp,
+            message.hash,
+        )
+        self._changes.append(put(record))
 
     def first(self) -> Received | None:
         """What is to be taken next."""

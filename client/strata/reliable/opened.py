@@ -15,6 +15,7 @@ from strata.persistence.interface import Change, ParticipantKey, Persistence, Pe
 from strata.persistence.state import ChannelState
 from strata.persistence.writer import ChangeWriter, WriterHealth
 from strata.rate_limit.limiter import RateLimiter
+from strata.rate_limit.proof import obtain_proof
 from strata.rate_limit.values import Priority, Transmission
 from strata.reliable.asking import Asking
 from strata.reliable.codec import Codec
@@ -31,6 +32,8 @@ __all__ = ["OpenChannel"]
 _log = logging.getLogger("strata.reliable")
 
 _SETTLE_TIMEOUT = 5.0
+_MAX_TICKETS = 1_024
+_NEVER = 2**63
 _MAX_UNSTORED = 20_000
 """Changes the store has not confirmed; with more the channel reads no further."""
 
@@ -99,6 +102,7 @@ class OpenChannel:
         )
         self.asking = Asking(self, hub.node, self.engine, hub.now_ms)
         self._unsubmitted: list[Change] = []
+        self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
         """What must be durable before these messages go out."""
         self._undecryptable = self._undecodable = 0
@@ -158,6 +162,8 @@ class OpenChannel:
 
     async def close(self) -> None:
         await self.stop()
+        self.handing.put_back()
+        self.flush()
         try:
             await self.writer.close()
         finally:
@@ -208,9 +214,12 @@ class OpenChannel:
             except PersistenceError as error:
                 # Nothing is told that is not stored; it is tried again with the next step.
                 _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
+                self._unsubmitted_ids += self.engine.wrapped()
+                self._tickets |= dict.fromkeys(self._unsubmitted_ids, _NEVER)
                 return
             self._unsubmitted = []
-            self._tickets |= dict.fromkeys(self.engine.wrapped(), ticket)
+            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.wrapped()], ticket)
+            self._unsubmitted_ids = []
         else:
             ticket = self.writer.submit(())
         self.handing.tell(self.engine.events(), ticket, self.engine.inbox.newest)
@@ -227,6 +236,9 @@ class OpenChannel:
             raise PersistenceError("the store is far behind")
 
     def _on_written(self) -> None:
+        if len(self._tickets) > _MAX_TICKETS:
+            confirmed = self.writer.confirmed
+            self._tickets = {name: at for name, at in self._tickets.items() if at > confirmed}
         self.handing.wake()
         self._hub.wake()
         self._on_room()
@@ -241,9 +253,7 @@ class OpenChannel:
     # Sending, as the hub asks for it.
 
     def is_stored(self, transmission: Transmission) -> bool:
-        """Whether what registers a transmission is durable: before that it must not go out."""
-        if transmission.priority is not Priority.CONTENT:
-            return True
+        """Whether what a transmission tells of is durable: before that it must not go out."""
         return self._tickets.get(transmission.message_id, 0) <= self.writer.confirmed
 
     def is_ready(self) -> bool:
@@ -285,9 +295,10 @@ class OpenChannel:
         )
 
     async def send_ephemeral(self, ephemeral: Ephemeral) -> None:
-        """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, and what the node raises."""
+        """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`, as the node."""
         payload = await self._preparing.encode(ephemeral.data)
-        await self._hub.send_now(self, ephemeral, self._envelope(payload, ephemeral=True))
+        proof = await obtain_proof(self._config.proof_provider, payload)
+        await self._hub.send_now(self, ephemeral, self._envelope(payload, ephemeral=True, meta=proof))
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None:
         """The transport has it."""
@@ -310,6 +321,16 @@ class OpenChannel:
         self.flush()
 
     # Receiving.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `receive` would wait for room."""
+        return self.started and self._is_full()
+
+    def pass_over(self) -> None:
+        """A message came and there is no room, and others wait for the same topic: the relays have it."""
+        self.engine.catching_up.missed()
+        self.asking.wake()
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport, once there is room for what comes of it (C-072)."""

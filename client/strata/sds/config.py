@@ -70,11 +70,11 @@ class SdsConfig:
             if type(value) is not bool and not value >= 0:
                 raise ValueError(f"{name} must not be negative")
         for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.bloom_filter_error_rate < 1:
             raise ValueError("bloom_filter_error_rate must lie between 0 and 1")
-        if self.possible_ack_retry_factor < 1:
+        if not self.possible_ack_retry_factor >= 1:
             raise ValueError("possible_ack_retry_factor must be at least 1")
         if self.repair_t_max_ms <= self.repair_t_min_ms:
             raise ValueError("repair_t_max_ms must be greater than repair_t_min_ms")

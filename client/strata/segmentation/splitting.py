@@ -70,7 +70,7 @@ class SegmentationConfig:
             "max_partial_messages_per_sender",
             "max_partial_bytes_per_sender",
         ):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.parity_rate <= 1:
             raise ValueError("parity_rate must be above 0 and at most 1")

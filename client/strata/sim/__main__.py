@@ -89,7 +89,8 @@ def _text(total: Report, problems: list[str], seconds: float) -> str:
         f"for {total.virtual_seconds / 3600:.0f} hours of virtual time",
         f"{checks.messages} messages checked, {checks.deliveries} deliveries, {checks.logs} logs compared, "
         f"{checks.order_pairs} pairs in causal order",
-        f"{checks.delivered_events} times told delivered, {checks.delivery_errors} times told not",
+        f"{checks.delivered_events} times told delivered, {checks.delivery_errors} times told not, "
+        f"{checks.unobtainable} lost with the disks of all who had them",
         f"all agreed after the last fault within {settled[len(settled) // 2]:.0f} s (median), "
         f"{settled[-1 - len(settled) // 20]:.0f} s (p95), {settled[-1]:.0f} s (most)",
         "faults: " + ", ".join(faults),

@@ -50,6 +50,8 @@ class Checks:
     delivered_events: int = 0
     logs: int = 0
     order_pairs: int = 0
+    unobtainable: int = 0
+    """Messages that somebody lost with its disk, and that nobody has any more."""
 
 
 @dataclass(slots=True)
@@ -155,8 +157,12 @@ class Evidence:
 
     # What is proved.
 
-    def conclude(self, participants: Iterable[Any]) -> None:
-        """Hold everything against everything, once all have converged."""
+    def conclude(self, participants: Iterable[Any], obtainable: set[str]) -> None:
+        """Hold everything against everything, once all have converged.
+
+        `obtainable` are the SDS messages that any relay or any participant still has: what lost disks and
+        forgetful relays took from all of them together, nobody can be given again.
+        """
         people = list(participants)
         self._compare_logs(people)
         for request_id, (sender, _) in self._sent.items():
@@ -165,7 +171,11 @@ class Evidence:
             self.checks.messages += 1
             others = [each.name for each in people if each.name != sender]
             for name in others:
-                if request_id not in self._taken[name] and (name, request_id) not in self._in_hand:
+                if request_id in self._taken[name] or (name, request_id) in self._in_hand:
+                    continue
+                if not self._chunks[request_id] <= obtainable:
+                    self.checks.unobtainable += 1
+                else:
                     self.problems.append(f"{name} was never given {request_id} of {sender}")
             if request_id not in self._delivered | self._undelivered | self._failed | self._untold:
                 self.problems.append(f"{sender} never learned what became of {request_id}")

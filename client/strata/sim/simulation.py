@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from strata.sds.messages import SdsMessage
 from strata.sim.checking import Checks, Evidence, SimulationFailed
 from strata.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.sim.loop import run_virtually
@@ -106,9 +107,15 @@ class Simulation:
             if asyncio.get_running_loop().time() - began_at > timeout:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
-        self.evidence.conclude(self.participants)
+        self.evidence.conclude(self.participants, self._obtainable())
         if self.evidence.problems:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing())
+
+    def _obtainable(self) -> set[str]:
+        stored = [event for relay in self.network.relays for event in relay.stored.values()]
+        messages = [SdsMessage.decode(event.message.payload) for event in stored]
+        ids = {message.message_id for message in messages if message is not None}
+        return ids.union(*(each.channel.log() for each in self.participants if each.channel is not None))
 
     def _agree(self) -> bool:
         logs = []

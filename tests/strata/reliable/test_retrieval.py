@@ -44,7 +44,7 @@ def chain(node: ScriptedNode, length: int) -> list[SdsMessage]:
 # In the channel.
 
 
-@pytest.mark.req("C-162", "C-164", "C-166")
+@pytest.mark.req("C-125", "C-162", "C-164", "C-166")
 @virtually
 async def test_a_gap_is_tracked_with_its_hint_and_closed_by_it() -> None:
     node = ScriptedNode()

@@ -13,7 +13,19 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from benches import catchup, checks, fanout, hostile, identities, idle, latency, publish
+from benches import (
+    catchup,
+    channel_convergence,
+    channel_engine,
+    channels,
+    checks,
+    fanout,
+    hostile,
+    identities,
+    idle,
+    latency,
+    publish,
+)
 from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
 from benches.daemon import RelayProcess
 from benches.measures import BRIEF, FULL, Measure, Plan, Progress, as_json, print_table
@@ -21,7 +33,10 @@ from benches.peer import BenchError
 
 __all__ = ["NAMES", "main", "run"]
 
-NAMES = ("publish", "fanout", "latency", "catchup", "idle", "checks", "identities", "hostile")
+NAMES = (
+    *("publish", "fanout", "latency", "catchup", "idle", "checks", "identities", "hostile"),
+    *("channels", "convergence", "engine"),
+)
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
 """Of the relay that a benchmark runs on, where they differ from the defaults."""
@@ -36,8 +51,8 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
     store = await store_cost(plan.catchup_packets) if _ON_THE_LOG.intersection(names) else None
     measures: list[Measure] = []
     for name in names:
-        if name == "checks":
-            measures += checks.measure(plan, progress)
+        if (found := _without_relay(name, plan, progress)) is not None:
+            measures += found
             continue
         progress(f"{name}: starting a relay")
         try:
@@ -47,6 +62,21 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
         except TimeoutError:
             raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
     return measures
+
+
+def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] | None:
+    """What is measured in process; None if it needs a relay."""
+    match name:
+        case "checks":
+            return checks.measure(plan, progress)
+        case "convergence":
+            size = channels.plan_of(plan)
+            return channel_convergence.as_measures(
+                size.losses, size.seeds, size.convergence_messages, progress
+            )
+        case "engine":
+            return channel_engine.as_measures(channels.plan_of(plan).histories, progress)
+    return None
 
 
 async def _one(
@@ -74,6 +104,8 @@ async def _one(
             return await identities.measure(relay, plan, progress)
         case "hostile":
             return await hostile.measure(relay, plan, progress)
+        case "channels":
+            return await channels.measure(relay, plan, progress)
     raise ValueError(name)
 
 

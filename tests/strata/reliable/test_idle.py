@@ -28,7 +28,7 @@ from strata.segmentation import SegmentationConfig, encode_segment, segment_mess
 @virtually
 async def test_an_idle_program_still_retransmits_syncs_asks_and_gives_up() -> None:
     world = World()
-    alice = await world.open("alice", lost_message_timeout_ms=60_000)
+    alice = await world.open("alice", lost_message_timeout_ms=300_000)
     node, told = world.nodes["alice"], Recorder(alice)
     await alice.send(b"nobody is there")
     node.hear(content_message("eve", "theirs", b"one that follows", 1, follows=("gone",)))

@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"^```(sh|python) tour\n(.*?)^```$", (ROOT / "README.md").re
 
 @pytest.mark.timeout(120)
 def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "sh", "python"]
+    assert [language for language, _ in BLOCKS] == ["sh", "sh", "python", "python"]
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
     environment = {
@@ -37,8 +37,9 @@ def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    first, second, third = printed
+    first, second, third, fourth = printed
     assert "did:strata:z6Mk" in first
     assert first.count("hello relay") == 1
     assert [int(line) for line in second.split()[-2:]] == [1001, 0]
     assert third.startswith("from Python ")
+    assert re.fullmatch(r"b'hello'\ndelivered: [0-9a-f]{32}\n", fourth)

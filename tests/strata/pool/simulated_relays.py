@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from strata import packets
+from strata import packets, sim
 from strata.errors import Closed, ConnectionFailed, RequestTimeout
 from strata.ids import Identity
 from strata.packets import Packet
@@ -26,39 +25,9 @@ def packet(n: int) -> Packet:
     return packets.build(ME, {"type": "POST", "text": f"packet {n}"}, timestamp=START + n % 50)
 
 
-class _NoIo(selectors.SelectSelector):
-    """Waits for nothing: time jumps to the next timer."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise AssertionError("everything waits and nothing will ever happen")
-        self.loop.now += max(timeout, 0.0)
-        return []
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock is moved by its own timers alone."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        selector = _NoIo()
-        selector.loop = self
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-
 def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
     """Run to the end on a clock of its own; anything left over or logged as an error fails."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        problems: list[Any] = []
-        runner.get_loop().set_exception_handler(lambda _, context: problems.append(context))
-        result = runner.run(work)
-        assert not problems, problems
-        return result
+    return sim.run_virtually(lambda: work)
 
 
 def wall() -> float:

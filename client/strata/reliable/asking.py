@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -47,6 +48,8 @@ class Asking:
     ) -> None:
         self.retrievals = 0
         self.retrievals_failed = 0
+        self.armed_for = math.inf
+        """When it looks again by itself, in wall milliseconds."""
         self._shell = shell
         self._node = node
         self._engine = engine
@@ -83,9 +86,10 @@ class Asking:
                     if (plan := engine.plan_retrieval(now)) is not None:
                         await self._retrieve(plan)
                     continue
-            due = (engine.retrieval.at - now) / 1000 if self._connected else float("inf")
+            self.armed_for = engine.retrieval.at if self._connected else math.inf
+            wait = (self.armed_for - now) / 1000
             try:
-                async with asyncio.timeout(due if due < 1e9 else None):
+                async with asyncio.timeout(wait if wait < 1e9 else None):
                     await self._woken.wait()
             except TimeoutError:
                 pass

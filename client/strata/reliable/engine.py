@@ -174,9 +174,11 @@ class ChannelEngine:
             raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
         self._limiter.check_room(self.lane, count)
         carried = request_id if self.config.send_request_id else None
-        segments = segment_message(payload, self.segmentation, request_id=carried)
-        message_ids = [self._wrap(encode_segment(segment), now_ms) for segment in segments]
-        self.requests.add(request_id, message_hash(payload), message_ids)
+        digest, message_ids = b"", []
+        for segment in segment_message(payload, self.segmentation, request_id=carried):
+            digest = segment.entire_message_hash
+            message_ids.append(self._wrap(encode_segment(segment), now_ms))
+        self.requests.add(request_id, digest, message_ids)
         self._limiter.offer(self.lane, message_ids)
 
     def send_ephemeral(

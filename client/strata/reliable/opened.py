@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import replace
 from typing import Protocol
@@ -108,6 +109,7 @@ class OpenChannel:
         self._undecryptable = self._undecodable = 0
         self._room = asyncio.Event()
         self._woken = asyncio.Event()
+        self._armed_for = math.inf
         self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -196,7 +198,8 @@ class OpenChannel:
             if self.engine.get_timer() <= self.now_ms():
                 self.engine.handle_timer(self.now_ms())
                 self.flush()
-            wait = (self.engine.get_timer() - self.now_ms()) / 1000
+            self._armed_for = self.engine.get_timer()
+            wait = (self._armed_for - self.now_ms()) / 1000
             try:
                 async with asyncio.timeout(max(wait, 0.001) if wait < 1e9 else None):
                     await self._woken.wait()
@@ -223,9 +226,13 @@ class OpenChannel:
         else:
             ticket = self.writer.submit(())
         self.handing.tell(self.engine.events(), ticket, self.engine.inbox.newest)
-        self._hub.wake()
-        self.asking.wake()
-        self._woken.set()
+        # Each is woken only for what it has to do earlier than it knows: a message makes several steps.
+        if self._limiter.heads(self.lane):
+            self._hub.wake()
+        if self.engine.retrieval.at < self.asking.armed_for:
+            self.asking.wake()
+        if self.engine.get_timer() < self._armed_for:
+            self._woken.set()
 
     def check_store(self) -> None:
         """Raise the store's `PersistenceError` while it is out of order: nothing more is promised then."""

@@ -24,6 +24,7 @@ from strata.sds.events import (
     SendRepair,
     SendSync,
 )
+from strata.sds.fresh import Fresh
 from strata.sds.ids import check_id, is_usable_id, message_id
 from strata.sds.incoming import IncomingBuffer
 from strata.sds.journal import Journal
@@ -75,6 +76,7 @@ class Participant:
         self._clock = SteadyClock(now_ms)
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
+        self._fresh = Fresh()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
         self._incoming = IncomingBuffer(config)
@@ -130,7 +132,9 @@ class Participant:
         if id_ in self._ledger.known:
             raise ValueError("this content was wrapped at this time before")
         message = self._compose(id_, self._recent(dispatched_only=False), content)
-        body = self._ledger.archive.keep(self.sender_id, message.encode(), message.bloom_filter)
+        data = message.encode()
+        body = self._ledger.archive.keep(self.sender_id, data, message.bloom_filter)
+        self._fresh.put(id_, data)
         self._own_count += 1
         self._outgoing.add(id_, self._own_count, body)
         self._mark("outgoing", id_)
@@ -158,6 +162,7 @@ class Participant:
         what others can fetch it by (C-071).
         """
         now = self._clock.advance(now_ms)
+        self._fresh.discard(message_id)
         entry = self._ledger.log.get(message_id)
         if entry is not None and entry.own:
             self._ledger.dispatched(entry)
@@ -171,6 +176,7 @@ class Participant:
 
         If it went out before, others may have it, so it stays in the log and is only not sent again.
         """
+        self._fresh.discard(message_id)
         outgoing = self._outgoing.discard(message_id)
         if outgoing is not None:
             self._let_go(outgoing)
@@ -444,6 +450,8 @@ class Participant:
 
         After a restart: what to send for the own messages that had not been dispatched.
         """
+        if (data := self._fresh.get(message_id)) is not None:
+            return data
         kept = self._outgoing.get(message_id) or self._ledger.log.get(message_id)
         return None if kept is None else kept.body.restore()
 

@@ -112,7 +112,7 @@ class Archive:
         if keyframe is not None and keyframe.number in self._users:
             delta = b""
             if keyframe.data != bloom_filter:
-                delta = zlib.compress(strxor(keyframe.data, bloom_filter), 1)
+                delta = _compressed(strxor(keyframe.data, bloom_filter))
             if len(delta) * _DELTAS_PER_KEYFRAME_BYTES <= len(bloom_filter):
                 self._chains.move_to_end(sender_id)
                 return Body(head, tail, keyframe, delta)
@@ -127,6 +127,13 @@ class Archive:
         if len(self._chains) > _MAX_CHAINS:
             self._chains.popitem(last=False)
         return keyframe
+
+
+def _compressed(difference: bytes) -> bytes:
+    """Nearly all zeros: runs are all there is to find, and small tables are cleared soonest. It takes half the
+    time and room of zlib's defaults."""
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5, zlib.Z_RLE)
+    return compressor.compress(difference) + compressor.flush()
 
 
 def _find(data: bytes, part: bytes) -> int:

@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "docs" / "requirements"
 REPORT = ROOT / "docs" / "conformance.md"
 
-DONE_SECTIONS = {"relay.md": (*range(1, 19), 20, 21, 22), "channel.md": tuple(range(1, 17)), "transport.md": ()}
+DONE_SECTIONS = {
+    "relay.md": (*range(1, 19), 20, 21, 22),
+    "channel.md": tuple(range(1, 17)),
+    "transport.md": (),
+}
 """The sections of each document whose MUST rows all have to be tested."""
 
 EXCEPTIONS = {

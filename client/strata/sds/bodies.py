@@ -130,8 +130,8 @@ class Archive:
 
 
 def _compressed(difference: bytes) -> bytes:
-    """Nearly all zeros: runs are all there is to find, and small tables are cleared soonest. It takes half the
-    time and room of zlib's defaults."""
+    """Nearly all zeros: runs are all there is to find, and small tables are cleared soonest. That takes half
+    the time and room of zlib's defaults."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5, zlib.Z_RLE)
     return compressor.compress(difference) + compressor.flush()
 

@@ -284,7 +284,7 @@ class ChannelEngine:
         if transmission.priority is Priority.BACKGROUND:
             # A later sync says more, and another participant may answer the request for repair.
             self._background.pop(message_id, None)
-            if message_id.startswith(_SYNC):
+            if self.is_sync(transmission):
                 self.sds.sync_failed(now_ms)
             return
         self._forget_orphan(message_id)
@@ -364,6 +364,10 @@ class ChannelEngine:
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
         self.sds.set_online(online, now_ms)
+
+    def is_sync(self, transmission: Transmission) -> bool:
+        """Whether a transmission is a sync, of which a later one says more."""
+        return transmission.priority is Priority.BACKGROUND and transmission.message_id.startswith(_SYNC)
 
     def repairs(self, transmission: Transmission) -> tuple[str, bytes | None] | None:
         """Whose message a transmission sends again for another, and what finds it; None if it does not."""

@@ -33,6 +33,7 @@ __all__ = ["OpenChannel"]
 _log = logging.getLogger("strata.reliable")
 
 _SETTLE_TIMEOUT = 5.0
+_SYNC_SECONDS = 3_600
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
 _MAX_UNSTORED = 20_000
@@ -281,6 +282,10 @@ class OpenChannel:
         self.engine.sending(transmission)
         self.flush()
         envelope = self._envelope(prepared.payload, meta=prepared.proof)
+        if self.engine.is_sync(transmission):
+            # One every half minute, for as long as anybody is there: stores need not keep them all.
+            kept = min(_SYNC_SECONDS, envelope.retention_seconds or _SYNC_SECONDS)
+            envelope = replace(envelope, retention_seconds=kept)
         return Dispatch(self._transport_request(transmission), envelope, stored_as)
 
     def _transport_request(self, transmission: Transmission) -> str:

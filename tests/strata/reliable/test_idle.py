@@ -107,3 +107,20 @@ def test_the_times_of_repair_are_those_of_the_document() -> None:
     assert 120_000 <= config.repair_t_max_ms <= 600_000
     with pytest.raises(ValueError, match="repair_t_max_ms"):
         SdsConfig(repair_t_min_ms=200_000)
+
+
+@virtually
+async def test_syncs_are_kept_by_stores_for_an_hour_and_content_as_long_as_they_like() -> None:
+    world = World()
+    alice, bob = await world.pair()
+    short = await world.open("short", sender="short", retention_seconds=60)
+    await alice.send(b"hello")
+    await asyncio.sleep(300)
+    every = [each for name in ("alice", "bob") for each in world.nodes[name].sendings]
+    assert {each.envelope.retention_seconds for each in every if each.kind is Kind.CONTENT} == {None}
+    assert {each.envelope.retention_seconds for each in every if each.kind is Kind.SYNC} == {3600}
+    await short.send(b"gone soon")
+    await asyncio.sleep(300)
+    assert {each.envelope.retention_seconds for each in world.nodes["short"].sendings} == {60}
+    for channel in (alice, bob, short):
+        await channel.close()

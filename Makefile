@@ -16,8 +16,10 @@ help: ## Show the targets
 run: $(STAMP) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
 	@exec $(BIN)/relayd serve $(ARGS)
 
-test: $(STAMP) ## Run the tests (ARGS="-k cursor")
-	$(BIN)/python -m pytest $(ARGS)
+# Most system tests wait for something, so two at a time suit even a small machine.
+WORKERS ?= 2
+test: $(STAMP) ## Run the tests (ARGS="-k cursor", WORKERS=0 for one after the other)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .

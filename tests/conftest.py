@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast the machine makes examples is nothing a test of ours claims.
+settings.register_profile("relayd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relayd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -129,7 +129,7 @@ async def test_a_line_is_published_when_it_comes_not_when_the_next_does(publishe
 
 async def test_refusals_and_bad_lines_are_told_by_line_and_the_rest_goes_on(publisher, extended):
     def answer(message):
-        if b"bad" in bytes(message.packet):
+        if b'"bad"' in bytes(message.packet):
             return wire.Error(code="policy_rejected", reason="not here", client_msg_id=message.client_msg_id)
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import secrets
 import time
@@ -93,7 +94,9 @@ class FaultyRelay:
         for session in list(self.sessions):
             if session is publisher and "own packets are withheld" in self.faults:
                 continue
-            await session.deliver(stored)
+            # A reader that has just left is no fault of the publisher's.
+            with contextlib.suppress(ConnectionClosed):
+                await session.deliver(stored)
 
 
 class Session:

@@ -1,0 +1,55 @@
+"""Sequences as the relay's log gives them (decision 1): the UTC day above, a counter from 1 below.
+
+Within a day no number is left out, so how many packets lie between two of them is known without asking.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import NamedTuple
+
+__all__ = ["DAY_SECONDS", "Span", "day_of", "day_text", "first_of_day", "parse_day"]
+
+DAY_SECONDS = 86_400
+_ORDINAL_BITS = 32
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+class Span(NamedTuple):
+    """The sequences `after < sequence <= up_to`."""
+
+    after: int
+    up_to: int
+
+    @property
+    def day(self) -> int:
+        """The day of its last sequence, counted from 1970-01-01 UTC."""
+        return day_of(self.up_to)
+
+    @property
+    def ordinals(self) -> int:
+        """How many sequences its day holds in it; the number of packets, where none was removed."""
+        return self.up_to - max(self.after, first_of_day(self.day))
+
+    def __str__(self) -> str:
+        return f"{self.after + 1}-{self.up_to}"
+
+
+def first_of_day(day: int) -> int:
+    """The border below a day's sequences; the first used is the border + 1."""
+    return day << _ORDINAL_BITS
+
+
+def day_of(sequence: int) -> int:
+    """The day in which the packet at this sequence was received."""
+    return sequence >> _ORDINAL_BITS
+
+
+def day_text(day: int) -> str:
+    """A day as `2026-11-21`."""
+    return (_EPOCH + datetime.timedelta(days=day)).isoformat()
+
+
+def parse_day(text: str) -> int:
+    """The inverse of `day_text`. Raises ValueError."""
+    return (datetime.date.fromisoformat(text) - _EPOCH).days

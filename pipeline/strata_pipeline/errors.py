@@ -1,0 +1,31 @@
+"""What a job of the pipeline says when it cannot go on. Each tells what to do next."""
+
+from __future__ import annotations
+
+from strata.lake import LakeError
+
+__all__ = ["DatasetError", "LakeBusy", "LakeError", "LogError", "LogUnavailable", "PipelineError", "UsageError"]
+
+
+class PipelineError(Exception):
+    """A job cannot go on; its message is for the operator. `LakeError` is the other one."""
+
+
+class UsageError(PipelineError):
+    """What was asked for makes no sense."""
+
+
+class LakeBusy(PipelineError):
+    """Another process writes into the lake."""
+
+
+class LogError(PipelineError):
+    """The relay's log is not what it must be: rows missing, or the log of another relay."""
+
+
+class LogUnavailable(PipelineError):
+    """The database cannot be reached, or refuses us. Running the job again completes it."""
+
+
+class DatasetError(PipelineError):
+    """A dataset has other columns than its schema says."""

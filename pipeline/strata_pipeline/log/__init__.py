@@ -1,0 +1,1 @@
+"""The relay's log as Spark sees it."""

@@ -1,0 +1,133 @@
+"""Questions to the relay's database, over ADBC. Everything here reads, and nothing here needs more rights.
+
+    GRANT SELECT ON packets, packet_ids, log_head TO reader
+
+is enough, and a replica will do: log_head is replicated with the rows it speaks of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import adbc_driver_postgresql
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi as adbc
+from strata.lake import Span
+
+from strata_pipeline.errors import LogError, LogUnavailable
+from strata_pipeline.log.spans import LogState
+
+__all__ = [
+    "connect",
+    "literal",
+    "log_state",
+    "read_span",
+    "sequence_of",
+    "translate_errors",
+    "without_password",
+]
+
+_BATCH_BYTES = 4 * 2**20
+
+_STATE = r"""
+WITH head AS MATERIALIZED (SELECT last_sequence FROM log_head),
+children AS (
+    SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bound
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid WHERE i.inhparent = 'packets'::regclass),
+kept AS MATERIALIZED (
+    SELECT coalesce(max(substring(bound FROM 'TO \(''?([0-9]+)')::bigint), 0) AS removed_to
+    FROM children WHERE relname = 'packets_kept'),
+days AS (
+    SELECT substring(relname FROM '^packets_d([0-9]+)$')::bigint AS day FROM children
+    WHERE relname ~ '^packets_d[0-9]+$')
+SELECT head.last_sequence, kept.removed_to, ends.day, ends.last FROM head CROSS JOIN kept LEFT JOIN LATERAL (
+    SELECT day, (SELECT max(sequence) FROM packets
+                 WHERE sequence > day << 32 AND sequence < (day + 1) << 32) AS last FROM days
+    UNION ALL
+    SELECT sequence >> 32, max(sequence) FROM packets WHERE sequence < kept.removed_to GROUP BY 1
+) AS ends ON ends.last IS NOT NULL
+"""
+
+_PASSWORD = re.compile(r"(//[^/@:]*:)[^@]*@|(password=)[^&\s]+", re.IGNORECASE)
+
+
+def connect(url: str, application: str = "strata-pipeline") -> adbc.Connection:
+    """A connection that only reads, for as long as it is open. Raises `LogUnavailable`."""
+    extras = [
+        f"{name}={value}"
+        for name, value in (("application_name", application), ("connect_timeout", "10"))
+        if f"{name}=" not in url
+    ]
+    with translate_errors():
+        connection = adbc.connect(url + ("&" if "?" in url else "?") + "&".join(extras), autocommit=True)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET default_transaction_read_only = on")
+                # The log is read in long strides: no deadline that was set for everybody else.
+                cursor.execute("SET statement_timeout = 0")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def log_state(connection: adbc.Connection) -> LogState:
+    """How far the log reaches now. Raises `LogUnavailable`, `LogError`."""
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute(_STATE)
+        rows = cursor.fetchall()
+    if not rows:
+        raise LogError("the database holds no log: log_head is empty")
+    head, removed_to = rows[0][0], rows[0][1]
+    return LogState(head, removed_to, {day: last for _, _, day, last in rows if day is not None})
+
+
+def sequence_of(connection: adbc.Connection, packet_id: bytes) -> int | None:
+    """The place of a packet in the log, also of one that was removed; None for an id that is not known."""
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute(f"SELECT sequence FROM packet_ids WHERE packet_id = {literal(packet_id)}")
+        row = cursor.fetchone()
+    return None if row is None else int(row[0])
+
+
+def read_span(
+    connection: adbc.Connection, span: Span, columns: str, conditions: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a span in order of sequence, some megabytes at a time.
+
+    `columns` and `conditions` are SQL. Without parameters the driver reads by COPY in binary form.
+    """
+    where = " AND ".join([f"sequence > {span.after} AND sequence <= {span.up_to}", *(conditions or [])])
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(
+            **{adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+        )
+        cursor.execute(f"SELECT {columns} FROM packets WHERE {where} ORDER BY sequence")
+        with cursor.fetch_record_batch() as batches:
+            yield from batches
+
+
+def literal(value: int | bytes | str) -> str:
+    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex. Text is UTF-8 in bytea."""
+    if isinstance(value, int):
+        return str(value)
+    raw = value.encode() if isinstance(value, str) else value
+    return f"'\\x{raw.hex()}'::bytea"
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Say what to do about an error of the driver, without the password in it."""
+    try:
+        yield
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        if isinstance(error, adbc.ProgrammingError) and getattr(error, "sqlstate", None) == "42P01":
+            raise LogError("the database holds no log: is it a relay's, and migrated?") from error
+        raise LogUnavailable(f"the relay's database: {without_password(str(error))}") from error
+
+
+def without_password(text: str) -> str:
+    """A text that may quote a URL, fit for logs."""
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***{'@' if match[1] else ''}", text)

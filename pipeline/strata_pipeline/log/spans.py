@@ -1,0 +1,94 @@
+"""Which parts of the log to read, and how to share them out. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata.lake import Span, day_of, first_of_day
+
+__all__ = ["LogState", "advance", "next_batch", "share_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """How far the log reaches, seen in one snapshot of the database."""
+
+    head: int
+    """The last sequence of the last commit: nothing at or below it can still appear."""
+    removed_to: int
+    """Up to this border retention has removed days; only what it spares is left below."""
+    day_ends: Mapping[int, int]
+    """The last sequence of each day that holds any."""
+
+    def spans(self, after: int, up_to: int | None = None) -> list[Span]:
+        """What lies behind `after`, a span for each day, in order; `up_to` None: up to the head."""
+        last = self.head if up_to is None else min(up_to, self.head)
+        spans = []
+        for day, end in sorted(self.day_ends.items()):
+            low, high = max(after, first_of_day(day)), min(end, last)
+            if low < high:
+                spans.append(Span(low, high))
+        return spans
+
+    def is_whole(self, span: Span) -> bool:
+        """Whether each sequence of a span must be there: it lies above what retention has removed."""
+        return span.after >= self.removed_to and span.up_to <= self.head
+
+    def rows_expected(self, span: Span) -> int | None:
+        """How many rows a span of one day holds; None below what retention has removed."""
+        return span.ordinals if self.is_whole(Span(first_of_day(span.day), span.up_to)) else None
+
+
+def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
+    """The next span to archive behind `after`: within one day, at most `max_rows`; None at the head.
+
+    It begins where the last one ended, also where a day lies between, so that spans follow each other
+    without a gap.
+    """
+    for span in state.spans(after):
+        low = max(span.after, first_of_day(span.day))
+        return Span(after, min(span.up_to, low + max_rows))
+    return None
+
+
+def advance(state: LogState, after: int, max_rows: int | None) -> int:
+    """The sequence up to which the `max_rows` behind `after` reach, over as many days as it takes."""
+    left, reached = max_rows, after
+    for span in state.spans(after):
+        if left is None:
+            reached = span.up_to
+            continue
+        if left <= 0:
+            break
+        reached = min(span.up_to, span.after + left)
+        left -= reached - span.after
+    return reached
+
+
+def share_out(spans: list[Span], partitions: int) -> list[Span]:
+    """Cut spans into about `partitions` of equal length, none across a day."""
+    total = sum(span.up_to - span.after for span in spans)
+    if not total:
+        return []
+    size = max(1, -(-total // max(1, partitions)))
+    shares = []
+    for span in spans:
+        pieces = max(1, round((span.up_to - span.after) / size))
+        length = -(-(span.up_to - span.after) // pieces)
+        shares += [
+            Span(low, min(low + length, span.up_to)) for low in range(span.after, span.up_to, length)
+        ]
+    return shares
+
+
+def day_borders(span: Span) -> list[Span]:
+    """A span cut at midnight."""
+    parts = []
+    low = span.after
+    for day in range(day_of(span.after), day_of(span.up_to) + 1):
+        high = min(span.up_to, first_of_day(day + 1) - 1)
+        if low < high:
+            parts.append(Span(low, high))
+            low = high
+    return parts

@@ -1,0 +1,58 @@
+"""The schemas of all datasets, a TOML file each: a table for a column, in order.
+
+    [sequence]
+    type = "long"               # as Spark writes it: long, int, double, string, binary, date, array<string>, …
+    required = true             # NOT NULL; the default is false
+    is = "place in the log"     # what it means, and its unit
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+__all__ = ["schema"]
+
+_TYPES: dict[str, DataType] = {
+    "binary": BinaryType(),
+    "boolean": BooleanType(),
+    "date": DateType(),
+    "double": DoubleType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "string": StringType(),
+}
+
+
+@functools.cache
+def schema(name: str) -> StructType:
+    """The schema in `{name}.toml`. Needs no Spark session, so that executors can ask as well."""
+    text = files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return StructType([_field(column, told) for column, told in tomllib.loads(text).items()])
+
+
+def _field(name: str, told: dict[str, Any]) -> StructField:
+    metadata = {"comment": told["is"]} if "is" in told else {}
+    return StructField(name, _type(told["type"]), not told.get("required", False), metadata)
+
+
+def _type(text: str) -> DataType:
+    if text.startswith("array<"):
+        return ArrayType(_type(text[6:-1]), containsNull=False)
+    return _TYPES[text]

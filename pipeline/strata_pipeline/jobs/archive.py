@@ -1,0 +1,189 @@
+"""`strata-pipeline archive`: the log into the lake, a batch at a time, each packet once whatever is killed when.
+
+Where to go on is what the lake's last manifest says. A batch is a part of one day; how many rows it must have is
+known before it is read, since within a day no sequence is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+from adbc_driver_postgresql import dbapi as adbc
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from strata.lake import Manifest, RowsDigest, Span
+
+from strata_pipeline.errors import LogError
+from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.rows import add_rows, read_places
+from strata_pipeline.log.database import connect, log_state, sequence_of
+from strata_pipeline.log.spans import LogState, next_batch
+from strata_pipeline.transforms.checking import check_rows
+
+__all__ = ["Archived", "archive"]
+
+DEFAULT_BATCH_ROWS = 250_000
+
+
+@dataclass(slots=True)
+class Archived:
+    """What a run has done."""
+
+    batches: int = 0
+    packets: int = 0
+    quarantined: int = 0
+    body_bytes: int = 0
+    reached: int = 0
+    """The sequence up to which the lake holds the log."""
+    behind: int = 0
+    """Rows of the log the lake did not hold when this was last looked at."""
+    tip: str = ""
+    """The hash of the last manifest."""
+
+
+def archive(
+    spark: SparkSession,
+    url: str,
+    path: str | Path,
+    *,
+    batch_rows: int = DEFAULT_BATCH_ROWS,
+    partitions: int | None = None,
+    follow: Callable[[], bool] | None = None,
+    progress: Callable[[Archived], None] = lambda done: None,
+) -> Archived:
+    """Bring the lake up to the head of the log.
+
+    With `follow` it goes on from there: it is asked at the head, may wait, and says whether to look again.
+    Raises `PipelineError` and `LakeError`; whatever happened, running it again completes it.
+    """
+    done = Archived()
+    parts = partitions or spark.sparkContext.defaultParallelism
+    with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
+        _check_same_log(lake, connection)
+        while True:
+            state = log_state(connection)
+            if state.head < lake.reached:
+                raise LogError(
+                    f"the log ends at {state.head} and the lake at {lake.reached}: this is another log, an older "
+                    "backup of it, or a replica that has fallen behind"
+                )
+            done.behind = sum(span.up_to - span.after for span in state.spans(lake.reached))
+            span = next_batch(state, lake.reached, batch_rows)
+            if span is None:
+                done.reached, done.tip = lake.reached, lake.tip
+                progress(done)
+                if follow is None or not follow():
+                    return done
+                continue
+            manifest = _archive_batch(spark, url, lake, span, state, parts)
+            done.batches += 1
+            done.packets += manifest.packets
+            done.quarantined += manifest.quarantined
+            done.body_bytes += manifest.body_bytes
+            done.reached, done.tip = manifest.up_to, manifest.hash
+            done.behind -= manifest.packets + manifest.quarantined
+            progress(done)
+
+
+def _archive_batch(
+    spark: SparkSession, url: str, lake: Lake, span: Span, state: LogState, partitions: int
+) -> Manifest:
+    staged = lake.stage(span)
+    log = (
+        spark.read.format("relay_log")
+        .option("url", url)
+        .option("after", span.after)
+        .option("up_to", span.up_to)
+        .option("partitions", partitions)
+        .load()
+    )
+    seen = Observation()
+    checked = check_rows(log)
+    counted = checked.observe(
+        seen, F.count(F.lit(1)).alias("rows"), F.count("reason").alias("quarantined")
+    )
+    with translate_failures("archiving"):
+        _packets(counted).write.partitionBy("kind").parquet(str(staged / "packets"))
+        quarantined = seen.get["quarantined"]
+        if quarantined:  # hardly ever: then the batch is read a second time, for these rows alone
+            checked.where("reason IS NOT NULL").drop("kind").write.parquet(str(staged / "quarantine"))
+    return _commit(lake, span, state, staged, seen.get["rows"], quarantined)
+
+
+def _packets(checked: DataFrame) -> DataFrame:
+    return checked.where("reason IS NULL").drop("reason", "detail")
+
+
+def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, quarantined: int) -> Manifest:
+    """What was really written decides: the files are read again before anything rests on them."""
+    packets = _written(staged / "packets")
+    quarantine = _written(staged / "quarantine") if quarantined else None
+    places = read_places(packets, quarantine)
+    expected = state.rows_expected(span)
+    if places.num_rows != rows or (expected is not None and rows != expected):
+        raise LogError(
+            f"the log must have {expected if expected is not None else rows} packets in {span}, and "
+            f"{places.num_rows} were found: rows are missing, or retention removed them just now"
+        )
+    digest = RowsDigest()
+    add_rows(digest, places)
+    last = places.num_rows - 1
+    return lake.commit(
+        Manifest(
+            number=len(lake.manifests),
+            after=span.after,
+            up_to=span.up_to,
+            packets=rows - quarantined,
+            quarantined=quarantined,
+            rows=digest.hexdigest(),
+            body_bytes=pc.sum(places["size"]).as_py() or 0,
+            kinds=_kinds(packets),
+            last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
+            last_received_at=places["received_at"][last].as_py(),
+            written_at=int(time.time()),
+            previous=lake.tip,
+        ),
+        packets,
+        quarantine,
+    )
+
+
+def _written(folder: Path) -> Path | None:
+    """The folder, without Spark's notes; None where nothing was written but those."""
+    for note in [*folder.glob("_SUCCESS"), *folder.rglob("*.crc")]:
+        note.unlink()
+    return folder if any(folder.rglob("*.parquet")) else None
+
+
+def _kinds(packets: Path | None) -> dict[str, int]:
+    if packets is None:
+        return {}
+    return {
+        folder.name.removeprefix("kind="): pads.dataset(folder, format="parquet").count_rows()
+        for folder in sorted(packets.iterdir())
+    }
+
+
+def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
+    """Two logs must never mix in one lake: the last packet tells them apart."""
+    if not lake.manifests:
+        return
+    last = lake.manifests[-1]
+    found = sequence_of(connection, bytes.fromhex(last.last_packet_id))
+    if found is not None and found != last.up_to:
+        raise LogError(
+            f"packet 0x{last.last_packet_id} is the lake's last at {last.up_to}, and at {found} in this log: it "
+            "is the log of another relay. Archive it into another lake"
+        )
+    if found is None and log_state(connection).removed_to <= last.up_to:
+        raise LogError(
+            f"the log does not know the lake's last packet, 0x{last.last_packet_id}: it is the log of another "
+            "relay. Archive it into another lake"
+        )

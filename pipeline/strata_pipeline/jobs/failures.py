@@ -1,0 +1,37 @@
+"""Errors of a task, told as what they are and not as a page of Java."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from pyspark.errors import PySparkException
+from py4j.protocol import Py4JError
+
+from strata_pipeline import errors
+from strata_pipeline.errors import LakeError, PipelineError
+from strata_pipeline.log.database import without_password
+
+__all__ = ["translate_failures"]
+
+_OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.lake\.manifest)\.(\w+): (.+)")
+
+
+@contextlib.contextmanager
+def translate_failures(doing: str) -> Iterator[None]:
+    """Raise an error of ours that a task has raised as if it were raised here; any other as `PipelineError`."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        text = str(error)
+        if (found := _OURS.search(text)) is not None:
+            kind = LakeError if found[1] == "LakeError" else getattr(errors, found[1], PipelineError)
+            raise kind(found[2].strip()) from error
+        reason = next((line for line in reversed(text.splitlines()) if _tells(line)), text[:500])
+        raise PipelineError(f"{doing}: {without_password(reason.strip())}") from error
+
+
+def _tells(line: str) -> bool:
+    """Whether a line of a traceback says what happened."""
+    return bool(re.match(r"(\w+\.)*\w*(Error|Exception|Failure)\b", line.strip())) or "Caused by" in line

@@ -1,0 +1,49 @@
+"""The folders into which a day's packets are sorted, by content type. No I/O.
+
+A content type is any string a stranger likes, so it cannot name a folder: a day would have as many folders as
+somebody sends types. The types of RFC-0002 have each a folder, all content topics of channels share one, and
+whatever is left goes into `other`. The column `content_type` has the type itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+__all__ = ["CHANNEL", "KINDS", "OTHER", "kind_of"]
+
+CHANNEL = "channel"
+"""Packets whose type is a content topic (`/chat/1/room/proto`): the messages of channels (A-049)."""
+OTHER = "other"
+
+KINDS = frozenset(
+    {
+        "ATTESTATION",
+        "ATTESTATION_RETRACTION",
+        "CLIENT_MANIFEST",
+        "CONSENSUS_METRIC",
+        "CORRECTION",
+        "DID_DOCUMENT",
+        "KEY_EVENT",
+        "NOTE",
+        "POST",
+        "PROFILE",
+        "REACTION",
+        "RECOVERY_APPROVAL",
+        "RELAY_DESCRIPTOR",
+        "SERVICE_CONFIG",
+        "TRUST_EDGE",
+        "TRUST_REVOCATION",
+    }
+)
+"""Types with a folder of their own."""
+
+_is_topic = re.compile(r"(/[^/]+){4}").fullmatch
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of(content_type: str) -> str:
+    """The folder of a content type."""
+    if content_type in KINDS:
+        return content_type
+    return CHANNEL if _is_topic(content_type) else OTHER

@@ -1,0 +1,149 @@
+"""A lake: packets by day and kind, what was quarantined, and the chain of manifests.
+
+    packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
+    quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
+    _manifests/0000000000.json, 0000000001.json, …
+    _staging/                                             what is being written
+
+A batch appears in three steps: written into `_staging` and brought to the disk; renamed into place; its
+manifest written. Cut off before the second, nothing of it is there. Cut off before the third, it is whole and
+in place, and `recover` removes it again: the log still has it, and the manifests say where to go on. So the
+chain alone knows how far the lake has come, and there is no checkpoint beside it to disagree (decision 19).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from strata.lake import GENESIS, Manifest, Span, check_chain, day_of, day_text, decode, encode, seal
+
+from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake import files
+
+__all__ = ["Lake"]
+
+_BATCH = re.compile(r"batch=(\d+)-(\d+)")
+_MANIFEST = re.compile(r"\d{10}\.json")
+
+
+class Lake:
+    """A lake in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packets = root / "packets"
+        self.quarantine = root / "quarantine"
+        self.manifests_folder = root / "_manifests"
+        self.staging = root / "_staging"
+        self.manifests: list[Manifest] = []
+        """The chain, as `load` found it and `commit` went on with it."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Lake:
+        """The lake in a folder, for reading; its chain is checked. Raises `LakeError`, `UsageError`."""
+        lake = cls(_local(path))
+        lake.load()
+        return lake
+
+    @classmethod
+    @contextlib.contextmanager
+    def write(cls, path: str | Path) -> Iterator[Lake]:
+        """The same for writing: nobody else may meanwhile, and what was cut off is put right. Raises `LakeBusy` too."""
+        lake = cls(_local(path))
+        with files.locked(lake.root / "_lock"):
+            lake.load()
+            lake.recover()
+            yield lake
+
+    @property
+    def reached(self) -> int:
+        """The sequence up to which the lake holds the log."""
+        return self.manifests[-1].up_to if self.manifests else 0
+
+    @property
+    def tip(self) -> str:
+        """The hash of the last manifest: it stands for all that the lake holds."""
+        return self.manifests[-1].hash if self.manifests else GENESIS
+
+    def load(self) -> None:
+        """Read the chain and check it. Raises `LakeError`."""
+        names = sorted(path for path in self._listed(self.manifests_folder) if _MANIFEST.fullmatch(path.name))
+        try:
+            manifests = [decode(path.read_bytes(), path.name) for path in names]
+        except OSError as error:
+            raise LakeError(f"the lake's manifests cannot be read: {error}") from None
+        check_chain(manifests)
+        self.manifests = manifests
+
+    def recover(self) -> list[Path]:
+        """Remove what was being written when its writer was cut off; what it was."""
+        removed = [self.staging] if self.staging.exists() else []
+        files.remove(self.staging)
+        for folder in self._batch_folders(self.packets) + self._batch_folders(self.quarantine):
+            after, up_to = _span_of(folder)
+            if up_to > self.reached:
+                files.remove(folder)
+                removed.append(folder)
+            elif not any(m.up_to == up_to for m in self.manifests):
+                raise LakeError(f"{folder} is none of the lake's batches: was it copied here?")
+        return removed
+
+    def stage(self, span: Span) -> Path:
+        """A folder for writing a batch into. It is not there yet."""
+        target = self.staging / f"batch={span}"
+        files.remove(target)
+        self.staging.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def commit(self, manifest: Manifest, packets: Path | None, quarantine: Path | None) -> Manifest:
+        """Put a staged batch in place: its folders, then its manifest. The manifest as it was written."""
+        sealed = seal(manifest)
+        for source, target in ((packets, self.packets), (quarantine, self.quarantine)):
+            if source is not None:
+                files.make_durable(source)
+                files.place(source, target / _batch_path(sealed.span))
+        files.write_new(self.manifests_folder / f"{sealed.number:010}.json", encode(sealed))
+        self.manifests.append(sealed)
+        files.remove(self.staging)
+        return sealed
+
+    def days(self) -> list[int]:
+        """The days the lake has packets or quarantined rows of."""
+        return sorted({day_of(manifest.up_to) for manifest in self.manifests})
+
+    def day_folder(self, day: int) -> Path:
+        """Where a day's packets are."""
+        return self.packets / f"day={day_text(day)}"
+
+    def _batch_folders(self, root: Path) -> list[Path]:
+        return [
+            batch
+            for day in self._listed(root)
+            for batch in self._listed(day)
+            if _BATCH.fullmatch(batch.name) is not None
+        ]
+
+    def _listed(self, folder: Path) -> Sequence[Path]:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _batch_path(span: Span) -> Path:
+    return Path(f"day={day_text(span.day)}", f"batch={span}")
+
+
+def _span_of(folder: Path) -> Span:
+    match = _BATCH.fullmatch(folder.name)
+    assert match is not None
+    return Span(int(match[1]) - 1, int(match[2]))
+
+
+def _local(path: str | Path) -> Path:
+    text = str(path)
+    if "://" in text and not text.startswith("file://"):
+        raise UsageError(
+            f"a lake is a folder here, not {text}: mount the storage, or copy the lake there (docs/pipeline.md)"
+        )
+    return Path(text.removeprefix("file://")).absolute()

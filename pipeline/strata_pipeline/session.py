@@ -1,0 +1,124 @@
+"""A Spark session for a job, on this machine or on a cluster.
+
+`local[*]` unless `--master`, spark-submit or spark-defaults.conf say otherwise. On a cluster the code of
+`strata` and `strata_pipeline` is sent to the executors; what it needs beside (PyArrow, PyNaCl, the database
+driver, …) has to be installed there, or shipped as an archive (docs/pipeline.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import strata
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+import strata_pipeline
+from strata_pipeline.errors import UsageError
+from strata_pipeline.log.source import RelayLog
+
+__all__ = ["check_java", "code_archive", "open_session"]
+
+_MIN_JAVA = 17
+
+_DEFAULTS = {
+    # Days are those of sequences: UTC.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A batch of bodies has to fit into memory several times over.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Folders by kind without sorting the rows first: the kinds are few.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL = {
+    # No page for a job that is over in minutes, and nothing listens to the network.
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+}
+
+
+@contextmanager
+def open_session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session that knows `relay_log`, stopped at the end; a session of this program is used and left as it is.
+
+    `conf` counts for more than our defaults, and less than nothing. Raises `UsageError` where there is no Java.
+    """
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        RelayLog.register(existing)
+        yield existing
+        return
+    # Executors on this machine run what we run; a cluster's interpreter is set by its own configuration.
+    check_java()
+    given = SparkConf()
+    target = master or given.get("spark.master", None) or "local[*]"
+    if target.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"strata-pipeline {name}").master(target)
+    settings = {**_DEFAULTS, **(_LOCAL if target.startswith("local") else {})}
+    for key, value in settings.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        session.sparkContext.setLogLevel("ERROR")
+        if not target.startswith("local"):
+            session.sparkContext.addPyFile(str(code_archive()))
+        RelayLog.register(session)
+        yield session
+    finally:
+        session.stop()
+
+
+def code_archive() -> Path:
+    """Our own packages as a zip for executors, in a folder of its own.
+
+    A zip and not a wheel: Spark puts only archives of that name on an executor's path.
+    """
+    target = Path(tempfile.mkdtemp(prefix="strata-pipeline-")) / "strata_pipeline.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in (strata, strata_pipeline):
+            root = Path(str(package.__file__)).parent
+            for path in sorted(root.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    archive.write(path, path.relative_to(root.parent))
+    return target
+
+
+def check_java() -> None:
+    """Raise `UsageError`, with what to do, unless there is a Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    advice = (
+        f"Spark needs Java {_MIN_JAVA} or newer: install it (Debian: apt-get install openjdk-17-jre-headless; "
+        "macOS: brew install openjdk@17) or let JAVA_HOME point to it"
+    )
+    if java is None:
+        raise UsageError(f"{advice}; there is no java on the path")
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"{advice}; {java} does not run: {error}") from None
+    found = re.search(r'version "(\d+)', told)
+    if found is None or int(found[1]) < _MIN_JAVA:
+        raise UsageError(f"{advice}; {java} is {told.splitlines()[0] if told else 'unknown'}")

@@ -1,0 +1,1 @@
+"""Functions from datasets to datasets; none reads or writes anything."""

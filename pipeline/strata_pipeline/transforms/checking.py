@@ -1,0 +1,154 @@
+"""Is a row of the log what it must be? Every packet_id is recomputed; what fails is told why.
+
+The body is the record, and each other column must be what the body says (A-006). The usual row takes three
+steps: decode the members we compare, cut `packet_id` and `signature` out of the bytes, hash the rest. Where the
+hash is the id, these bytes are what the author signed, for nobody finds others with this hash; so the canonical
+form need not be made again. Any other row is parsed in full, to say what is wrong with it.
+Signatures are not looked at: that is audit's work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from blake3 import blake3
+from pyspark.sql import DataFrame
+from strata.errors import InvalidPacket
+from strata.packets import Packet
+
+from strata_pipeline.lake.kinds import kind_of
+from strata_pipeline.schemas import schema
+
+__all__ = ["CHECKED", "check_batch", "check_rows", "fault_of"]
+
+
+class _Content(msgspec.Struct, gc=False):
+    type: str
+
+
+class _Body(msgspec.Struct, gc=False):
+    packet_id: str
+    author_id: str
+    timestamp: int
+    signature: str
+    content: _Content
+    expires_at: int | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
+
+CHECKED = pa.schema(
+    [
+        ("sequence", pa.int64()),
+        ("received_at", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("expires_at", pa.int64()),
+        ("packet_id", pa.binary()),
+        ("author_id", pa.string()),
+        ("content_type", pa.string()),
+        ("size", pa.int32()),
+        ("body", pa.binary()),
+        ("annotation", pa.binary()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("kind", pa.string()),
+    ]
+)
+"""A row of the log with its size, its folder, and what is wrong with it, null for nothing."""
+
+
+def check_rows(log: DataFrame) -> DataFrame:
+    """The log with `size`, `kind`, and `reason` and `detail` where a row is not what it must be."""
+    fields = {field.name: field.dataType.simpleString() for field in schema("quarantine").fields}
+    ddl = ", ".join(f"{name} {kind}" for name, kind in (*fields.items(), ("kind", "string")))
+    return log.mapInArrow(_check, ddl)
+
+
+def _check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield check_batch(batch)
+
+
+def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch of the log as `CHECKED`."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    bodies = columns["body"].to_pylist()
+    types = columns["content_type"].to_pylist()
+    faults = list(
+        map(
+            fault_of,
+            bodies,
+            columns["packet_id"].to_pylist(),
+            columns["author_id"].to_pylist(),
+            types,
+            columns["timestamp"].to_pylist(),
+            columns["expires_at"].to_pylist(),
+        )
+    )
+    columns["size"] = pc.binary_length(columns["body"]).cast(pa.int32())
+    columns["reason"] = pa.array([None if fault is None else fault[0] for fault in faults], pa.string())
+    columns["detail"] = pa.array([None if fault is None else fault[1] for fault in faults], pa.string())
+    columns["kind"] = pa.array([None if kind is None else kind_of(kind) for kind in types], pa.string())
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in CHECKED], schema=CHECKED)
+
+
+def fault_of(
+    body: bytes | None,
+    packet_id: bytes | None,
+    author_id: str | None,
+    content_type: str | None,
+    timestamp: int | None,
+    expires_at: int | None,
+) -> tuple[str, str] | None:
+    """What is wrong with a row: a word and a sentence; None for nothing."""
+    if body is None or packet_id is None:
+        return "null", "a row without a body or an id"
+    try:
+        told = _DECODER.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _explain(body, packet_id) or ("unreadable", "the body lacks what every packet has")
+    if not _id_holds(body, packet_id, told) and (fault := _explain(body, packet_id)) is not None:
+        return fault
+    for column, found, said in (
+        ("author_id", author_id, told.author_id),
+        ("content_type", content_type, told.content.type),
+        ("timestamp", timestamp, told.timestamp),
+        ("expires_at", expires_at, told.expires_at),
+    ):
+        if found != said:
+            return "columns_differ", f"{column} is {_short(found)} in its column and {_short(said)} in the body"
+    return None
+
+
+def _id_holds(body: bytes, packet_id: bytes, told: _Body) -> bool:
+    """Whether cutting the two unsigned members out of the body leaves what has this id."""
+    digits = packet_id.hex()
+    if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
+        return False
+    first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
+    middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
+    return blake3(first + middle + last).digest() == packet_id
+
+
+def _explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
+    """The same question, asked slowly."""
+    try:
+        # A log may hold media without a header: whoever let it in decided that.
+        packet = Packet.parse(body, media_needs_header=False)
+    except InvalidPacket as error:
+        return error.detail or str(error.code), error.reason
+    if packet.canonical != body:
+        return "not_canonical", "the body is a packet, but not in canonical form"
+    if packet.digest != packet_id:
+        return "packet_id_mismatch", f"the body is packet {packet.packet_id}, its column says otherwise"
+    return None
+
+
+def _short(value: Any) -> str:
+    return f"{str(value)[:80]!r}"

@@ -1,0 +1,63 @@
+"""Logs for the pipeline's tests: real packets in a real relay's tables, brought in as a relay would."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+from relayd.admission.checks import to_store
+from relayd.store import Store
+from strata import packets
+from strata.ids import Identity
+from strata.packets import Packet
+
+__all__ = ["append", "author", "make", "make_many"]
+
+
+def author(number: int) -> Identity:
+    """One of any number of identities."""
+    return Identity(blake3(b"pipeline author %d" % number).digest())
+
+
+def make(number: int, *, who: int = 0, type: str = "POST", at: int | None = None, **content: Any) -> Packet:
+    """Packet `number` of an author."""
+    stamp = int(time.time()) if at is None else at
+    body = {"type": type, "text": f"packet {number} {'lorem ipsum ' * 12}"} | content
+    return packets.build(author(who), body, timestamp=stamp, nonce=str(number))
+
+
+def _some(numbers: range, authors: int, types: Sequence[str], at: int) -> list[Packet]:
+    return [make(n, who=n % authors, type=types[n % len(types)], at=at) for n in numbers]
+
+
+def make_many(
+    count: int, *, authors: int = 20, types: Sequence[str] = ("POST", "REACTION"), at: int | None = None,
+    first: int = 0, processes: int = 2,
+) -> list[Packet]:
+    """Packets `first`, `first` + 1, …, made by several processes: a signature takes its time."""
+    stamp = int(time.time()) if at is None else at
+    one = partial(_some, authors=authors, types=types, at=stamp)
+    if count < 2000:
+        return one(range(first, first + count))
+    chunks = [range(start, min(start + 1000, first + count)) for start in range(first, first + count, 1000)]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(itertools.chain.from_iterable(pool.map(one, chunks)))
+
+
+def append(url: str, made: Sequence[Packet], now: int | None = None, *, batch: int = 500) -> None:
+    """Append packets to a relay's log, all received at `now`."""
+
+    async def run() -> None:
+        async with await Store.open(url, retention_days=0) as store:
+            rows = [to_store(packet, None) for packet in made]
+            for start in range(0, len(rows), batch):
+                await store.append(rows[start : start + batch], int(time.time()) if now is None else now)
+
+    asyncio.run(run())

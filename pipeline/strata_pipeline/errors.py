@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from strata.lake import LakeError
 
-__all__ = ["DatasetError", "LakeBusy", "LakeError", "LogError", "LogUnavailable", "PipelineError", "UsageError"]
+__all__ = [
+    "DatasetError",
+    "LakeBusy",
+    "LakeError",
+    "LogError",
+    "LogUnavailable",
+    "PipelineError",
+    "UsageError",
+]
 
 
 class PipelineError(Exception):

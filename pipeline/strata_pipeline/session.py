@@ -116,7 +116,9 @@ def check_java() -> None:
     if java is None:
         raise UsageError(f"{advice}; there is no java on the path")
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+        told = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"{advice}; {java} does not run: {error}") from None
     found = re.search(r'version "(\d+)', told)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 from blake3 import blake3
-from relayd.admission.checks import to_store
-from relayd.store import Store
 from strata import packets
 from strata.ids import Identity
 from strata.packets import Packet
+
+from relayd.admission.checks import to_store
+from relayd.store import Store
 
 __all__ = ["append", "author", "make", "make_many"]
 
@@ -38,8 +38,13 @@ def _some(numbers: range, authors: int, types: Sequence[str], at: int) -> list[P
 
 
 def make_many(
-    count: int, *, authors: int = 20, types: Sequence[str] = ("POST", "REACTION"), at: int | None = None,
-    first: int = 0, processes: int = 2,
+    count: int,
+    *,
+    authors: int = 20,
+    types: Sequence[str] = ("POST", "REACTION"),
+    at: int | None = None,
+    first: int = 0,
+    processes: int = 2,
 ) -> list[Packet]:
     """Packets `first`, `first` + 1, …, made by several processes: a signature takes its time."""
     stamp = int(time.time()) if at is None else at

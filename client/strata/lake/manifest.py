@@ -91,7 +91,9 @@ def decode(text: bytes, name: str) -> Manifest:
         raise LakeError(f"{name} is damaged: it is no JSON") from None
     version = head.get("format") if type(head) is dict else None
     if version != FORMAT:
-        _refuse(name, f"its format is {version!r} and this program knows {FORMAT}: use the program that wrote it")
+        _refuse(
+            name, f"its format is {version!r} and this program knows {FORMAT}: use the program that wrote it"
+        )
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.ValidationError as error:

@@ -55,12 +55,14 @@ def archive(
     *,
     batch_rows: int = DEFAULT_BATCH_ROWS,
     partitions: int | None = None,
-    follow: Callable[[], bool] | None = None,
+    follow: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], bool] = lambda: False,
     progress: Callable[[Archived], None] = lambda done: None,
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    With `follow` it goes on from there: it is asked at the head, may wait, and says whether to look again.
+    `follow` is asked at the head: it may wait, and says whether to look again. `stopped` is asked after each
+    batch, and ends it there. `progress` is called after each batch, and at the head.
     Raises `PipelineError` and `LakeError`; whatever happened, running it again completes it.
     """
     done = Archived()
@@ -79,7 +81,7 @@ def archive(
             if span is None:
                 done.reached, done.tip = lake.reached, lake.tip
                 progress(done)
-                if follow is None or not follow():
+                if not follow():
                     return done
                 continue
             manifest = _archive_batch(spark, url, lake, span, state, parts)
@@ -90,6 +92,8 @@ def archive(
             done.reached, done.tip = manifest.up_to, manifest.hash
             done.behind -= manifest.packets + manifest.quarantined
             progress(done)
+            if stopped():
+                return done
 
 
 def _archive_batch(
@@ -106,9 +110,7 @@ def _archive_batch(
     )
     seen = Observation()
     checked = check_rows(log)
-    counted = checked.observe(
-        seen, F.count(F.lit(1)).alias("rows"), F.count("reason").alias("quarantined")
-    )
+    counted = checked.observe(seen, F.count(F.lit(1)).alias("rows"), F.count("reason").alias("quarantined"))
     with translate_failures("archiving"):
         _packets(counted).write.partitionBy("kind").parquet(str(staged / "packets"))
         quarantined = seen.get["quarantined"]

@@ -6,8 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from pyspark.errors import PySparkException
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from strata_pipeline import errors
 from strata_pipeline.errors import LakeError, PipelineError

@@ -83,7 +83,7 @@ class Lake:
         removed = [self.staging] if self.staging.exists() else []
         files.remove(self.staging)
         for folder in self._batch_folders(self.packets) + self._batch_folders(self.quarantine):
-            after, up_to = _span_of(folder)
+            up_to = _span_of(folder).up_to
             if up_to > self.reached:
                 files.remove(folder)
                 removed.append(folder)

@@ -35,7 +35,7 @@ def arrow_schema(wanted: StructType) -> pa.Schema:
             raise DatasetError(f"the log has no column {field.name!r}; it has {', '.join(_TYPES)}")
         if field.dataType != log[field.name].dataType:
             raise DatasetError(f"{field.name} is {log[field.name].dataType.simpleString()} in the log")
-    return pa.schema([(field.name, _TYPES[field.name]) for field in wanted.fields])
+    return pa.schema([pa.field(field.name, _TYPES[field.name], field.nullable) for field in wanted.fields])
 
 
 def select_list(columns: list[str]) -> str:

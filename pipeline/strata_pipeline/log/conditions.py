@@ -57,9 +57,7 @@ class Conditions:
                 return self._compare(item)
         return False
 
-    def _compare(
-        self, item: EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
-    ) -> bool:
+    def _compare(self, item: EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual) -> bool:
         if len(item.attribute) != 1:
             return False
         name, value = item.attribute[0], item.value

@@ -76,9 +76,7 @@ def share_out(spans: list[Span], partitions: int) -> list[Span]:
     for span in spans:
         pieces = max(1, round((span.up_to - span.after) / size))
         length = -(-(span.up_to - span.after) // pieces)
-        shares += [
-            Span(low, min(low + length, span.up_to)) for low in range(span.after, span.up_to, length)
-        ]
+        shares += [Span(low, min(low + length, span.up_to)) for low in range(span.after, span.up_to, length)]
     return shares
 
 

@@ -1,9 +1,9 @@
 """The schemas of all datasets, a TOML file each: a table for a column, in order.
 
-    [sequence]
-    type = "long"               # as Spark writes it: long, int, double, string, binary, date, array<string>, …
-    required = true             # NOT NULL; the default is false
-    is = "place in the log"     # what it means, and its unit
+[sequence]
+type = "long"               # as Spark writes it: long, int, double, string, binary, date, array<string>, …
+required = true             # NOT NULL; the default is false
+is = "place in the log"     # what it means, and its unit
 """
 
 from __future__ import annotations

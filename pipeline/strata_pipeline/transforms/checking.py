@@ -122,7 +122,10 @@ def fault_of(
         ("expires_at", expires_at, told.expires_at),
     ):
         if found != said:
-            return "columns_differ", f"{column} is {_short(found)} in its column and {_short(said)} in the body"
+            return (
+                "columns_differ",
+                f"{column} is {_short(found)} in its column and {_short(said)} in the body",
+            )
     return None
 
 

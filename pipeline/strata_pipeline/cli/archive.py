@@ -1,0 +1,79 @@
+"""`strata-pipeline archive`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from strata_pipeline.cli.app import (
+    Json,
+    LakeFolder,
+    Master,
+    SparkConf,
+    Url,
+    failures_told,
+    say,
+    spark_conf,
+)
+from strata_pipeline.jobs.archive import DEFAULT_BATCH_ROWS, Archived, archive
+from strata_pipeline.session import open_session
+
+__all__ = ["archive_command"]
+
+
+def archive_command(
+    database_url: Url,
+    lake: LakeFolder,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on at the head until stopped.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks at the head.", min=0.1)] = 10.0,
+    batch_rows: Annotated[int, typer.Option(help="Packets in a batch, at most.", min=1)] = DEFAULT_BATCH_ROWS,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Bring a lake up to the head of the relay's log, each packet once, and every packet_id recomputed.
+
+    Stop it with Ctrl-C or SIGTERM: it ends after the batch at hand. Whatever happens, running it again goes on.
+    """
+    stopped = threading.Event()
+
+    def follow() -> bool:
+        return continuous and not stopped.wait(interval)
+
+    with failures_told(), open_session("archive", master=master, conf=spark_conf(conf)) as spark:
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        signal.signal(signal.SIGINT, lambda *_: stopped.set())
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(
+            *columns, console=console, transient=True, disable=json or not console.is_terminal
+        ) as bar:
+            task = bar.add_task("archiving", total=None)
+
+            def progress(done: Archived) -> None:
+                rows = done.packets + done.quarantined
+                bar.update(task, completed=rows, total=rows + done.behind)
+                if json:
+                    print(
+                        msgspec.json.encode({"event": "batch", **msgspec.to_builtins(done)}).decode(),
+                        flush=True,
+                    )
+
+            done = archive(
+                spark, database_url, lake, batch_rows=batch_rows, follow=follow, stopped=stopped.is_set,
+                progress=progress,
+            )  # fmt: skip
+    say(_told(done), json, event="done", **msgspec.to_builtins(done))
+
+
+def _told(done: Archived) -> str:
+    aside = f", {done.quarantined:,} more put aside in quarantine" if done.quarantined else ""
+    return f"archived {done.packets:,} packets in {done.batches:,} batches{aside}; the lake stands at {done.reached}"

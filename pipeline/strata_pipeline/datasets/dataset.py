@@ -1,0 +1,46 @@
+"""A DataFrame that has the columns its schema file says, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pyspark.sql import DataFrame, SparkSession
+
+from strata_pipeline.errors import DatasetError
+from strata_pipeline.schemas import schema
+
+__all__ = ["Dataset"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The base of all. A subclass names its schema: `class Hours(Dataset, schema="hours")`.
+
+    Columns beyond the schema are dropped, order does not matter, and nothing is computed. Raises `DatasetError`
+    for a column that is missing or of another type.
+    """
+
+    frame: DataFrame
+    schema_name: ClassVar[str]
+
+    def __init_subclass__(cls, schema: str) -> None:
+        cls.schema_name = schema
+
+    def __post_init__(self) -> None:
+        wanted = schema(self.schema_name)
+        found = {field.name: field.dataType for field in self.frame.schema.fields}
+        wrong = [
+            f"{field.name} is {found[field.name].simpleString() if field.name in found else 'missing'}"
+            f", not {field.dataType.simpleString()}"
+            for field in wanted.fields
+            if found.get(field.name) != field.dataType
+        ]
+        if wrong:
+            raise DatasetError(f"not a dataset of {self.schema_name}: {'; '.join(wrong)}")
+        object.__setattr__(self, "frame", self.frame.select(*wanted.names))
+
+    @classmethod
+    def empty(cls, spark: SparkSession) -> Self:
+        """One without rows."""
+        return cls(spark.createDataFrame([], schema(cls.schema_name)))

@@ -1,0 +1,47 @@
+"""What a lake holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+from strata.lake import day_text
+
+from strata_pipeline.datasets.dataset import Dataset
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.schemas import schema
+
+__all__ = ["Packets", "Quarantine"]
+
+
+class Packets(Dataset, schema="packets"):
+    """The packets of a lake."""
+
+    @classmethod
+    def of(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> Self:
+        """All of them, or those received on these days.
+
+        Files of an earlier version of the schema lack columns: there they are null.
+        """
+        wanted = schema("packets")
+        if not lake.packets.is_dir():
+            return cls.empty(spark)
+        folders = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
+        frame = spark.read.schema(StructType([*wanted.fields, *folders])).parquet(str(lake.packets))
+        if days is not None:
+            frame = frame.where(F.col("day").isin([day_text(day) for day in days]))
+        return cls(frame)
+
+
+class Quarantine(Dataset, schema="quarantine"):
+    """The rows of the log that a lake has put aside."""
+
+    @classmethod
+    def of(cls, spark: SparkSession, lake: Lake) -> Self:
+        """All of them."""
+        if not lake.quarantine.is_dir():
+            return cls.empty(spark)
+        return cls(spark.read.schema(schema("quarantine")).parquet(str(lake.quarantine)))

@@ -12,6 +12,7 @@ __all__ = [
     "LogUnavailable",
     "PipelineError",
     "UsageError",
+    "log_too_short",
 ]
 
 
@@ -33,6 +34,14 @@ class LogError(PipelineError):
 
 class LogUnavailable(PipelineError):
     """The database cannot be reached, or refuses us. Running the job again completes it."""
+
+
+def log_too_short(head: int, reached: int) -> LogError:
+    """The log ends before the lake does."""
+    return LogError(
+        f"the log ends at {head} and the lake at {reached}: this is another log, an older backup of it, or a "
+        "replica that has fallen behind"
+    )
 
 
 class DatasetError(PipelineError):

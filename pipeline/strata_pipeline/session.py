@@ -29,6 +29,8 @@ from strata_pipeline.log.source import RelayLog
 __all__ = ["check_java", "code_archive", "open_session"]
 
 _MIN_JAVA = 17
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _DEFAULTS = {
     # Days are those of sequences: UTC.
@@ -71,6 +73,7 @@ def open_session(
     target = master or given.get("spark.master", None) or "local[*]"
     if target.startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"strata-pipeline {name}").master(target)
     settings = {**_DEFAULTS, **(_LOCAL if target.startswith("local") else {})}
@@ -79,9 +82,13 @@ def open_session(
             builder = builder.config(key, value)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
+    java_options = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
+    if "log4j2.configurationFile" not in java_options:
+        builder = builder.config(
+            _JAVA_OPTIONS, f"{java_options} -Dlog4j2.configurationFile={_LOGGING}".strip()
+        )
     session = builder.getOrCreate()
     try:
-        session.sparkContext.setLogLevel("ERROR")
         if not target.startswith("local"):
             session.sparkContext.addPyFile(str(code_archive()))
         RelayLog.register(session)

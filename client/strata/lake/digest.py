@@ -4,8 +4,8 @@
     digest  = BLAKE3-256 of the rows, one after the other
 
 A packet's id is the hash of what its author signed, so this binds the packets themselves; whether their
-signatures hold is asked apart. A packet_id that is not 32 bytes long, which only a damaged row has, is replaced
-by its own hash.
+signatures hold is asked apart. A packet_id that is not 32 bytes long, which only a damaged row has, is
+replaced by its own hash.
 """
 
 from __future__ import annotations

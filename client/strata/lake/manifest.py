@@ -1,8 +1,8 @@
 """Manifests: one for each batch of the archive, each holding the hash of the one before. No I/O.
 
 A batch is part of the lake when its manifest is there, and not before. The chain says what the lake must
-hold: which sequences, how many packets, and by `rows` a hash over every id in its place. Who keeps the hash of
-the last manifest can prove later that nothing before it was changed.
+hold: which sequences, how many packets, and by `rows` a hash over every id in its place. Who keeps the hash
+of the last manifest can prove later that nothing before it was changed.
 """
 
 from __future__ import annotations

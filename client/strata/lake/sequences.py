@@ -31,6 +31,10 @@ class Span(NamedTuple):
         """How many sequences its day holds in it; the number of packets, where none was removed."""
         return self.up_to - max(self.after, first_of_day(self.day))
 
+    def overlaps(self, other: Span) -> bool:
+        """Whether any sequence lies in both."""
+        return self.after < other.up_to and other.after < self.up_to
+
     def __str__(self) -> str:
         return f"{self.after + 1}-{self.up_to}"
 

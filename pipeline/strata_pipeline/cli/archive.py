@@ -41,7 +41,8 @@ def archive_command(
 ) -> None:
     """Bring a lake up to the head of the relay's log, each packet once, and every packet_id recomputed.
 
-    Stop it with Ctrl-C or SIGTERM: it ends after the batch at hand. Whatever happens, running it again goes on.
+    Stop it with Ctrl-C or SIGTERM: it ends after the batch at hand. Whatever happens, running it again goes
+    on where it was.
     """
     stopped = threading.Event()
 
@@ -76,4 +77,5 @@ def archive_command(
 
 def _told(done: Archived) -> str:
     aside = f", {done.quarantined:,} more put aside in quarantine" if done.quarantined else ""
-    return f"archived {done.packets:,} packets in {done.batches:,} batches{aside}; the lake stands at {done.reached}"
+    counts = f"{done.packets:,} packets in {done.batches:,} batches"
+    return f"archived {counts}{aside}; the lake stands at {done.reached}"

@@ -17,8 +17,8 @@ __all__ = ["Dataset"]
 class Dataset:
     """The base of all. A subclass names its schema: `class Hours(Dataset, schema="hours")`.
 
-    Columns beyond the schema are dropped, order does not matter, and nothing is computed. Raises `DatasetError`
-    for a column that is missing or of another type.
+    Columns beyond the schema are dropped, order does not matter, and nothing is computed. Raises
+    `DatasetError` for a column that is missing or of another type.
     """
 
     frame: DataFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 from strata.lake import day_text
@@ -26,14 +26,15 @@ class Packets(Dataset, schema="packets"):
 
         Files of an earlier version of the schema lack columns: there they are null.
         """
-        wanted = schema("packets")
-        if not lake.packets.is_dir():
-            return cls.empty(spark)
+        return cls(cls.read(spark, lake, days)) if lake.packets.is_dir() else cls.empty(spark)
+
+    @classmethod
+    def read(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> DataFrame:
+        """The same with `day`, `batch` and `kind`, the names of the folders."""
         folders = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
-        frame = spark.read.schema(StructType([*wanted.fields, *folders])).parquet(str(lake.packets))
-        if days is not None:
-            frame = frame.where(F.col("day").isin([day_text(day) for day in days]))
-        return cls(frame)
+        wanted = StructType([*schema("packets").fields, *folders])
+        frame = spark.read.schema(wanted).parquet(str(lake.packets))
+        return frame if days is None else frame.where(F.col("day").isin([day_text(day) for day in days]))
 
 
 class Quarantine(Dataset, schema="quarantine"):

@@ -1,7 +1,7 @@
-"""`strata-pipeline archive`: the log into the lake, a batch at a time, each packet once whatever is killed when.
+"""`strata-pipeline archive`: the log into the lake, a batch at a time, each packet once, whatever is killed.
 
-Where to go on is what the lake's last manifest says. A batch is a part of one day; how many rows it must have is
-known before it is read, since within a day no sequence is left out.
+Where to go on is what the lake's last manifest says. A batch is a part of one day; how many rows it must have
+is known before it is read, since within a day no sequence is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.lake import Manifest, RowsDigest, Span
+from strata.lake import Manifest, Span
 
-from strata_pipeline.errors import LogError
+from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.rows import add_rows, read_places
+from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.log.database import connect, log_state, sequence_of
 from strata_pipeline.log.spans import LogState, next_batch
 from strata_pipeline.transforms.checking import check_rows
@@ -72,10 +73,7 @@ def archive(
         while True:
             state = log_state(connection)
             if state.head < lake.reached:
-                raise LogError(
-                    f"the log ends at {state.head} and the lake at {lake.reached}: this is another log, an older "
-                    "backup of it, or a replica that has fallen behind"
-                )
+                raise log_too_short(state.head, lake.reached)
             done.behind = sum(span.up_to - span.after for span in state.spans(lake.reached))
             span = next_batch(state, lake.reached, batch_rows)
             if span is None:
@@ -127,15 +125,13 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     """What was really written decides: the files are read again before anything rests on them."""
     packets = _written(staged / "packets")
     quarantine = _written(staged / "quarantine") if quarantined else None
-    places = read_places(packets, quarantine)
+    places = read_places(folder for folder in (packets, quarantine) if folder is not None)
     expected = state.rows_expected(span)
     if places.num_rows != rows or (expected is not None and rows != expected):
         raise LogError(
             f"the log must have {expected if expected is not None else rows} packets in {span}, and "
             f"{places.num_rows} were found: rows are missing, or retention removed them just now"
         )
-    digest = RowsDigest()
-    add_rows(digest, places)
     last = places.num_rows - 1
     return lake.commit(
         Manifest(
@@ -144,7 +140,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
             up_to=span.up_to,
             packets=rows - quarantined,
             quarantined=quarantined,
-            rows=digest.hexdigest(),
+            rows=digest_of(places),
             body_bytes=pc.sum(places["size"]).as_py() or 0,
             kinds=_kinds(packets),
             last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
@@ -159,8 +155,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
 
 def _written(folder: Path) -> Path | None:
     """The folder, without Spark's notes; None where nothing was written but those."""
-    for note in [*folder.glob("_SUCCESS"), *folder.rglob("*.crc")]:
-        note.unlink()
+    files.without_notes(folder)
     return folder if any(folder.rglob("*.parquet")) else None
 
 
@@ -181,11 +176,11 @@ def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
     found = sequence_of(connection, bytes.fromhex(last.last_packet_id))
     if found is not None and found != last.up_to:
         raise LogError(
-            f"packet 0x{last.last_packet_id} is the lake's last at {last.up_to}, and at {found} in this log: it "
-            "is the log of another relay. Archive it into another lake"
+            f"packet 0x{last.last_packet_id} is the lake's last at {last.up_to}, and at {found} in this log: "
+            "it is the log of another relay. Archive it into another lake"
         )
     if found is None and log_state(connection).removed_to <= last.up_to:
         raise LogError(
-            f"the log does not know the lake's last packet, 0x{last.last_packet_id}: it is the log of another "
-            "relay. Archive it into another lake"
+            f"the log does not know the lake's last packet, 0x{last.last_packet_id}: it is the log of "
+            "another relay. Archive it into another lake"
         )

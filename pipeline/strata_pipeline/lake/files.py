@@ -19,7 +19,16 @@ from pathlib import Path
 
 from strata_pipeline.errors import LakeBusy, LakeError
 
-__all__ = ["exchange", "locked", "make_durable", "place", "remove", "write_new"]
+__all__ = [
+    "count",
+    "exchange",
+    "locked",
+    "make_durable",
+    "place",
+    "remove",
+    "without_notes",
+    "write_new",
+]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -85,9 +94,21 @@ def exchange(one: Path, other: Path) -> None:
     _sync(other.parent)
 
 
+def without_notes(folder: Path) -> None:
+    """Remove what Spark and Hadoop leave beside the files they write."""
+    for note in [*folder.rglob("_SUCCESS"), *folder.rglob("*.crc")]:
+        note.unlink()
+
+
+def count(folder: Path, pattern: str) -> int:
+    """How many files below a folder have such a name."""
+    return sum(1 for _ in folder.rglob(pattern))
+
+
 def remove(folder: Path) -> None:
     """Remove a folder and all in it, if it is there."""
-    shutil.rmtree(folder, ignore_errors=False) if folder.exists() else None
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _exchange_at_once(one: Path, other: Path) -> bool:

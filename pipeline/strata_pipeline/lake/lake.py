@@ -79,17 +79,25 @@ class Lake:
         self.manifests = manifests
 
     def recover(self) -> list[Path]:
-        """Remove what was being written when its writer was cut off; what it was."""
+        """Remove what was being written when its writer was cut off; what it was. Raises `LakeError`."""
         removed = [self.staging] if self.staging.exists() else []
         files.remove(self.staging)
-        for folder in self._batch_folders(self.packets) + self._batch_folders(self.quarantine):
-            up_to = _span_of(folder).up_to
-            if up_to > self.reached:
-                files.remove(folder)
-                removed.append(folder)
-            elif not any(m.up_to == up_to for m in self.manifests):
-                raise LakeError(f"{folder} is none of the lake's batches: was it copied here?")
+        for folder in self.foreign(beyond=True):
+            if _span_of(folder).up_to <= self.reached:
+                raise LakeError(f"{folder} is none of the lake's batches: was it copied here? Move it away")
+            files.remove(folder)
+            removed.append(folder)
         return removed
+
+    def foreign(self, *, beyond: bool = False) -> list[Path]:
+        """Folders that no manifest knows; with `beyond`, those behind the last as well, which may be a batch
+        that is just being written."""
+        ends = {manifest.up_to for manifest in self.manifests}
+        return [
+            folder
+            for folder in self._batch_folders(self.packets) + self._batch_folders(self.quarantine)
+            if (end := _span_of(folder).up_to) not in ends and (beyond or end <= self.reached)
+        ]
 
     def stage(self, span: Span) -> Path:
         """A folder for writing a batch into. It is not there yet."""
@@ -113,6 +121,21 @@ class Lake:
     def days(self) -> list[int]:
         """The days the lake has packets or quarantined rows of."""
         return sorted({day_of(manifest.up_to) for manifest in self.manifests})
+
+    def folders_of(self, span: Span) -> list[Path]:
+        """The folders, of packets and of quarantined rows, that hold a batch: its own, or its whole day's."""
+        day = f"day={day_text(span.day)}"
+        return [
+            folder
+            for root in (self.packets, self.quarantine)
+            for folder in self._listed(root / day)
+            if _BATCH.fullmatch(folder.name) and _span_of(folder).overlaps(span)
+        ]
+
+    def batches(self, day: int) -> list[Span]:
+        """The spans of a day's folders of packets, in order: its batches, or one for all of them."""
+        folders = self._listed(self.packets / f"day={day_text(day)}")
+        return sorted(_span_of(folder) for folder in folders if _BATCH.fullmatch(folder.name))
 
     def day_folder(self, day: int) -> Path:
         """Where a day's packets are."""

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.lake import RowsDigest, row_bytes
+from strata.lake import RowsDigest, Span, row_bytes
 
-__all__ = ["PLACES", "add_rows", "read_places"]
+__all__ = ["PLACES", "add_rows", "digest_of", "read_places"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
+_NO_PLACES = pa.schema(
+    [("sequence", pa.int64()), ("received_at", pa.int64()), ("packet_id", pa.binary()), ("size", pa.int32())]
+).empty_table()
 
 
-def read_places(*folders: Path | None) -> pa.Table:
-    """`PLACES` of all rows below these folders, in log order. Bodies are not read."""
+def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
+    """`PLACES` of all rows below these folders, or of those in a span, in log order. Bodies are not read."""
+    within = None
+    if span is not None:
+        within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
     tables = [
-        pads.dataset(folder, format="parquet", partitioning="hive").to_table(columns=list(PLACES))
+        pads.dataset(folder, format="parquet").to_table(columns=list(PLACES), filter=within)
         for folder in folders
-        if folder is not None
     ]
     if not tables:
-        return pa.table({"sequence": pa.array([], pa.int64())})
+        return _NO_PLACES
     return pa.concat_tables(tables).sort_by("sequence")
+
+
+def digest_of(rows: pa.Table) -> str:
+    """The digest of rows of `read_places`."""
+    digest = RowsDigest()
+    add_rows(digest, rows)
+    return digest.hexdigest()
 
 
 def add_rows(digest: RowsDigest, rows: pa.Table) -> None:

@@ -24,24 +24,42 @@ from strata.packets import Packet
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.schemas import schema
 
-__all__ = ["CHECKED", "check_batch", "check_rows", "fault_of"]
+__all__ = [
+    "CHECKED",
+    "Body",
+    "check_batch",
+    "check_rows",
+    "columns_fault",
+    "explain",
+    "fault_of",
+    "read_body",
+    "signed_bytes",
+]
 
 
-class _Content(msgspec.Struct, gc=False):
+_is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
+_AFTER_ID = (b'"provenance_header":', b'"signature":')
+_AFTER_SIGNATURE = b'"timestamp":'
+
+
+class Content(msgspec.Struct, gc=False):
+    """What is read of a packet's content."""
+
     type: str
 
 
-class _Body(msgspec.Struct, gc=False):
+class Body(msgspec.Struct, gc=False):
+    """The members of a packet that stand in columns, and its signature."""
+
     packet_id: str
     author_id: str
     timestamp: int
     signature: str
-    content: _Content
+    content: Content
     expires_at: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
-_is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
+_DECODER = msgspec.json.Decoder(Body)
 
 CHECKED = pa.schema(
     [
@@ -109,12 +127,40 @@ def fault_of(
     """What is wrong with a row: a word and a sentence; None for nothing."""
     if body is None or packet_id is None:
         return "null", "a row without a body or an id"
-    try:
-        told = _DECODER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _explain(body, packet_id) or ("unreadable", "the body lacks what every packet has")
-    if not _id_holds(body, packet_id, told) and (fault := _explain(body, packet_id)) is not None:
+    told = read_body(body)
+    if told is None:
+        return explain(body, packet_id) or ("unreadable", "the body lacks what every packet has")
+    if signed_bytes(body, packet_id, told) is None and (fault := explain(body, packet_id)) is not None:
         return fault
+    return columns_fault(told, author_id, content_type, timestamp, expires_at)
+
+
+def read_body(body: bytes) -> Body | None:
+    """The members we compare; None for bytes that are no packet."""
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def signed_bytes(body: bytes, packet_id: bytes, told: Body) -> bytes | None:
+    """What the author signed, if the body is plainly the packet of this id; None where it takes a closer look."""
+    digits = packet_id.hex()
+    if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
+        return None
+    first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
+    middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
+    # The two are where canonical form has them: nobody has moved what the hash does not cover.
+    if not rest.startswith(_AFTER_ID) or not last.startswith(_AFTER_SIGNATURE):
+        return None
+    signed = first + middle + last
+    return signed if blake3(signed).digest() == packet_id else None
+
+
+def columns_fault(
+    told: Body, author_id: str | None, content_type: str | None, timestamp: int | None, expires_at: int | None
+) -> tuple[str, str] | None:
+    """Whether the columns say something else than the body."""
     for column, found, said in (
         ("author_id", author_id, told.author_id),
         ("content_type", content_type, told.content.type),
@@ -122,25 +168,12 @@ def fault_of(
         ("expires_at", expires_at, told.expires_at),
     ):
         if found != said:
-            return (
-                "columns_differ",
-                f"{column} is {_short(found)} in its column and {_short(said)} in the body",
-            )
+            return "columns_differ", f"{column} is {_short(found)}, and {_short(said)} in the body"
     return None
 
 
-def _id_holds(body: bytes, packet_id: bytes, told: _Body) -> bool:
-    """Whether cutting the two unsigned members out of the body leaves what has this id."""
-    digits = packet_id.hex()
-    if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
-        return False
-    first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
-    middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
-    return blake3(first + middle + last).digest() == packet_id
-
-
-def _explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
-    """The same question, asked slowly."""
+def explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
+    """What is wrong with a body by all the rules of a packet; None for nothing."""
     try:
         # A log may hold media without a header: whoever let it in decided that.
         packet = Packet.parse(body, media_needs_header=False)

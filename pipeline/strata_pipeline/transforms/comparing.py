@@ -1,0 +1,57 @@
+"""Lake beside log: what one has and the other has not."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from strata_pipeline.datasets import Packets, Quarantine
+
+__all__ = ["differences", "doubled", "fingerprints"]
+
+
+def fingerprints(rows: DataFrame) -> DataFrame:
+    """Rows reduced to what is compared: `sequence`, `packet_id`, and a hash over all columns of the log."""
+    columns: list[Column | str] = [
+        *("received_at", "timestamp", "expires_at", "packet_id", "author_id", "content_type"),
+        # A null and nothing are not the same, and xxhash64 skips nulls.
+        F.isnull("expires_at"),
+        F.isnull("annotation"),
+        *("body", "annotation"),
+    ]
+    return rows.select("sequence", "packet_id", F.xxhash64(*columns).alias("row_hash"))
+
+
+def differences(packets: Packets, quarantine: Quarantine, log: DataFrame) -> DataFrame:
+    """`sequence`, `packet_id`, `reason` of each place where lake and log differ.
+
+    missing    the log has it and the lake has not
+    surplus    the lake has it and the log has not
+    altered    both have something there, and not the same
+    """
+    columns = ["sequence", "received_at", "timestamp", "expires_at", "packet_id", "author_id", "content_type",
+               "body", "annotation"]  # fmt: skip
+    lake = packets.frame.select(*columns).unionByName(quarantine.frame.select(*columns))
+    ours = fingerprints(lake).alias("lake")
+    theirs = fingerprints(log).alias("log")
+    joined = ours.join(theirs, F.col("lake.sequence") == F.col("log.sequence"), "full_outer")
+    reason = (
+        F.when(F.col("lake.sequence").isNull(), F.lit("missing"))
+        .when(F.col("log.sequence").isNull(), F.lit("surplus"))
+        .when(F.col("lake.row_hash") != F.col("log.row_hash"), F.lit("altered"))
+    )
+    return joined.select(
+        F.coalesce("lake.sequence", "log.sequence").alias("sequence"),
+        F.coalesce("log.packet_id", "lake.packet_id").alias("packet_id"),
+        reason.alias("reason"),
+    ).where("reason IS NOT NULL")
+
+
+def doubled(packets: Packets) -> DataFrame:
+    """`packet_id` and `sequence` (the second place) of packets that the lake holds twice."""
+    return (
+        packets.frame.groupBy("packet_id")
+        .agg(F.count(F.lit(1)).alias("copies"), F.max("sequence").alias("sequence"))
+        .where("copies > 1")
+        .select("sequence", "packet_id")
+    )

@@ -1,0 +1,158 @@
+"""Every packet of the lake verified again: id, columns, and the signature under a key that counted then.
+
+Whose key counted is what the lake's own identity packets say, replayed as a relay replays its log; an author
+without any has the key that stands in the DID. Keys that a relay has from its configuration come from the same
+bootstrap file.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from strata import ids
+from strata.bootstrap import Bootstrap, read_bootstrap
+from strata.errors import InvalidPacket
+from strata.ids import public_key_from_did
+from strata.keys import IDENTITY_TYPES, KeyChain, KeyRules
+from strata.packets import Packet
+
+from strata_pipeline.datasets import Packets
+from strata_pipeline.errors import UsageError
+from strata_pipeline.transforms.checking import columns_fault, explain, read_body, signed_bytes
+
+__all__ = ["Keys", "identity_packets", "packet_fault", "verify_packets"]
+
+_FAULTS = pa.schema(
+    [("sequence", pa.int64()), ("packet_id", pa.binary()), ("reason", pa.string()), ("detail", pa.string())]
+)
+_FAULTS_DDL = "sequence bigint, packet_id binary, reason string, detail string"
+_COLUMNS = (
+    *("sequence", "received_at", "packet_id", "body"),
+    *("author_id", "content_type", "timestamp", "expires_at"),
+)
+_Events = Mapping[str, list[tuple[bytes, int]]]
+
+
+@dataclass
+class Keys:
+    """Who may sign for whom. Goes to the executors; chains are made there when they are first needed."""
+
+    events: _Events
+    """DID → its identity packets with the seconds they were received in."""
+    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+    _chains: dict[str, KeyChain] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, packets: Packets, bootstrap: Path | None = None) -> Keys:
+        """From the identity packets of a lake, and a relay's bootstrap file. Raises `UsageError` for a bad file."""
+        events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
+        for row in identity_packets(packets).toLocalIterator():
+            events[row.author_id].append((bytes(row.body), row.received_at))
+        try:
+            return cls(dict(events), Bootstrap() if bootstrap is None else read_bootstrap(bootstrap))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"the bootstrap file {bootstrap}: {error}") from None
+
+    def plain_key(self, did: str) -> bytes | None:
+        """The key in the DID, of an author of whom nothing else is known; None for others."""
+        if did in self.events or did in self.bootstrap.keys or did in self.bootstrap.documents:
+            return None
+        return _key_in(did)
+
+    def verify(self, packet: Packet, received_at: int) -> None:
+        """Raise `InvalidPacket` unless the signature counts, received when it was."""
+        self._chain(packet.author_id).verify(packet, received_at, ingest=False)
+
+    def _chain(self, did: str) -> KeyChain:
+        chain = self._chains.get(did)
+        if chain is None:
+            chain = self._chains[did] = KeyChain.replay(
+                did,
+                [
+                    (packet, at)
+                    for body, at in self.events.get(did, ())
+                    if (packet := _parsed(body)) is not None
+                ],
+                documents=self.bootstrap.documents.get(did, ()),
+                static_key=self.bootstrap.keys.get(did),
+                rules=KeyRules(clock_skew_seconds=self.bootstrap.clock_skew_seconds),
+            )
+        return chain
+
+
+def identity_packets(packets: Packets) -> DataFrame:
+    """The packets by which keys are introduced and revoked: few beside all others."""
+    types = sorted(IDENTITY_TYPES)
+    return packets.frame.where(F.col("content_type").isin(types)).select("author_id", "body", "received_at")
+
+
+def verify_packets(packets: Packets, keys: Keys) -> DataFrame:
+    """The packets that do not hold, with the reason; none where all do."""
+    shared = packets.frame.sparkSession.sparkContext.broadcast(keys)
+
+    def verify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _verify(batches, shared.value)
+
+    return packets.frame.mapInArrow(verify, _FAULTS_DDL)
+
+
+def packet_fault(
+    keys: Keys,
+    received_at: int,
+    packet_id: bytes,
+    body: bytes,
+    author_id: str,
+    content_type: str,
+    timestamp: int,
+    expires_at: int | None,
+) -> tuple[str, str] | None:
+    """What is wrong with a packet of the lake, its signature included: a word and a sentence; None for nothing."""
+    told = read_body(body)
+    signed = None if told is None else signed_bytes(body, packet_id, told)
+    if told is None or signed is None:
+        fault = explain(body, packet_id)
+        if fault is not None or told is None:
+            return fault or ("unreadable", "the body lacks what every packet has")
+    fault = columns_fault(told, author_id, content_type, timestamp, expires_at)
+    if fault is not None:
+        return fault
+    key = keys.plain_key(author_id)
+    if signed is not None and key is not None and content_type not in IDENTITY_TYPES:
+        holds = ids.verify(key, signed, bytes.fromhex(told.signature[2:]))
+        return None if holds else ("invalid_signature", "the signature does not verify")
+    try:
+        keys.verify(Packet.parse(body, media_needs_header=False), received_at)
+    except InvalidPacket as error:
+        return error.detail or str(error.code), error.reason
+    return None
+
+
+def _verify(batches: Iterable[pa.RecordBatch], keys: Keys) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True)
+        faults = [
+            {"sequence": sequence, "packet_id": row[1], "reason": fault[0], "detail": fault[1]}
+            for sequence, *row in rows
+            if (fault := packet_fault(keys, *row)) is not None
+        ]
+        if faults:
+            yield pa.RecordBatch.from_pylist(faults, schema=_FAULTS)
+
+
+def _parsed(body: bytes) -> Packet | None:
+    try:
+        return Packet.parse(body, media_needs_header=False)
+    except InvalidPacket:
+        return None  # it is told of as the packet it is, and gives nobody a key
+
+
+@functools.lru_cache(maxsize=65_536)
+def _key_in(did: str) -> bytes | None:
+    return public_key_from_did(did)

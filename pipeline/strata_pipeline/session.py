@@ -30,6 +30,7 @@ __all__ = ["check_java", "code_archive", "open_session"]
 
 _MIN_JAVA = 17
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_OPTION = "-Dlog4j2.configurationFile"
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _DEFAULTS = {
@@ -43,6 +44,7 @@ _DEFAULTS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
 }
 _LOCAL = {
     # No page for a job that is over in minutes, and nothing listens to the network.
@@ -58,9 +60,10 @@ _LOCAL = {
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session that knows `relay_log`, stopped at the end; a session of this program is used and left as it is.
+    """A session that knows `relay_log`, stopped at the end; one there is already is used, and left as it is.
 
-    `conf` counts for more than our defaults, and less than nothing. Raises `UsageError` where there is no Java.
+    `conf` goes before what Spark's own configuration says, and that before our defaults. Raises `UsageError`
+    where there is no Java.
     """
     existing = SparkSession.getActiveSession()
     if existing is not None:
@@ -83,7 +86,7 @@ def open_session(
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     java_options = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
-    if "log4j2.configurationFile" not in java_options:
+    if _LOG_OPTION not in java_options:
         builder = builder.config(
             _JAVA_OPTIONS, f"{java_options} -Dlog4j2.configurationFile={_LOGGING}".strip()
         )
@@ -117,8 +120,8 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     advice = (
-        f"Spark needs Java {_MIN_JAVA} or newer: install it (Debian: apt-get install openjdk-17-jre-headless; "
-        "macOS: brew install openjdk@17) or let JAVA_HOME point to it"
+        f"Spark needs Java {_MIN_JAVA} or newer: install it (Debian: apt-get install "
+        "openjdk-17-jre-headless; macOS: brew install openjdk@17) or let JAVA_HOME point to it"
     )
     if java is None:
         raise UsageError(f"{advice}; there is no java on the path")

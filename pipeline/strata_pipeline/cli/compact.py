@@ -15,7 +15,7 @@ __all__ = ["compact_command"]
 def compact_command(
     lake: LakeFolder, master: Master = None, conf: SparkConf = None, json: Json = False
 ) -> None:
-    """Rewrite the small files of finished days as large ones; what the lake holds and proves stays the same."""
+    """Rewrite the small files of finished days as large ones. What the lake holds stays the same."""
     with failures_told(), open_session("compact", master=master, conf=spark_conf(conf)) as spark:
         with Console(stderr=True).status("compacting") as status:
 

@@ -46,8 +46,8 @@ def compact(
 ) -> Compacted:
     """Compact every finished day of more than one batch. A day is finished when the lake has begun the next.
 
-    `file_bytes` is about how many bytes of bodies go into a file. Raises `LakeError`, `LakeBusy`. Cut off at any
-    point, each day is whole, in its old files or in its new ones.
+    `file_bytes` is about how many bytes of bodies go into a file. Raises `LakeError`, `LakeBusy`. Cut off at
+    any point, each day is whole, in its old files or in its new ones.
     """
     done = Compacted()
     with Lake.write(path) as lake:
@@ -98,6 +98,6 @@ def _check(lake: Lake, manifests: list[Manifest], compacted: Path) -> None:
         rows = read_places([compacted, *aside], manifest.span)
         if rows.num_rows != manifest.packets + manifest.quarantined or digest_of(rows) != manifest.rows:
             raise LakeError(
-                f"manifest {manifest.number} and the files of {day_text(manifest.span.day)} disagree: the day "
-                "stays as it is. Run audit"
+                f"manifest {manifest.number} and the files of {day_text(manifest.span.day)} disagree: the "
+                "day stays as it is. Run audit"
             )

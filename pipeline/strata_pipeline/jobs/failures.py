@@ -20,7 +20,7 @@ _OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.lake\.manifest)\.(\w+): 
 
 @contextlib.contextmanager
 def translate_failures(doing: str) -> Iterator[None]:
-    """Raise an error of ours that a task has raised as if it were raised here; any other as `PipelineError`."""
+    """Raise an error of ours that a task has raised as if raised here, any other as `PipelineError`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

@@ -1,8 +1,8 @@
 """A lake's files on a disk of this machine, or one that is mounted here: what must be atomic and durable.
 
 What is put in place is whole: it is written into `_staging`, brought to the disk, and renamed. So a reader of
-any kind never sees half a batch, whatever was killed when. Names that begin with `_` are invisible to Spark and
-to every other reader of Parquet.
+any kind never sees half a batch, whatever was killed when. Names that begin with `_` are invisible to Spark
+and to every other reader of Parquet.
 """
 
 from __future__ import annotations

@@ -45,13 +45,16 @@ class Lake:
     def open(cls, path: str | Path) -> Lake:
         """The lake in a folder, for reading; its chain is checked. Raises `LakeError`, `UsageError`."""
         lake = cls(_local(path))
+        if not lake.manifests_folder.is_dir():
+            raise LakeError(f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing")
         lake.load()
         return lake
 
     @classmethod
     @contextlib.contextmanager
     def write(cls, path: str | Path) -> Iterator[Lake]:
-        """The same for writing: nobody else may meanwhile, and what was cut off is put right. Raises `LakeBusy` too."""
+        """The same for writing; there need not be one yet. Nobody else may write meanwhile, and what was cut
+        off is put right. Raises `LakeBusy` too."""
         lake = cls(_local(path))
         with files.locked(lake.root / "_lock"):
             lake.load()
@@ -167,6 +170,6 @@ def _local(path: str | Path) -> Path:
     text = str(path)
     if "://" in text and not text.startswith("file://"):
         raise UsageError(
-            f"a lake is a folder here, not {text}: mount the storage, or copy the lake there (docs/pipeline.md)"
+            f"a lake is a folder, not {text}: mount the storage, or copy the lake there (docs/pipeline.md)"
         )
     return Path(text.removeprefix("file://")).absolute()

@@ -67,4 +67,5 @@ def _rows_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def _big_endian(numbers: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    return numbers.to_numpy(zero_copy_only=False).astype(">i8").view(np.uint8).reshape(-1, 8)
+    raw: np.ndarray[tuple[int], np.dtype[np.int64]] = numbers.to_numpy(zero_copy_only=False)
+    return raw.astype(">i8").view(np.uint8).reshape(-1, 8)

@@ -110,7 +110,7 @@ def read_span(
 
 
 def literal(value: int | bytes | str) -> str:
-    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex. Text is UTF-8 in bytea."""
+    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex (text as UTF-8)."""
     if isinstance(value, int):
         return str(value)
     raw = value.encode() if isinstance(value, str) else value

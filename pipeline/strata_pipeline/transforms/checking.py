@@ -1,9 +1,9 @@
 """Is a row of the log what it must be? Every packet_id is recomputed; what fails is told why.
 
 The body is the record, and each other column must be what the body says (A-006). The usual row takes three
-steps: decode the members we compare, cut `packet_id` and `signature` out of the bytes, hash the rest. Where the
-hash is the id, these bytes are what the author signed, for nobody finds others with this hash; so the canonical
-form need not be made again. Any other row is parsed in full, to say what is wrong with it.
+steps: decode the members we compare, cut `packet_id` and `signature` out of the bytes, hash the rest. Where
+the hash is the id, these bytes are what the author signed, for nobody finds others with this hash; so the
+canonical form need not be made again. Any other row is parsed in full, to say what is wrong with it.
 Signatures are not looked at: that is audit's work.
 """
 
@@ -144,7 +144,7 @@ def read_body(body: bytes) -> Body | None:
 
 
 def signed_bytes(body: bytes, packet_id: bytes, told: Body) -> bytes | None:
-    """What the author signed, if the body is plainly the packet of this id; None where it takes a closer look."""
+    """What the author signed, if the body is plainly the packet of this id; None for a closer look."""
     digits = packet_id.hex()
     if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
         return None

@@ -1,8 +1,8 @@
 """Every packet of the lake verified again: id, columns, and the signature under a key that counted then.
 
 Whose key counted is what the lake's own identity packets say, replayed as a relay replays its log; an author
-without any has the key that stands in the DID. Keys that a relay has from its configuration come from the same
-bootstrap file.
+without any has the key that stands in the DID. Keys that a relay has from its configuration come from the
+same bootstrap file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Keys:
 
     @classmethod
     def of(cls, packets: Packets, bootstrap: Path | None = None) -> Keys:
-        """From the identity packets of a lake, and a relay's bootstrap file. Raises `UsageError` for a bad file."""
+        """From a lake's identity packets and a relay's bootstrap file. Raises `UsageError` for a bad one."""
         events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
         for row in identity_packets(packets).toLocalIterator():
             events[row.author_id].append((bytes(row.body), row.received_at))
@@ -113,7 +113,7 @@ def packet_fault(
     timestamp: int,
     expires_at: int | None,
 ) -> tuple[str, str] | None:
-    """What is wrong with a packet of the lake, its signature included: a word and a sentence; None for nothing."""
+    """What is wrong with a packet, its signature included: a word and a sentence; None for nothing."""
     told = read_body(body)
     signed = None if told is None else signed_bytes(body, packet_id, told)
     if told is None or signed is None:

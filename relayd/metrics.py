@@ -47,6 +47,7 @@ __all__ = [
     "PUBLISH_OUTCOMES",
     "RATE_LIMITS",
     "READ_OUTCOMES",
+    "RETENTION_REASONS",
     "Counters",
     "LatencyHistogram",
     "Metrics",
@@ -61,6 +62,8 @@ OTHER = "other"
 MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH")
 PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
+RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
+"""Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
 RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "pacing")
 """What was refused for being over a limit; `pacing` is a page of history that was sent later instead."""
@@ -280,6 +283,21 @@ class Metrics:
         self.database_up = _gauge(
             registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
         )
+        # One process looks after the log at a time, not always the same: what was said last holds.
+        waiting = Gauge(
+            "relayd_retention_waiting_days",
+            "Days past retention that stay until they are archived, by what keeps the oldest.",
+            ["reason"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.retention_waiting = {reason: waiting.labels(reason) for reason in (*RETENTION_REASONS, OTHER)}
+
+    def retention_waits(self, days: int, reason: str | None) -> None:
+        """So many days past retention wait for the archive, for a reason of `RETENTION_REASONS` if any do."""
+        known = reason if reason in self.retention_waiting else OTHER
+        for each, gauge in self.retention_waiting.items():
+            gauge.set(days if each == known else 0)
 
     def plugin_said(self, plugin: str, verdict: str) -> None:
         """A policy plug-in, by its configured name, was asked about a packet."""

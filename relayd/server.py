@@ -142,10 +142,13 @@ async def serve(
         append_timeout=settings.publish_timeout,
         retention_days=settings.retention_days,
         dedup_window_seconds=settings.dedup_window_seconds,
+        archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
+        on_retention_waiting=metrics.retention_waits,
         allow_unsafe=settings.allow_unsafe_database,
     )
     try:
-        await store.maintain(int(time.time()))
+        if not settings.retention_requires_archive:
+            await store.maintain(int(time.time()))
         relay = Relay(
             settings,
             store,
@@ -360,12 +363,14 @@ class _Process:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _maintain(self) -> None:
+        # Comparing days with the archive takes a while, so that the first round was left for now.
+        await asyncio.sleep(0 if self._settings.retention_requires_archive else _MAINTENANCE_INTERVAL)
         while True:
-            await asyncio.sleep(_MAINTENANCE_INTERVAL)
             try:
                 await self._store.maintain(int(time.time()))
             except StoreError as error:
                 _log.warning("maintenance_failed", problem=str(error))
+            await asyncio.sleep(_MAINTENANCE_INTERVAL)
 
     async def _refresh_policy(self) -> None:
         """Read the abuse table now and then; while it cannot be read, what was read last holds."""

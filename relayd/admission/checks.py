@@ -12,6 +12,7 @@ The first failure decides the answer. Nothing here waits or keeps state, so that
 
 from __future__ import annotations
 
+from strata.equivalence import equivalence_key
 from strata.errors import ErrorCode, InvalidPacket
 from strata.ids import public_key_from_did
 from strata.keys import IDENTITY_TYPES, KeyChain
@@ -20,7 +21,6 @@ from strata.provenance import Downgrade, ProvenanceTrust
 from strata.provenance import judge as judge_provenance
 from strata.typed import check_content, has_checks
 
-from relayd.admission.equivalence import equivalence_key
 from relayd.admission.knowledge import Known
 from relayd.policy import Policy
 from relayd.store.types import NewPacket

@@ -37,6 +37,11 @@ def contradictions(settings: Settings) -> list[str]:
             f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
             f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
         )
+    if settings.retention_requires_archive and settings.archive_manifests is None:
+        problems.append(
+            "retention_requires_archive needs archive_manifests: the folder _manifests of the lake that"
+            " `strata-pipeline archive` writes"
+        )
     for name in ("blocked_authors", "allowed_authors", "refused_clients"):
         problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
     problems += _policy_problems(settings)

@@ -115,6 +115,12 @@ class Settings:
     retention_days: _Days = _setting(
         30, "Whole days that packets are kept; 0 keeps them forever.", unit="days"
     )
+    retention_requires_archive: bool = _setting(
+        False, "Keep a day beyond `retention_days` until `archive_manifests` prove that it is archived."
+    )
+    archive_manifests: Path | None = _setting(
+        None, "Folder `_manifests` of the lake that the log is archived into, or a copy of that folder."
+    )
 
     default_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
         100, "Stored packets a subscription gets if it names no `limit`.", unit="packets"

@@ -16,11 +16,11 @@ from urllib.parse import unquote
 import msgspec
 from strata import canonical
 from strata.documents import document_hash, is_document_hash
+from strata.equivalence import document_key
 from strata.ids import base58_decode, is_did
 from strata.keys import KeyChain, KeyState
 from strata.packets import Packet
 
-from relayd.admission.equivalence import document_key
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.responses import JSON, PUBLIC, Response, error_response, json_response

@@ -3,6 +3,9 @@
 Nothing is ever deleted row by row: that would take as long as storing did, and leave the space to vacuum.
 A day goes in one transaction under the log's lock: what retention spares moves to the oldest partition,
 which grows to cover the day. So a spared packet is never out of sight, and keeps its sequence.
+
+Where an archive is required, a day first has to be proven to be in it (`archived`). That takes a while, so it
+is done before the transaction: the rows of a day that is over never change.
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
+import structlog
 from strata.keys import IDENTITY_TYPES
+from strata.lake import day_text
 
+from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.queries import HEAD
 from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
@@ -23,6 +30,8 @@ __all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
 
 EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), "CLIENT_MANIFEST", "RELAY_DESCRIPTOR")
 """Content types that retention spares: key chains and descriptors outlive everything (R-073, R-309)."""
+
+_log = structlog.get_logger("relayd.store.retention")
 
 _SWEEP_LOCK = 0x7377656570  # "sweep": the key of the advisory lock that lets one process at a time do this
 _AHEAD_DAYS = 1
@@ -66,10 +75,24 @@ class _Partition(NamedTuple):
 
 
 class Retention:
-    """The rules, and the round that enforces them. `retention_days` 0 keeps everything."""
+    """The rules, and the round that enforces them. `retention_days` 0 keeps everything.
 
-    def __init__(self, *, retention_days: int, dedup_window_seconds: int) -> None:
+    With `archived` a day goes only when that proves it to be in the lake. `on_waiting` is called in each such
+    round, with how many days should have gone and wait for that, and with the reason of the oldest (a
+    `Reason`); with 0 and None when none does.
+    """
+
+    def __init__(
+        self,
+        *,
+        retention_days: int,
+        dedup_window_seconds: int,
+        archived: ArchivedDays | None = None,
+        on_waiting: Callable[[int, str | None], None] = lambda days, reason: None,
+    ) -> None:
         self._retention_days = retention_days
+        self._archived = archived
+        self._on_waiting = on_waiting
         window_days = -(-dedup_window_seconds // DAY_SECONDS)
         # R-310: an id is remembered for as long as its packet, and never shorter than the duplicate window.
         self._memory_days = max(retention_days, window_days, 1)
@@ -85,9 +108,10 @@ class Retention:
         with translate_errors():
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _SWEEP_LOCK):
                 return Swept(0, 0)
-            return await self._sweep(connection, now // DAY_SECONDS)
+            return await self._sweep(connection, now)
 
-    async def _sweep(self, connection: asyncpg.Connection[Any], today: int) -> Swept:
+    async def _sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
+        today = now // DAY_SECONDS
         await self._prepare_days(connection, today)
         for partition in await _partitions(connection):
             if not partition.attached:  # detached by a round that was cut off before it could drop it
@@ -97,22 +121,53 @@ class Retention:
         # The day of the head is never dropped, whatever the clock says: the next sequence belongs there.
         head_day = day_of(await connection.fetchval(HEAD))
         days_floor = min(today - self._retention_days, head_day)
-        days = await self._remove_all(connection, "packets", days_floor)
+        days = await self._remove_days(connection, await _past(connection, "packets", days_floor), now)
         # An id may go only after its packet, also where a packet's day could not be locked.
         oldest_day = min(
             (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
         )
         ids_floor = min(today - self._memory_days, head_day, oldest_day)
-        return Swept(days, await self._remove_all(connection, "packet_ids", ids_floor))
+        generations = await self._remove_all(connection, await _past(connection, "packet_ids", ids_floor))
+        return Swept(days, generations)
 
-    async def _remove_all(self, connection: asyncpg.Connection[Any], parent: str, floor: int) -> int:
-        """Remove the partitions that end by day `floor`, the oldest first; how many went."""
+    async def _remove_days(
+        self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
+    ) -> int:
+        """Remove the days that are over, the oldest first, up to one that must wait; how many went."""
+        if self._archived is None:
+            return await self._remove_all(connection, past)
         removed = 0
-        for partition in sorted(await _partitions(connection)):
-            if partition.parent == parent and partition.attached and partition.end_day <= floor:
+        try:
+            await self._archived.look(frozenset(partition.end_day - 1 for partition in past))
+            for partition in past:
+                await self._archived.check(connection, partition.name, partition.end_day - 1, now)
                 if not await self._remove(connection, partition):
-                    break  # the kept partition must grow without a hole
+                    break
                 removed += 1
+        except NotArchived as why:
+            self._wait(past[removed:], why)
+        else:
+            self._on_waiting(0, None)
+        return removed
+
+    def _wait(self, waiting: Sequence[_Partition], why: NotArchived) -> None:
+        _log.warning(
+            "retention_waits_for_archive",
+            days=len(waiting),
+            oldest=day_text(waiting[0].end_day - 1),
+            reason=why.reason.value,
+            problem=why.problem,
+            action=why.action,
+        )
+        self._on_waiting(len(waiting), why.reason.value)
+
+    async def _remove_all(self, connection: asyncpg.Connection[Any], past: Sequence[_Partition]) -> int:
+        """Remove these partitions in this order; how many went."""
+        removed = 0
+        for partition in past:
+            if not await self._remove(connection, partition):
+                break  # the kept partition must grow without a hole
+            removed += 1
         return removed
 
     async def _prepare_days(self, connection: asyncpg.Connection[Any], today: int) -> None:
@@ -160,6 +215,15 @@ class Retention:
 async def _drop(connection: asyncpg.Connection[Any], partition: _Partition) -> None:
     # Apart from the detaching: deleting a large file takes a while, and the log need not wait for it.
     await connection.execute(f"DROP TABLE IF EXISTS {partition.name}")
+
+
+async def _past(connection: asyncpg.Connection[Any], parent: str, floor: int) -> list[_Partition]:
+    """The partitions that end by day `floor`, the oldest first."""
+    return sorted(
+        partition
+        for partition in await _partitions(connection)
+        if partition.parent == parent and partition.attached and partition.end_day <= floor
+    )
 
 
 async def _partitions(connection: asyncpg.Connection[Any]) -> list[_Partition]:

@@ -6,8 +6,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
+from relayd.store.archived import ArchivedDays
 from relayd.store.connection import Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
@@ -89,9 +91,14 @@ class Store:
         connect_timeout: float = 5.0,
         retention_days: int = 30,
         dedup_window_seconds: int = 604_800,
+        archive_manifests: Path | None = None,
+        on_retention_waiting: Callable[[int, str | None], None] = lambda days, reason: None,
         allow_unsafe: bool = False,
     ) -> Store:
         """Open the log at `url`; `read_url` names a replica for pages. Migrates nothing.
+
+        `archive_manifests` is the folder of a lake's manifests: given, `maintain` drops only days that they
+        prove to be in the lake, and calls `on_retention_waiting` about the others (see `Retention`).
 
         Raises `UnsafeDatabase` for a database that could lose what was acknowledged (unless `allow_unsafe`)
         or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
@@ -111,7 +118,12 @@ class Store:
             Reader(lookups, pages, replica, read_timeout=read_timeout),
             IdentityReader(lookups),
             [pool for pool in (lookups, pages, replica) if pool is not None],
-            Retention(retention_days=retention_days, dedup_window_seconds=dedup_window_seconds),
+            Retention(
+                retention_days=retention_days,
+                dedup_window_seconds=dedup_window_seconds,
+                archived=ArchivedDays(archive_manifests) if archive_manifests is not None else None,
+                on_waiting=on_retention_waiting,
+            ),
             url,
         )
         try:
@@ -231,7 +243,10 @@ class Store:
             waiter.cancel()
 
     async def maintain(self, now: int) -> Swept:
-        """Make the coming day's partitions and drop what is past retention; run it every few minutes."""
+        """Make the coming day's partitions and drop what is past retention; run it every few minutes.
+
+        Where that takes the proof that a day is archived, it takes some seconds for a million packets.
+        """
         connection = await connect(
             self._url, name="relayd maintenance", connect_timeout=self._connect_timeout
         )

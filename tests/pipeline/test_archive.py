@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
 import logs
+import pyarrow as pa
 import pyarrow.dataset as pads
+import pytest
+from strata.lake import LakeError
+from strata_pipeline.errors import LakeBusy, LogError, LogUnavailable
+from strata_pipeline.jobs import archive as archiving
 from strata_pipeline.jobs.archive import archive
+from strata_pipeline.lake import files
+from strata_pipeline.lake.lake import Lake
+
+from relayd.store import Store
+
+DAY = 86_400
+NOON = 20_000 * DAY + DAY // 2
+
+
+def sql(url: str, *statements: str) -> None:
+    async def run() -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+
+
+def plain(lake: Path) -> pa.Table:
+    """The lake as a reader of Parquet sees it, who knows nothing of manifests."""
+    return pads.dataset(lake / "packets", partitioning="hive").to_table().sort_by("sequence")
+
+
+def bodies(lake: Path) -> list[bytes]:
+    return plain(lake)["body"].to_pylist()
 
 
 def test_the_lake_holds_the_log_exactly(spark, log_url, tmp_path):
@@ -12,10 +50,146 @@ def test_the_lake_holds_the_log_exactly(spark, log_url, tmp_path):
     logs.append(log_url, made)
     done = archive(spark, log_url, tmp_path / "lake", batch_rows=200)
     assert (done.batches, done.packets, done.quarantined, done.behind) == (3, 500, 0, 0)
-    rows = pads.dataset(tmp_path / "lake" / "packets", partitioning="hive").to_table().sort_by("sequence")
+    rows = plain(tmp_path / "lake")
     assert rows["packet_id"].to_pylist() == [packet.digest for packet in made]
     assert rows["body"].to_pylist() == [packet.canonical for packet in made]
     assert rows["content_type"].to_pylist() == [packet.content_type for packet in made]
+    assert rows["size"].to_pylist() == [len(packet.canonical) for packet in made]
     assert set(rows["kind"].to_pylist()) == {"POST", "channel", "other"}
+    assert spark.read.parquet(str(tmp_path / "lake" / "packets")).count() == 500
     again = archive(spark, log_url, tmp_path / "lake")
     assert (again.batches, again.reached, again.tip) == (0, done.reached, done.tip)
+
+
+def test_days_have_batches_of_their_own_and_an_empty_log_makes_no_lake(spark, log_url, tmp_path):
+    assert archive(spark, log_url, tmp_path).batches == 0
+    for day in (0, 1, 5):
+        logs.append(log_url, logs.make_many(10, first=day * 10, at=NOON + day * DAY), NOON + day * DAY)
+    done = archive(spark, log_url, tmp_path)
+    assert (done.batches, done.packets) == (3, 30)
+    assert [folder.name for folder in sorted((tmp_path / "packets").iterdir())] == [
+        "day=2024-10-04", "day=2024-10-05", "day=2024-10-09",
+    ]  # fmt: skip
+
+
+def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, tmp_path):
+    kept = [logs.make(n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]
+    logs.append(log_url, logs.make_many(5, first=100, at=NOON) + kept, NOON)
+    logs.append(log_url, late := logs.make_many(4, first=200, at=NOON + 9 * DAY), NOON + 9 * DAY)
+
+    async def sweep() -> None:
+        async with await Store.open(log_url, retention_days=2) as store:
+            assert (await store.maintain(NOON + 9 * DAY)).days == 1
+
+    asyncio.run(sweep())
+    done = archive(spark, log_url, tmp_path)
+    assert done.packets == 7
+    assert bodies(tmp_path) == [packet.canonical for packet in [*kept, *late]]
+
+
+def test_rows_that_are_not_what_they_must_be_are_put_aside_with_the_reason(spark, log_url, tmp_path):
+    made = logs.make_many(8)
+    logs.append(log_url, made)
+
+    def where(n: int) -> str:
+        return f"WHERE packet_id = '\\x{made[n].digest.hex()}'"
+
+    sql(
+        log_url,
+        f"UPDATE packets SET body = substring(body FOR 50) {where(1)}",
+        f"UPDATE packets SET author_id = '\\xff00'::bytea {where(2)}",
+        f"UPDATE packets SET body = '\\x{made[0].canonical.hex()}' {where(3)}",
+        f"UPDATE packets SET packet_id = '\\x1234' {where(4)}",
+    )
+    done = archive(spark, log_url, tmp_path)
+    assert (done.packets, done.quarantined) == (4, 4)
+    aside = pads.dataset(tmp_path / "quarantine", partitioning="hive").to_table().sort_by("sequence")
+    assert aside["reason"].to_pylist() == [
+        "malformed_json", "columns_differ", "packet_id_mismatch", "packet_id_mismatch",
+    ]  # fmt: skip
+    assert aside["body"].to_pylist()[1] == made[2].canonical and all(aside["detail"].to_pylist())
+    assert aside["author_id"].to_pylist()[1] == "\\xff\x00"
+    assert bodies(tmp_path) == [made[n].canonical for n in (0, 5, 6, 7)]
+    logs.append(log_url, logs.make_many(2, first=50))
+    assert archive(spark, log_url, tmp_path).packets == 2
+
+
+def test_a_row_missing_in_the_log_is_an_error_and_nothing_is_written(spark, log_url, tmp_path):
+    made = logs.make_many(20)
+    logs.append(log_url, made)
+    sql(log_url, f"DELETE FROM packets WHERE packet_id = '\\x{made[7].digest.hex()}'")
+    with pytest.raises(LogError, match=r"must have 20 packets .* 19 were found"):
+        archive(spark, log_url, tmp_path)
+    assert Lake.open(tmp_path).manifests == [] if (tmp_path / "_manifests").exists() else True
+    assert not (tmp_path / "packets").exists()
+
+
+def test_the_log_of_another_relay_or_an_older_backup_is_refused(spark, log_url, tmp_path):
+    logs.append(log_url, logs.make_many(10))
+    archive(spark, log_url, tmp_path)
+    sql(log_url, "TRUNCATE packets, packet_ids", "UPDATE log_head SET last_sequence = 0")
+    with pytest.raises(LogError, match="the log of another relay"):
+        archive(spark, log_url, tmp_path)
+    logs.append(log_url, logs.make_many(20, first=100))
+    with pytest.raises(LogError, match="another relay"):
+        archive(spark, log_url, tmp_path)
+
+
+@pytest.mark.parametrize("step", ["make_durable", "place", "write_new", "remove"])
+def test_cut_off_at_any_step_the_lake_is_exact_and_the_next_run_completes_it(
+    spark, log_url, tmp_path, monkeypatch, step
+):
+    made = logs.make_many(60)
+    logs.append(log_url, made)
+    archive(spark, log_url, tmp_path, batch_rows=20, stopped=lambda: True)
+
+    class Killed(BaseException):
+        pass
+
+    real, calls = getattr(files, step), []
+
+    def dies(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:  # in the middle of a batch, and after a whole one
+            raise Killed
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, step, dies)
+        with pytest.raises(Killed):
+            archive(spark, log_url, tmp_path, batch_rows=20)
+    seen = bodies(tmp_path)
+    assert seen == [packet.canonical for packet in made[: len(seen)]]
+    archive(spark, log_url, tmp_path, batch_rows=20)
+    assert bodies(tmp_path) == [packet.canonical for packet in made]
+    assert not (tmp_path / "_staging").exists()
+
+
+def test_only_one_process_writes(spark, log_url, tmp_path):
+    with Lake.write(tmp_path), pytest.raises(LakeBusy, match="another process"):
+        archive(spark, log_url, tmp_path)
+
+
+def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, log_url, tmp_path):
+    logs.append(log_url, logs.make_many(10))
+    archive(spark, log_url, tmp_path)
+    (tmp_path / "packets" / "day=2024-10-04" / "batch=1-77").mkdir(parents=True)
+    with pytest.raises(LakeError, match="none of the lake's batches"):
+        archive(spark, log_url, tmp_path)
+
+
+def test_a_database_that_vanishes_amid_a_batch_is_told_and_a_rerun_completes(spark, log_url, tmp_path):
+    made = logs.make_many(30)
+    logs.append(log_url, made)
+    postgres, name = log_url.replace(urlsplit(log_url).path, "/postgres"), urlsplit(log_url).path[1:]
+
+    def nobody_else(done: archiving.Archived) -> None:
+        # The driver keeps its connection and plans on; the tasks find nobody.
+        sql(postgres, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+
+    with pytest.raises(LogUnavailable):
+        archive(spark, log_url, tmp_path, batch_rows=10, progress=nobody_else)
+    assert bodies(tmp_path) == [packet.canonical for packet in made[:10]]
+    sql(postgres, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+    assert archive(spark, log_url, tmp_path).packets == 20
+    assert bodies(tmp_path) == [packet.canonical for packet in made]

@@ -49,6 +49,7 @@ def test_every_setting_can_be_given_in_each_way(toml):
         "read_database_url": "postgres://u:p@r/d",
         "identity_seed": SECRET,
         "bootstrap_file": "bootstrap.json",
+        "archive_manifests": "lake/_manifests",
         "blocked_authors": ["did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"],
         "blocked_packet_ids": ["0x" + "0" * 64, "0x" + "1" * 64],
         "blocked_media_hashes": ["0x" + "2" * 64],
@@ -109,6 +110,10 @@ def test_all_problems_are_reported_at_once_each_with_its_place(toml):
         ({"RELAYD_BLOCKED_PACKET_IDS": "0xAB"}, "RELAYD_BLOCKED_PACKET_IDS: "),
         ({"RELAYD_READ_TIMEOUT": "0"}, "RELAYD_READ_TIMEOUT: expected `float` > 0"),
         ({"RELAYD_ALLOW_UNSAFE_DATABASE": "maybe"}, "RELAYD_ALLOW_UNSAFE_DATABASE: "),
+        (
+            {"RELAYD_RETENTION_REQUIRES_ARCHIVE": "true"},
+            "retention_requires_archive needs archive_manifests: the folder _manifests",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(environ, problem):

@@ -69,6 +69,17 @@ def test_every_known_value_has_its_own_series_from_the_start(name, values):
     assert len({id(family[value]) for value in (*values, OTHER)}) == len(values) + 1
 
 
+def test_days_that_wait_stand_under_one_reason():
+    metrics = Metrics()
+    metrics.retention_waits(3, "differs")
+    metrics.retention_waits(2, "behind")
+    found = samples(metrics)
+    assert found["relayd_retention_waiting_days[behind]"] == 2
+    assert found["relayd_retention_waiting_days[differs]"] == 0
+    metrics.retention_waits(0, None)
+    assert samples(metrics)["relayd_retention_waiting_days[behind]"] == 0
+
+
 def test_two_relays_in_one_process_do_not_meet():
     one, other = Metrics(), Metrics()
     one.connections_total.inc()
@@ -95,28 +106,30 @@ import subprocess, sys
 from pathlib import Path
 from relayd.metrics import Metrics, forget_process, share_between_processes
 
-def worker():
+def worker(waiting):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, __file__, "worker"], **pipes)
+    process = subprocess.Popen([sys.executable, __file__, "worker", waiting], **pipes)
+    process.stdout.readline()
+    return process
 
 if sys.argv[1] == "worker":
     metrics = Metrics()
     metrics.publishes["accepted"].inc()
     metrics.connections.set(2)
     metrics.database_up.set(1)
-    metrics.log_sequence.set(int(sys.argv[2]) if len(sys.argv) > 2 else 7)
+    metrics.log_sequence.set(7)
+    metrics.retention_waits(int(sys.argv[2]), "behind")
     print("up", flush=True)
     if sys.stdin.readline().strip() == "render":
         sys.stdout.write(metrics.render()[1].decode())
         sys.stdout.flush()
 else:
     share_between_processes(Path(sys.argv[1]))
-    first, second = worker(), worker()
-    for process in (first, second):
-        process.stdout.readline()
+    first, second, third = worker("8"), worker("9"), worker("5")
     first.communicate(b"")
     forget_process(first.pid)
-    print(second.communicate(b"render\\n")[0].decode())
+    print(third.communicate(b"render\\n")[0].decode())
+    second.communicate(b"")
 """
 
 
@@ -133,8 +146,9 @@ def test_workers_add_up_what_they_count(tmp_path):
         env={"PYTHONPATH": path},
     )
     lines = done.stdout.splitlines()
-    assert 'relayd_publishes_total{outcome="accepted"} 2.0' in lines  # a dead worker's work stays counted
-    assert "relayd_connections 2.0" in lines  # its connections do not
+    assert 'relayd_publishes_total{outcome="accepted"} 3.0' in lines  # a dead worker's work stays counted
+    assert "relayd_connections 4.0" in lines  # its connections do not
     assert "relayd_database_up 1.0" in lines
     assert "relayd_log_sequence 7.0" in lines
+    assert 'relayd_retention_waiting_days{reason="behind"} 5.0' in lines  # who looked last is right
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)

@@ -1,6 +1,6 @@
 """What a manifest says about rows: a hash over their places and ids, in the order of the log.
 
-    row     = sequence (8 bytes, big endian) ‖ received_at (8 bytes, big endian) ‖ packet_id (32 bytes)
+    row     = sequence ‖ received_at ‖ packet_id      8 and 8 bytes, signed, big endian; 32 bytes
     digest  = BLAKE3-256 of the rows, one after the other
 
 A packet's id is the hash of what its author signed, so this binds the packets themselves; whether their
@@ -46,4 +46,5 @@ def row_bytes(sequence: int, received_at: int, packet_id: bytes) -> bytes:
     """One row as it is hashed: 48 bytes."""
     if len(packet_id) != _ID_BYTES:
         packet_id = blake3(packet_id).digest()
-    return sequence.to_bytes(8, "big") + received_at.to_bytes(8, "big") + packet_id
+    places = sequence.to_bytes(8, "big", signed=True) + received_at.to_bytes(8, "big", signed=True)
+    return places + packet_id

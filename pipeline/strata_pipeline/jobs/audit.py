@@ -32,6 +32,7 @@ from strata_pipeline.transforms.signatures import Keys, verify_packets
 
 __all__ = ["Audited", "Finding", "audit"]
 
+_CORRUPT_FILES = "spark.sql.files.ignoreCorruptFiles"
 _LISTED = 1000
 """Findings of a kind that are listed; all are counted."""
 
@@ -98,6 +99,25 @@ def audit(
         reached=lake.reached,
         tip=lake.tip,
     )
+    # A file that cannot be read has been found by its batch; the others are looked at all the same.
+    damaged_too = spark.conf.get(_CORRUPT_FILES)
+    spark.conf.set(_CORRUPT_FILES, "true")
+    try:
+        _look(spark, lake, audited, url, bootstrap, progress)
+    finally:
+        spark.conf.set(_CORRUPT_FILES, damaged_too)
+    progress("done", audited)
+    return audited
+
+
+def _look(
+    spark: SparkSession,
+    lake: Lake,
+    audited: Audited,
+    url: str | None,
+    bootstrap: Path | None,
+    progress: Callable[[str, Audited], None],
+) -> None:
     progress("batches", audited)
     _check_batches(spark, lake, audited)
     _check_folders(lake, audited)
@@ -109,8 +129,6 @@ def audit(
     if url is not None:
         progress("log", audited)
         _compare(spark, lake, packets, url, audited)
-    progress("done", audited)
-    return audited
 
 
 def _check_batches(spark: SparkSession, lake: Lake, audited: Audited) -> None:

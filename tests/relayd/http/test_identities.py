@@ -7,11 +7,11 @@ import json
 import pytest
 from strata import canonical, packets
 from strata.documents import DidDocument, VerificationMethod, build_document, method_id
+from strata.equivalence import equivalence_key
 from strata.ids import Identity
 from strata.keys import KeyChain, KeyRules, add_content, document_content
 from strata.packets import Packet
 
-from relayd.admission.equivalence import equivalence_key
 from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities

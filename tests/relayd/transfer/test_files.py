@@ -5,11 +5,11 @@ import json
 
 import pytest
 from strata import packets
+from strata.equivalence import equivalence_key
 from strata.ids import Identity
 from strata.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.provenance import Downgrade, ProvenanceTrust
 
-from relayd.admission.equivalence import equivalence_key
 from relayd.store.types import (
     Appended,
     Disposition,

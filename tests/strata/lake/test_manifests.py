@@ -69,8 +69,12 @@ def test_a_change_of_any_member_shows(member: str):
         decode(json.dumps(told).encode(), "0000000000.json")
 
 
+TOO_LARGE = encode(chain(BORDER + 10)[0]).replace(b'"packets": 10', b'"packets": 9007199254740993')
+
+
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b"null", b"\xff", b'{"format":1}', b"[" * 100_000, b'{"format":1,"x":1}']
+    "text",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"format":1}', b"[" * 100_000, b'{"format":1,"x":1}', TOO_LARGE],
 )
 def test_what_is_no_manifest_is_refused_by_name(text: bytes):
     with pytest.raises(LakeError, match=r"0000000007\.json"):
@@ -96,7 +100,9 @@ def test_a_chain_with_a_manifest_missing_swapped_or_resealed_is_refused():
         check_chain([made[0], gap])
 
 
-ROWS = st.lists(st.tuples(st.integers(0, 2**53), st.integers(0, 2**40), st.binary(max_size=40)), max_size=8)
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2**53), st.integers(-(2**40), 2**40), st.binary(max_size=40)), max_size=8
+)
 
 
 @given(ROWS, ROWS)

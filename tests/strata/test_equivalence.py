@@ -2,9 +2,8 @@
 
 import pytest
 from strata import packets
+from strata.equivalence import equivalence_key
 from strata.ids import Identity
-
-from relayd.admission.equivalence import equivalence_key
 
 A, B = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
 TARGET, OTHER = "0x" + "a" * 64, "0x" + "b" * 64

@@ -5,6 +5,8 @@ target and `observed_at` do; a DID document when it is the same document, which 
 hash. Such a packet has an **equivalence key**, which goes into the duplicate index
 beside its id: the second one with the same key is answered OK, `duplicate_of` the first. The author is part
 of the key, so nobody can block another's attestation by using its id first (R-115).
+
+relayd computes it when it stores a packet, and the pipeline when it restores one.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from __future__ import annotations
 from typing import Any
 
 from blake3 import blake3
+
 from strata import canonical
 from strata.packets import Packet
 
-__all__ = ["document_key", "equivalence_key"]
+__all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
+
+EQUIVALENT_TYPES = frozenset({"ATTESTATION", "CONSENSUS_METRIC", "DID_DOCUMENT"})
+"""The only content types with such a rule."""
 
 _DOMAIN = b"relayd equivalence 1\n"
-"""No canonical packet begins so, hence no key can be taken for a packet id."""
+"""No canonical packet begins so, so no key can be taken for a packet id. Databases hold keys, so it stays."""
 
 
 def equivalence_key(packet: Packet) -> bytes | None:

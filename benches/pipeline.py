@@ -1,0 +1,346 @@
+"""`make bench-pipeline`: the source beside JDBC and COPY, the archive, the audit beside a plain process pool,
+and what memory does from 10⁵ to 10⁷ rows. Needs Java, and about 12 GB of disk for the largest log.
+
+    python -m benches.pipeline [--json] [--rows 1000000] [--most 10000000] [--folder DIR] [source archive …]
+
+Every figure is taken beside its peer in the same run, on the same log. JDBC needs PostgreSQL's driver
+(`--jdbc-jar`, default /usr/share/java/postgresql.jar, Debian's libpostgresql-jdbc-java); without it that line
+is left out, and the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import asyncpg
+import psutil
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.session import open_session
+from strata_pipeline.transforms.signatures import Keys, packet_fault
+
+from benches.measures import Measure, as_json, print_table
+from benches.pipeline_log import fill
+from relayd.store.embedded import EmbeddedPostgres
+from relayd.store.migrate import migrate
+
+__all__ = ["NAMES", "main"]
+
+NAMES = ("source", "archive", "audit", "memory")
+
+_ROUNDS = 3
+_JAR = Path("/usr/share/java/postgresql.jar")
+_SOURCE_ONE, _SOURCE_TWO, _ARCHIVE, _AUDIT = 280_000, 400_000, 60_000, 25_000
+_POOL_SHARE = 0.9
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; 1 where a target is missed."""
+    parser = argparse.ArgumentParser(prog="benches.pipeline", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="packets in the log (source, archive)")
+    parser.add_argument("--signatures", type=int, default=200_000, help="packets with signatures (audit)")
+    parser.add_argument("--most", type=int, default=10_000_000, help="packets in the largest log (memory)")
+    parser.add_argument(
+        "--folder", type=Path, help="where logs and lakes are made; a temporary one by default"
+    )
+    parser.add_argument("--jdbc-jar", type=Path, default=_JAR)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    names = chosen.names or list(NAMES)
+    if unknown := sorted(set(names) - set(NAMES)):
+        parser.error(f"no benchmark {', '.join(unknown)}")
+    measures: list[Measure] = []
+    with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="bench-pipeline-") as temporary:
+        folder = Path(temporary)
+        os.chmod(folder, 0o755)
+        if {"source", "archive"} & set(names):
+            with _log(folder / "log", chosen.rows, signed=False) as (url, tcp_url):
+                if "source" in names:
+                    measures += _source(url, tcp_url, chosen.rows, chosen.jdbc_jar)
+                if "archive" in names:
+                    measures.append(_archive(url, chosen.rows, folder / "lake"))
+        if "audit" in names:
+            with _log(folder / "signed", chosen.signatures, signed=True) as (url, _):
+                measures += _audit(url, chosen.signatures, folder / "audited")
+        if "memory" in names:
+            measures += _memory(chosen.most, folder)
+    if chosen.json:
+        print(json.dumps({"measures": as_json(measures)}))
+    else:
+        print_table(measures)
+    return int(any(measure.met is False for measure in measures))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _log(folder: Path, rows: int, *, signed: bool) -> Iterator[tuple[str, str]]:
+    """A relay's database with that many packets: its URLs over the socket and over TCP."""
+    _say(f"a log of {rows:,} packets")
+    with asyncio.Runner() as runner:
+        server = EmbeddedPostgres(folder, tcp_port=_free_port())
+        runner.run(server.__aenter__())
+        try:
+            runner.run(migrate(server.url))
+            fill(server.url, rows, signed=signed)
+            yield server.url, server.tcp_url
+        finally:
+            runner.run(server.__aexit__(None, None, None))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rate(rows: int, action: Callable[[], object], rounds: int = _ROUNDS) -> tuple[float, list[float]]:
+    """Rows a second, the median of some rounds after one that does not count."""
+    rates = []
+    for number in range(rounds + 1):
+        started = time.perf_counter()
+        action()
+        if number:
+            rates.append(rows / (time.perf_counter() - started))
+    return statistics.median(rates), rates
+
+
+def _source(url: str, tcp_url: str, rows: int, jar: Path) -> list[Measure]:
+    copy_rate, copy_rates = _rate(rows, lambda: asyncio.run(_copy(url)))
+    _say(f"source: COPY {copy_rate:,.0f} rows/s")
+    conf = {"spark.driver.extraClassPath": str(jar)} if jar.exists() else {}
+    measures = []
+    with open_session("bench", master="local[2]", conf=conf) as spark:
+        for parts, target in ((1, _SOURCE_ONE), (2, _SOURCE_TWO)):
+            reader = spark.read.format("relay_log").option("url", url).option("partitions", parts)
+            rate, rates = _rate(rows, lambda reader=reader: _consume(reader.load()))
+            _say(f"source: {parts} partition(s) {rate:,.0f} rows/s")
+            details: dict[str, object] = {"rounds": rates, "COPY, rounds": copy_rates}
+            if conf:
+                details["JDBC"], details["JDBC, rounds"] = _rate(
+                    rows, lambda parts=parts: _consume(_jdbc(spark, tcp_url, parts)), 1
+                )
+                _say(f"source: JDBC {details['JDBC']:,.0f} rows/s")
+            else:
+                details["JDBC"] = f"left out: {jar} is not there"
+            measures.append(
+                Measure(
+                    "source",
+                    f"read, {parts} partition{'s' * (parts > 1)}",
+                    rate,
+                    "rows/s",
+                    target,
+                    limit=copy_rate,
+                    limit_name="PostgreSQL's COPY, one connection",
+                    details=details,
+                )
+            )
+    return measures
+
+
+def _consume(frame: object) -> None:
+    frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
+
+
+def _jdbc(spark: SparkSession, tcp_url: str, parts: int) -> object:
+    from urllib.parse import urlsplit
+
+    at = urlsplit(tcp_url)
+    reader = (
+        spark.read.format("jdbc")
+        .option("url", f"jdbc:postgresql://{at.hostname}:{at.port}{at.path}")
+        .option("user", at.username or "")
+        .option("password", at.password or "")
+        .option("driver", "org.postgresql.Driver")
+        .option("fetchsize", 10_000)
+        .option("dbtable", "packets")
+    )
+    if parts > 1:
+        bounds = (
+            spark.read.format("relay_log")
+            .option("url", tcp_url)
+            .schema("sequence long")
+            .load()
+            .agg(F.min("sequence"), F.max("sequence"))
+            .first()
+        )
+        assert bounds is not None
+        reader = reader.option("partitionColumn", "sequence").option("numPartitions", parts)
+        reader = reader.option("lowerBound", bounds[0]).option("upperBound", bounds[1])
+    return reader.load()
+
+
+async def _copy(url: str) -> None:
+    connection = await asyncpg.connect(url)
+
+    async def nowhere(data: bytes) -> None:
+        pass
+
+    try:
+        await connection.copy_from_query(
+            "SELECT * FROM packets ORDER BY sequence", output=nowhere, format="binary"
+        )
+    finally:
+        await connection.close()
+
+
+def _archive(url: str, rows: int, lake: Path) -> Measure:
+    """Steady: from the end of the first batch, in which the JVM warms up, to the end of the last."""
+    marks: list[tuple[float, int]] = []
+    with open_session("bench", master="local[2]") as spark:
+        archive(spark, url, lake, progress=lambda done: marks.append((time.perf_counter(), done.packets)))
+    (began, first), (ended, last) = marks[0], marks[-2]
+    rate = (last - first) / (ended - began)
+    _say(f"archive: {rate:,.0f} packets/s")
+    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks[:-1])]
+    details = {"packets": rows, "batches": steps}
+    shutil.rmtree(lake)
+    return Measure("archive", "steady, ids recomputed", rate, "packets/s", _ARCHIVE, details=details)
+
+
+def _audit(url: str, rows: int, lake: Path) -> list[Measure]:
+    with open_session("bench", master="local[2]") as spark:
+        archive(spark, url, lake)
+        steps: list[tuple[str, float]] = []
+
+        def run() -> None:
+            steps.clear()
+            audited = audit(spark, lake, progress=lambda step, _: steps.append((step, time.perf_counter())))
+            assert audited.holds, audited.counts
+
+        rates = []
+        for number in range(_ROUNDS + 1):
+            run()
+            times = dict(steps)
+            if number:
+                rates.append(rows / (times["done"] - times["packets"]))
+    rate = statistics.median(rates)
+    pool_rate, pool_rates = _rate(rows, _pool(lake), _ROUNDS)
+    _say(f"audit: {rate:,.0f} signatures/s, a process pool {pool_rate:,.0f}")
+    details = {"rounds": rates, "pool, rounds": pool_rates}
+    return [
+        Measure(
+            "audit",
+            "signatures, two cores",
+            rate,
+            "/s",
+            _AUDIT,
+            limit=pool_rate,
+            limit_name="two processes with the rows in memory",
+            details=details,
+        ),
+        Measure("audit", "share of a plain process pool", rate / pool_rate, "", _POOL_SHARE),
+    ]
+
+
+_rows: list[tuple[object, ...]] = []
+
+
+def _pool(lake: Path) -> Callable[[], None]:
+    """The same work by two processes that have the rows already."""
+    import pyarrow.dataset as pads
+
+    table = pads.dataset(Lake.open(lake).packets, format="parquet").to_table()
+    names = ("received_at", "packet_id", "body", "author_id", "content_type", "timestamp", "expires_at")
+    _rows[:] = zip(*(table[name].to_pylist() for name in names), strict=True)
+    edges = range(0, len(_rows), 2000)
+    pool = get_context("fork").Pool(2)
+
+    def run() -> None:
+        assert sum(pool.map(_verify_slice, edges, chunksize=1)) == 0
+
+    return run
+
+
+def _verify_slice(start: int) -> int:
+    keys = Keys({})
+    return sum(packet_fault(keys, *row) is not None for row in _rows[start : start + 2000])  # type: ignore[arg-type]
+
+
+def _memory(most: int, folder: Path) -> list[Measure]:
+    """The most that all processes of a job hold at once, archiving logs of ever more packets."""
+    peaks: dict[int, float] = {}
+    rows = 100_000
+    while rows <= most:
+        with _log(folder / f"log{rows}", rows, signed=False) as (url, _):
+            started = time.perf_counter()
+            command = [sys.executable, "-m", "strata_pipeline", "archive", "--database-url", url]
+            peaks[rows] = _peak_mb([*command, "--lake", str(folder / "lake"), "--master", "local[2]"])
+            _say(f"memory: {rows:,} packets, {peaks[rows]:,.0f} MB, {time.perf_counter() - started:,.0f} s")
+        shutil.rmtree(folder / "lake")
+        rows *= 10
+    smallest = min(peaks)
+    return [
+        Measure(
+            "memory",
+            f"archive of {rows:,} packets, peak",
+            peak,
+            "MB",
+            limit=peaks[smallest],
+            limit_name=f"of {smallest:,}",
+        )
+        for rows, peak in peaks.items()
+    ]
+
+
+def _peak_mb(command: list[str]) -> float:
+    import subprocess
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak = 0.0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        root = psutil.Process(process.pid)
+        while not done.wait(0.25):
+            try:
+                family = [root, *root.children(recursive=True)]
+                peak = max(peak, sum(_private(one) for one in family) / 2**20)
+            except psutil.NoSuchProcess:
+                continue
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        if process.wait() != 0:
+            raise SystemExit("archive failed; see above")
+    finally:
+        done.set()
+        watcher.join()
+    return peak
+
+
+def _private(process: psutil.Process) -> int:
+    """What a process has for itself: what forks share counts once, for none of them."""
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.Error:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

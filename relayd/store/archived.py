@@ -1,0 +1,265 @@
+"""Whether a lake holds a day of the log, asked before retention lets go of it.
+
+The lake's manifests are the witnesses (`strata.lake`), and none is believed alone:
+
+1. All of them are read: each must hash to what it says, and they must form one chain from the first.
+2. Those of the day must reach its last packet. The chain leaves no sequence out, so they begin at its border.
+3. What each says of its rows, a count and a hash over their places and ids, must recompute from our own rows.
+
+So a lake of another relay, an older copy of a lake, or a log that was changed after it was archived, keeps
+the day where it is. Whether the lake's files still hold what the manifests say is the audit's question: to
+answer it here, the relay would have to read them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+from blake3 import blake3
+from strata.errors import StrataError
+from strata.lake import LakeError, Manifest, RowsDigest, check_chain, day_of, day_text, decode, first_of_day
+
+__all__ = ["ArchivedDays", "NotArchived", "Reason"]
+
+_MANIFEST = re.compile(r"\d{10}\.json")
+_READ_TIMEOUT = 60.0
+_PAGE_SEQUENCES = 10_000
+
+_RECHECK_SECONDS = 3600
+"""How soon a day that differs is hashed again where its manifests have not changed: its rows may have been
+mended, and looking is the only way to know."""
+
+_ROWS = "FROM {table} WHERE sequence > $1 AND sequence <= $2"
+# The database joins what is hashed: a value for each row would cost this process more than hashing does.
+# Ranges are short instead of limited, so that no plan can read a whole day for a page; a day leaves no number
+# out, so they are full.
+_JOINED = (
+    "SELECT count(*), bool_and(octet_length(packet_id) = 32),"
+    " string_agg(int8send(sequence) || int8send(received_at) || packet_id, ''::bytea ORDER BY sequence) "
+    + _ROWS
+)
+_SINGLE = f"SELECT sequence, received_at, packet_id {_ROWS} ORDER BY sequence"
+
+
+class Reason(enum.StrEnum):
+    """Why a day cannot go."""
+
+    UNREADABLE = "unreadable"
+    INVALID = "invalid"
+    BEHIND = "behind"
+    DIFFERS = "differs"
+
+
+_ACTIONS = {
+    Reason.UNREADABLE: "make the folder of archive_manifests readable for the relay",
+    Reason.INVALID: "bring the lake's _manifests back as they were written, from a copy",
+    Reason.BEHIND: "let `strata-pipeline archive` catch up with the log",
+    Reason.DIFFERS: "find out with `strata-pipeline audit` whether the lake or the log was changed",
+}
+
+
+class NotArchived(Exception):
+    """The lake does not prove that it holds a day."""
+
+    def __init__(self, reason: Reason, problem: str) -> None:
+        self.reason = reason
+        self.problem = problem
+        super().__init__(problem)
+
+    @property
+    def action(self) -> str:
+        """What an operator does about it."""
+        return _ACTIONS[self.reason]
+
+
+class _Batch(NamedTuple):
+    """What is needed of a manifest: a lake that follows the log has thousands for each day."""
+
+    after: int
+    up_to: int
+    rows: int
+    digest: str
+
+
+class _Lake(NamedTuple):
+    """What reading the manifests has found."""
+
+    stamp: bytes
+    """Changes with every change in the folder; empty where that could not be read."""
+    days: frozenset[int]
+    """The days that were asked for."""
+    batches: dict[int, list[_Batch]]
+    """What the chain has of them."""
+    reached: int
+    """The sequence up to which the lake holds the log."""
+    problem: tuple[Reason, str] | None
+
+
+class _Refused(NamedTuple):
+    """A day that was hashed in vain."""
+
+    batches: Sequence[_Batch]
+    checked_at: int
+    problem: tuple[Reason, str]
+
+
+class ArchivedDays:
+    """The days which the manifests in `folder`, a lake's `_manifests`, prove to be in the lake."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lake: _Lake | None = None
+        self._reading: asyncio.Future[_Lake] | None = None
+        self._refused: _Refused | None = None
+
+    async def look(self, days: frozenset[int]) -> None:
+        """Read what the manifests say about `days` (from 1970-01-01 UTC), unless nothing has changed since.
+
+        Reading is done in a thread. Raises `NotArchived` when it cannot be done, when the manifests are no
+        chain, and when it takes longer than a minute; then, and after cancelling, it goes on for the next
+        call.
+        """
+        if not days:
+            self._lake = None
+            return
+        lake = await self._read(days)
+        if not days <= lake.days:  # it was begun by an earlier call
+            lake = await self._read(days)
+        self._lake = lake
+        if lake.problem is not None:
+            raise NotArchived(*lake.problem)
+
+    async def _read(self, days: frozenset[int]) -> _Lake:
+        # One at a time: storage that hangs must not use up the threads, which name resolution needs too.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(
+                asyncio.to_thread(_read_lake, self._folder, days, self._lake)
+            )
+        await asyncio.wait({self._reading}, timeout=_READ_TIMEOUT)
+        if not self._reading.done():
+            raise NotArchived(
+                Reason.UNREADABLE, f"{self._folder} is still being read after {_READ_TIMEOUT:.0f} seconds"
+            )
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    async def check(self, connection: asyncpg.Connection[Any], table: str, day: int, now: int) -> None:
+        """Compare a finished day, whose partition is `table`, with the lake as `look` has seen it.
+
+        Returns when the lake holds all its rows. Raises `NotArchived` when it does not, and what the driver
+        raises. Takes some seconds for a million rows, in pages of some hundred KiB. `now` is in Unix seconds.
+        """
+        assert self._lake is not None
+        batches = self._lake.batches.get(day, [])
+        refused = self._refused
+        is_fresh = refused is not None and 0 <= now - refused.checked_at < _RECHECK_SECONDS
+        if refused is not None and is_fresh and refused.batches == batches:
+            raise NotArchived(*refused.problem)
+        last = await connection.fetchval(f"SELECT max(sequence) FROM {table}") or 0
+        held = batches[-1].up_to if batches else 0
+        if held < last:
+            raise NotArchived(*_short_of(day, last, held, self._lake.reached))
+        for batch in batches:
+            found = await _digest(connection, table, batch, last)
+            if (found.rows, found.hexdigest()) != (batch.rows, batch.digest):
+                problem = Reason.DIFFERS, _difference(day, batch, found.rows)
+                self._refused = _Refused(batches, now, problem)
+                raise NotArchived(*problem)
+
+
+def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake:
+    """Read and check all manifests; `known` is the answer again where nothing has changed. Raises nothing."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if _MANIFEST.fullmatch(entry.name))
+        if not names and (folder / "_manifests").is_dir():
+            problem = f"{folder} is a lake: archive_manifests must name the folder _manifests in it"
+            return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
+        stamp = _stamp(folder, names)  # before reading: what changes meanwhile is read again
+        if known is not None and known.stamp == stamp and days <= known.days:
+            return known
+        return _read_chain(folder, names, days, stamp)
+    except OSError as error:
+        problem = f"{error.filename or folder} cannot be read: {error.strerror or error}"
+        return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
+
+
+def _stamp(folder: Path, names: Sequence[str]) -> bytes:
+    stamp = blake3()
+    for name in names:
+        found = os.stat(folder / name)
+        times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
+        stamp.update(f"{name} {found.st_ino} {found.st_size} {times}\n".encode())
+    return stamp.digest()
+
+
+def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp: bytes) -> _Lake:
+    batches: dict[int, list[_Batch]] = {}
+    reached = 0
+
+    def manifests() -> Iterator[Manifest]:
+        nonlocal reached
+        for name in names:
+            manifest = _decode(folder / name)
+            yield manifest
+            # Asked for the next, so this one was found to follow the one before.
+            reached = manifest.up_to
+            day = day_of(manifest.up_to)
+            if day in days:
+                rows = manifest.packets + manifest.quarantined
+                batch = _Batch(manifest.after, manifest.up_to, rows, manifest.rows)
+                batches.setdefault(day, []).append(batch)
+
+    try:
+        # They are checked as they come: a lake of some years may have a million.
+        check_chain(manifests())
+    except LakeError as error:
+        return _Lake(stamp, days, {}, 0, (Reason.INVALID, str(error)))
+    return _Lake(stamp, days, batches, reached, None)
+
+
+def _decode(path: Path) -> Manifest:
+    try:
+        return decode(path.read_bytes(), path.name)
+    except StrataError as error:  # it has no canonical form, so it has no hash
+        raise LakeError(f"the lake's {path.name} cannot be used: it is damaged: {error}") from None
+
+
+async def _digest(connection: asyncpg.Connection[Any], table: str, batch: _Batch, last: int) -> RowsDigest:
+    """The digest of our own rows in a batch's place; `last` is the last of the table."""
+    digest = RowsDigest()
+    joined, single = _JOINED.format(table=table), _SINGLE.format(table=table)
+    first = max(batch.after, first_of_day(day_of(batch.up_to)))
+    for after in range(first, min(batch.up_to, last), _PAGE_SEQUENCES):
+        span = after, min(after + _PAGE_SEQUENCES, batch.up_to)
+        rows, whole, data = await connection.fetchrow(joined, *span)
+        if whole:
+            digest.update_bytes(data, rows)
+        elif rows:  # a damaged id is hashed first, which the database cannot do
+            found = await connection.fetch(single, *span)
+            # A time before 1970 cannot be hashed, and never was: such rows are missing from the count.
+            with contextlib.suppress(OverflowError):
+                digest.update(tuple(row) for row in found)
+    return digest
+
+
+def _short_of(day: int, last: int, held: int, reached: int) -> tuple[Reason, str]:
+    """What to say of a lake that does not reach a day's last packet."""
+    if reached < last:
+        return Reason.BEHIND, f"the lake ends at {reached}, and {day_text(day)} ends at {last}"
+    where = f"behind {held}" if held else "at all"
+    return Reason.DIFFERS, f"{day_text(day)} ends at {last}, and the lake has none of its packets {where}"
+
+
+def _difference(day: int, batch: _Batch, rows: int) -> str:
+    where = f"between {batch.after} and {batch.up_to}, of {day_text(day)},"
+    if rows != batch.rows:
+        return f"{where} the lake has {batch.rows} packets and the log {rows}"
+    return f"{where} the lake and the log have different packets, or had them at different times"

@@ -1,0 +1,173 @@
+"""What an audit finds: any change of lake, manifests or log; and that it finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import logs
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from strata import packets
+from strata.documents import key_multibase
+from strata.ids import Identity
+from strata.keys import rotate_content
+from strata.lake import LakeError
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
+from test_archive import sql
+
+NOON = 20_000 * 86_400 + 43_200
+
+
+@pytest.fixture
+def lake(spark, log_url, tmp_path) -> Path:
+    """Two batches of packets of two kinds."""
+    logs.append(log_url, logs.make_many(40))
+    archive(spark, log_url, tmp_path, batch_rows=20)
+    return tmp_path
+
+
+def file_of(lake: Path, sequence_index: int = 0) -> tuple[Path, pa.Table]:
+    path = sorted(lake.glob("packets/**/*.parquet"))[sequence_index]
+    return path, pq.ParquetFile(path).read()
+
+
+def rewrite(lake: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    path, table = file_of(lake)
+    pq.write_table(change(table), path)
+
+
+def column(table: pa.Table, name: str, change: Callable[[list], list]) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    field = table.schema.field(name)
+    return table.set_column(index, field, pa.array(change(table[name].to_pylist()), field.type))
+
+
+def test_a_sound_lake_holds_beside_its_log_and_without_it(spark, log_url, lake):
+    audited = audit(spark, lake, url=log_url)
+    assert audited.holds and audited.findings == [] and audited.compared_up_to == audited.reached
+    assert (audited.batches, audited.packets, audited.behind) == (2, 40, 0)
+    assert audit(spark, lake).holds
+    logs.append(log_url, logs.make_many(5, first=100))
+    later = audit(spark, lake, url=log_url)
+    assert later.holds and later.behind == 5
+
+
+def flip_signature(table: pa.Table) -> pa.Table:
+    def change(bodies: list) -> list:
+        at = bodies[0].index(b'"signature":"0x') + 15
+        digit = b"1" if bodies[0][at : at + 1] == b"0" else b"0"
+        return [bodies[0][:at] + digit + bodies[0][at + 1 :], *bodies[1:]]
+
+    return column(table, "body", change)
+
+
+TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
+    "a signature": (flip_signature, {"packet: invalid_signature", "log: altered"}),
+    "a text": (
+        lambda t: column(t, "body", lambda b: [b[0].replace(b"lorem", b"lurem"), *b[1:]]),
+        {"packet: packet_id_mismatch", "log: altered"},
+    ),
+    "a time of arrival": (
+        lambda t: column(t, "received_at", lambda v: [v[0] + 1, *v[1:]]),
+        {"batch: digest", "log: altered"},
+    ),
+    "an annotation": (lambda t: column(t, "annotation", lambda v: [b"{}", *v[1:]]), {"log: altered"}),
+    "a row gone": (lambda t: t.slice(1), {"batch: count", "log: missing"}),
+    "a row twice": (
+        lambda t: pa.concat_tables([t, t.slice(0, 1)]),
+        {"batch: count", "packet: doubled"},
+    ),
+    "two rows in each other's place": (
+        lambda t: column(t, "sequence", lambda v: [v[1], v[0], *v[2:]]),
+        {"batch: digest", "log: altered"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERINGS)
+def test_every_change_of_the_lake_is_found(spark, log_url, lake, what):
+    change, expected = TAMPERINGS[what]
+    rewrite(lake, change)
+    audited = audit(spark, lake, url=log_url)
+    assert not audited.holds and set(audited.counts) == expected
+    assert all(finding.sequence is not None for finding in audited.findings)
+
+
+def test_changes_of_the_log_are_found(spark, log_url, lake):
+    table = pads.dataset(lake / "packets").to_table().sort_by("sequence")
+    ids_there = table["packet_id"].to_pylist()
+    sql(
+        log_url,
+        f"DELETE FROM packets WHERE packet_id = '\\x{ids_there[3].hex()}'",
+        f"UPDATE packets SET received_at = received_at + 1 WHERE packet_id = '\\x{ids_there[5].hex()}'",
+    )
+    audited = audit(spark, lake, url=log_url)
+    assert audited.counts == {"log: surplus": 1, "log: altered": 1}
+    assert {finding.packet_id for finding in audited.findings} == {f"0x{ids_there[n].hex()}" for n in (3, 5)}
+
+
+def test_files_torn_foreign_or_missing_are_found(spark, lake):
+    path, _ = file_of(lake)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "batch: unreadable" in audit(spark, lake).counts
+    path.write_bytes(whole)
+    (path.parent / "stranger.parquet").write_bytes(whole)
+    assert {"batch: count", "packet: doubled"} <= set(audit(spark, lake).counts)
+    (path.parent / "stranger.parquet").unlink()
+    foreign = lake / "packets" / "day=2024-10-04" / "batch=5-9" / "kind=POST"
+    foreign.mkdir(parents=True)
+    (foreign / "part.parquet").write_bytes(whole)
+    assert "folder: foreign" in audit(spark, lake).counts
+
+
+def test_a_changed_or_missing_manifest_is_an_error(spark, lake):
+    first = lake / "_manifests" / "0000000000.json"
+    text = first.read_text()
+    first.write_text(json.dumps(json.loads(text) | {"packets": 21}))
+    with pytest.raises(LakeError, match="hash does not recompute"):
+        audit(spark, lake)
+    first.unlink()
+    with pytest.raises(LakeError, match="manifest 0"):
+        audit(spark, lake)
+    with pytest.raises(LakeError, match="no lake"):
+        audit(spark, lake / "elsewhere")
+
+
+def test_signatures_count_under_the_keys_of_their_time(spark, log_url, tmp_path):
+    old = Identity.from_seed(bytes(31) + b"\x07")
+    new = Identity.from_seed(bytes(31) + b"\x08").speaking_for(old.did)
+    first, second = f"{old.did}#keys-1", f"{old.did}#keys-2"
+    rotation = rotate_content(second, new.public_key, replaces=first, valid_from=NOON + 100)
+
+    def post(who: Identity, at: int) -> packets.Packet:
+        return packets.build(who, {"type": "POST", "text": str(at)}, timestamp=at)
+
+    made = [post(old, NOON), packets.build(old, rotation, timestamp=NOON + 100), post(new, NOON + 2000)]
+    made.append(post(old, NOON + 5000))  # by the key that was replaced: no relay would have taken it
+    for packet in made:
+        logs.append(log_url, [packet], packet.timestamp)
+    archive(spark, log_url, tmp_path)
+    audited = audit(spark, tmp_path, url=log_url)
+    assert [finding.packet_id for finding in audited.findings] == [made[-1].packet_id]
+    assert audited.packets == 4
+
+
+def test_keys_of_the_bootstrap_file_count(spark, log_url, tmp_path):
+    key = Identity.from_seed(bytes(31) + b"\x09")
+    named = key.speaking_for("did:strata:operator")
+    logs.append(log_url, [packets.build(named, {"type": "POST"}, timestamp=NOON)], NOON)
+    archive(spark, log_url, tmp_path / "lake")
+    assert audit(spark, tmp_path / "lake").counts == {"packet: unresolved_key": 1}
+    bootstrap = tmp_path / "bootstrap.json"
+    bootstrap.write_text(json.dumps({"keys": {named.did: key_multibase(key.public_key)}}))
+    assert audit(spark, tmp_path / "lake", bootstrap=bootstrap).holds
+    bootstrap.write_text("{")
+    with pytest.raises(UsageError, match="bootstrap file"):
+        audit(spark, tmp_path / "lake", bootstrap=bootstrap)

@@ -1,0 +1,83 @@
+"""Small files become large ones, and what the lake holds and proves stays the same."""
+
+from __future__ import annotations
+
+import logs
+import pyarrow.parquet as pq
+import pytest
+from strata.lake import LakeError
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
+from strata_pipeline.jobs.compact import compact
+from strata_pipeline.lake import files
+from test_archive import DAY, NOON, bodies, sql
+
+
+@pytest.fixture
+def made(spark, log_url, tmp_path):
+    """Two finished days and one that goes on, in many small files; one row is put aside."""
+    packets = []
+    for day in range(3):
+        packets += (today := logs.make_many(30, first=day * 30, at=NOON + day * DAY))
+        logs.append(log_url, today, NOON + day * DAY)
+    sql(log_url, f"UPDATE packets SET content_type = 'X' WHERE packet_id = '\\x{packets[4].digest.hex()}'")
+    archive(spark, log_url, tmp_path, batch_rows=8)
+    return packets
+
+
+def test_a_compacted_lake_holds_the_same_and_goes_on(spark, log_url, tmp_path, made):
+    before = bodies(tmp_path)
+    done = compact(spark, tmp_path)
+    assert done.days == 2 and done.files_after == 4 < done.files_before
+    assert bodies(tmp_path) == before == [p.canonical for n, p in enumerate(made) if n != 4]
+    assert audit(spark, tmp_path, url=log_url).holds
+    for file in (tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"):
+        sequences = pq.ParquetFile(file).read(["sequence"])["sequence"].to_pylist()
+        assert sequences == sorted(sequences)
+    assert compact(spark, tmp_path).days == 0
+    logs.append(log_url, more := logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
+    archive(spark, log_url, tmp_path)
+    assert bodies(tmp_path) == before + [packet.canonical for packet in more]
+    assert compact(spark, tmp_path).days == 1
+    assert audit(spark, tmp_path, url=log_url).holds
+
+
+@pytest.mark.parametrize("step", ["make_durable", "exchange", "remove"])
+def test_cut_off_at_any_step_each_day_is_whole(spark, tmp_path, made, monkeypatch, step):
+    before, real, calls = bodies(tmp_path), getattr(files, step), []
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise Killed
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, step, dies)
+        with pytest.raises(Killed):
+            compact(spark, tmp_path)
+    assert bodies(tmp_path) == before
+    compact(spark, tmp_path)
+    assert bodies(tmp_path) == before and not (tmp_path / "_staging").exists()
+
+
+def test_files_that_disagree_with_the_manifests_are_left_alone(spark, tmp_path, made):
+    next((tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet")).unlink()
+    before = bodies(tmp_path)
+    with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit"):
+        compact(spark, tmp_path)
+    assert bodies(tmp_path) == before
+
+
+def test_folders_change_places_at_once_and_in_three_steps(tmp_path, monkeypatch):
+    for way in (files._exchange_at_once, lambda one, other: False):
+        monkeypatch.setattr(files, "_exchange_at_once", way)
+        one, other = tmp_path / "one", tmp_path / "other"
+        for folder in (one, other):
+            folder.mkdir(exist_ok=True)
+            (folder / "name").write_text(folder.name)
+        files.exchange(one, other)
+        assert (one / "name").read_text() == "other" and (other / "name").read_text() == "one"

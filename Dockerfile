@@ -1,19 +1,64 @@
-# Build: everything is installed from the lock files, by hash.
-FROM python:3.11-slim AS build
+# Everything is installed from the lock files, by hash. `docker build .` makes the relay,
+# `docker build --target pipeline .` what runs the pipeline: drivers and the nodes of a Spark cluster alike.
+FROM python:3.11-slim AS wheel
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
-COPY locks ./locks
-RUN python -m venv /opt/relayd \
- && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r locks/relay.txt \
- && python -m venv /opt/build \
+COPY locks/build.txt ./locks/
+RUN python -m venv /opt/build \
  && /opt/build/bin/python -m pip install --quiet --require-hashes -r locks/build.txt
 COPY pyproject.toml README.md ./
 COPY client ./client
 COPY relayd ./relayd
+COPY pipeline ./pipeline
 COPY migrations ./migrations
-RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/*.whl \
+RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM python:3.11-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY locks/relay.txt /locks/
+RUN python -m venv /opt/relayd \
+ && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r /locks/relay.txt
+COPY --from=wheel /wheels /wheels
+RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/*.whl \
  && /opt/relayd/bin/python -m compileall -q /opt/relayd/lib
+
+FROM python:3.11-slim AS pipeline-build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY locks/pipeline.txt /locks/
+RUN python -m venv /opt/pipeline \
+ && /opt/pipeline/bin/python -m pip install --quiet --require-hashes -r /locks/pipeline.txt
+COPY --from=wheel /wheels /wheels
+RUN /opt/pipeline/bin/python -m pip install --quiet --no-deps /wheels/*.whl
+
+FROM python:3.11-slim AS pipeline
+LABEL org.opencontainers.image.title="strata-pipeline" \
+      org.opencontainers.image.description="The data pipeline of a Strata relay, on Spark" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# The distribution's own Java: 17 or newer, whichever Debian this is. It sets links among manual pages, which slim
+# images have no folder for.
+RUN apt-get update \
+ && mkdir -p /usr/share/man/man1 \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends default-jre-headless \
+ && rm -rf /var/lib/apt/lists/*
+# Drivers, masters and workers have one user: executors write the files of a lake, and the driver renames them.
+RUN groupadd --system --gid 10002 strata \
+ && useradd --system --uid 10002 --gid strata --home-dir /var/lib/strata --create-home --shell /usr/sbin/nologin strata \
+ && install -d -o strata -g strata /lake /var/lib/strata/spark
+COPY --from=pipeline-build /opt/pipeline /opt/pipeline
+COPY deploy/spark/spark-defaults.conf /etc/spark/
+ENV PATH=/opt/pipeline/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYSPARK_PYTHON=/opt/pipeline/bin/python \
+    SPARK_CONF_DIR=/etc/spark \
+    SPARK_LOCAL_DIRS=/var/lib/strata/spark \
+    SPARK_WORKER_DIR=/var/lib/strata/spark \
+    SPARK_NO_DAEMONIZE=1
+USER strata
+WORKDIR /var/lib/strata
+VOLUME /lake
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["strata-pipeline"]
+CMD ["--help"]
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="relayd" \

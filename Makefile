@@ -56,6 +56,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
 lock: $(STAMP) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
 	$(COMPILE) --extra relay --output-file locks/relay.txt pyproject.toml
+	$(COMPILE) --extra pipeline --output-file locks/pipeline.txt pyproject.toml
 	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
 	$(COMPILE) --output-file locks/build.txt locks/build.in
 

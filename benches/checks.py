@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 from strata.documents import MAX_METHODS
+from strata.equivalence import equivalence_key
 from strata.ids import is_did, public_key_from_did
 from strata.keys import KeyChain, KeyRules
 from strata.packets import Packet, check_freshness, verify_signature
@@ -33,7 +34,6 @@ from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError
 from relayd.access.limits import Budget
 from relayd.admission.checks import trace, weigh
-from relayd.admission.equivalence import equivalence_key
 from relayd.admission.knowledge import Known, known_of
 from relayd.config import Settings
 from relayd.identity.bootstrap import Bootstrap

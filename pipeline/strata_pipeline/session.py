@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import strata
-from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 import strata_pipeline
 from strata_pipeline.errors import UsageError
 from strata_pipeline.log.source import RelayLog
+from strata_pipeline.spark_defaults import configured
 
 __all__ = ["check_java", "code_archive", "open_session"]
 
@@ -70,26 +70,24 @@ def open_session(
         RelayLog.register(existing)
         yield existing
         return
-    # Executors on this machine run what we run; a cluster's interpreter is set by its own configuration.
     check_java()
-    given = SparkConf()
-    target = master or given.get("spark.master", None) or "local[*]"
+    given = configured()
+    target = master or given.get("spark.master") or "local[*]"
     if target.startswith("local"):
+        # Executors on this machine run what we run; a cluster's interpreter is for its configuration to say.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"strata-pipeline {name}").master(target)
     settings = {**_DEFAULTS, **(_LOCAL if target.startswith("local") else {})}
     for key, value in settings.items():
-        if not given.contains(key):
+        if key not in given:
             builder = builder.config(key, value)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     java_options = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
     if _LOG_OPTION not in java_options:
-        builder = builder.config(
-            _JAVA_OPTIONS, f"{java_options} -Dlog4j2.configurationFile={_LOGGING}".strip()
-        )
+        builder = builder.config(_JAVA_OPTIONS, f"{java_options} {_LOG_OPTION}={_LOGGING}".strip())
     session = builder.getOrCreate()
     try:
         if not target.startswith("local"):

@@ -12,9 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 from pyspark.sql import SparkSession
+from strata_pipeline.session import open_session
+
 from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
-from strata_pipeline.session import open_session
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode
 

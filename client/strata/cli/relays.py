@@ -76,6 +76,26 @@ def add(
 
 
 @app.command()
+def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
+    """Print what was observed of relays, as JSON lines.
+
+    A probe log of the last 14 days: url, at (Unix seconds), kind, good, bad and value. It says which relays
+    this machine uses, and when; give it to nobody but those who may know.
+    """
+    import msgspec
+
+    from strata.cli import output
+    from strata.pool.storage import ScoreFile
+
+    try:
+        with ScoreFile(scores.expanduser()) as file:
+            for observation in file.observations(since=0.0):
+                output.write_record(msgspec.to_builtins(observation))
+    except OSError as error:
+        output.fail(str(error))
+
+
+@app.command()
 def forget(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="The relays to forget.")],
     scores: ScoresOption = DEFAULT_SCORES,

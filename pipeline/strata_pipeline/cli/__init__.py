@@ -6,9 +6,17 @@ from strata_pipeline.cli.app import app, main
 from strata_pipeline.cli.archive import archive_command
 from strata_pipeline.cli.audit import audit_command
 from strata_pipeline.cli.compact import compact_command
+from strata_pipeline.cli.reliability import reliability_command
+from strata_pipeline.cli.reputation import reputation_command
+from strata_pipeline.cli.restore import restore_command
+from strata_pipeline.cli.traffic import traffic_command
 
 __all__ = ["app", "main"]
 
 app.command("archive")(archive_command)
 app.command("audit")(audit_command)
 app.command("compact")(compact_command)
+app.command("reliability")(reliability_command)
+app.command("traffic")(traffic_command)
+app.command("reputation")(reputation_command)
+app.command("restore")(restore_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from typing import Annotated
@@ -52,27 +53,31 @@ def archive_command(
     with failures_told(), open_session("archive", master=master, conf=spark_conf(conf)) as spark:
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
         signal.signal(signal.SIGINT, lambda *_: stopped.set())
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(
-            *columns, console=console, transient=True, disable=json or not console.is_terminal
-        ) as bar:
+        with _progress_bar(enabled=not json) as bar:
             task = bar.add_task("archiving", total=None)
+            told = 0
 
             def progress(done: Archived) -> None:
+                nonlocal told
                 rows = done.packets + done.quarantined
                 bar.update(task, completed=rows, total=rows + done.behind)
-                if json:
-                    print(
-                        msgspec.json.encode({"event": "batch", **msgspec.to_builtins(done)}).decode(),
-                        flush=True,
-                    )
+                if json and done.batches > told:
+                    say("", json, event="batch", **msgspec.to_builtins(done))
+                told = done.batches
 
             done = archive(
                 spark, database_url, lake, batch_rows=batch_rows, follow=follow, stopped=stopped.is_set,
                 progress=progress,
             )  # fmt: skip
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
+
+
+def _progress_bar(*, enabled: bool) -> Progress:
+    console = Console(stderr=True)
+    if not (enabled and console.is_terminal):  # nothing at all in a log, not even the code that hides the bar
+        console = Console(file=io.StringIO())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
 
 
 def _told(done: Archived) -> str:

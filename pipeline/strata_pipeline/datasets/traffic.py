@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from strata_pipeline.datasets.dataset import Dataset
 
-__all__ = ["Abuse", "AuthorHours", "Bursts", "Clusters", "Hours", "NearDuplicates", "Texts"]
+__all__ = ["REASON_PREFIX", "Abuse", "AuthorHours", "Bursts", "Clusters", "Hours", "NearDuplicates", "Texts"]
+
+REASON_PREFIX = "pipeline: "
+"""How reasons in the abuse table begin that the pipeline wrote: by it they are told from an operator's."""
 
 
 class Hours(Dataset, schema="hours"):

@@ -100,12 +100,12 @@ def audit(
         tip=lake.tip,
     )
     # A file that cannot be read has been found by its batch; the others are looked at all the same.
-    damaged_too = spark.conf.get(_CORRUPT_FILES)
+    damaged_too = spark.conf.get(_CORRUPT_FILES, "false")
     spark.conf.set(_CORRUPT_FILES, "true")
     try:
         _look(spark, lake, audited, url, bootstrap, progress)
     finally:
-        spark.conf.set(_CORRUPT_FILES, damaged_too)
+        spark.conf.set(_CORRUPT_FILES, damaged_too or "false")
     progress("done", audited)
     return audited
 

@@ -1,0 +1,72 @@
+"""`strata-pipeline reliability`."""
+
+from __future__ import annotations
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
+from strata_pipeline.jobs.reliability import reliability
+from strata_pipeline.reports.reliability import ReliabilityFigures
+from strata_pipeline.reports.text import count_text, seconds_text, share_text
+from strata_pipeline.session import open_session
+
+__all__ = ["reliability_command"]
+
+_SHOWN = 20
+
+
+def reliability_command(
+    lake: LakeFolder,
+    days: Days = None,
+    output: Output = None,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """How reliable channels are, by channel and day: delays, retransmissions, gaps, silences.
+
+    Of encrypted channels only what packets themselves tell is known; their rows say so. With --output: tables
+    as Parquet, and reliability.html.
+    """
+    with failures_told(), open_session("reliability", master=master, conf=spark_conf(conf)) as spark:
+        with steps_shown("reliability", json) as progress:
+            figures = reliability(spark, lake, days=days, output=output, progress=progress)
+    if json:
+        for row in figures.channel_days:
+            print_row("channel_day", row)
+    else:
+        _print(figures)
+    say(_told(figures, output), json, event="done", tip=figures.note.tip, **figures.totals)
+
+
+def _print(figures: ReliabilityFigures) -> None:
+    heads = (
+        "day",
+        "topic and channel",
+        "messages",
+        "again",
+        "p50",
+        "p95",
+        "never",
+        "gaps",
+        "unreadable",
+    )
+    rows = [
+        (
+            str(row["day"]), f"{row['content_topic']} {row['channel_id'] or '(unreadable)'}",
+            count_text(row["messages"]), count_text(row["retransmissions"]),
+            seconds_text(row["ack_delay_p50"]), seconds_text(row["ack_delay_p95"]),
+            share_text(row["unacknowledged"]), count_text(row["gaps"]), count_text(row["unreadable"]),
+        )
+        for row in figures.channel_days[:_SHOWN]
+    ]  # fmt: skip
+    print_table(heads, rows, wrapped={"topic and channel"})
+
+
+def _told(figures: ReliabilityFigures, output: str | None) -> str:
+    totals = figures.totals
+    written = f"; see {output}/reliability.html" if output else ""
+    return (
+        f"{totals['messages']:,} messages in {totals['channels']:,} channels, {totals['retransmissions']:,} "
+        f"retransmissions, {totals['unacknowledged']:,} never acknowledged, {totals['gaps']:,} gaps, "
+        f"{totals['unreadable']:,} unreadable packets{written}"
+    )

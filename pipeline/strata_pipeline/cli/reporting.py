@@ -1,0 +1,63 @@
+"""What commands that report have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from strata_pipeline.reports.text import visible
+
+__all__ = ["Days", "Output", "print_row", "print_table", "steps_shown"]
+
+_MIN_TEXT = 12
+_FILE_WIDTH = 160
+
+Days = Annotated[
+    int | None,
+    typer.Option(help="Look at the last days of the lake only, counted from its last.", min=1),
+]
+Output = Annotated[
+    str | None, typer.Option("--output", metavar="DIR", help="Folder for tables as Parquet, and the report.")
+]
+
+
+@contextmanager
+def steps_shown(name: str, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """A function that shows on a terminal what begins."""
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda step: None
+        return
+    with console.status(name) as status:
+        yield lambda step: status.update(f"{name}: {step}")
+
+
+def print_row(event: str, row: Mapping[str, Any]) -> None:
+    """A row as a line of JSON."""
+    print(msgspec.json.encode({"event": event, **row}).decode(), flush=True)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: Container[str]) -> None:
+    """A table on the terminal, or in a file; the columns `wrapped` stand left and take what room there is."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        if head in wrapped:
+            table.add_column(head, overflow="fold", min_width=_MIN_TEXT)
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        # Strangers chose these: neither markup nor control sequences reach the terminal.
+        table.add_row(*(escape(visible(cell)) for cell in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_FILE_WIDTH)
+    console.print(table)

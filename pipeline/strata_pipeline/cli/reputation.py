@@ -1,0 +1,98 @@
+"""`strata-pipeline reputation`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from strata_pipeline.cli.app import Json, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.reputation import Scored, reputation
+from strata_pipeline.session import open_session
+
+__all__ = ["reputation_command"]
+
+_COLUMNS = f"{'state':<12}{'score':>6}  {'latency':>9}  {'uptime':>6}  {'observations':>12}  relay"
+
+
+def reputation_command(
+    probes: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Clients' probe logs: what `strata relays export` prints, as *.jsonl.",
+            show_default=False,
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="As of then: Unix seconds, or 2026-11-21T12:00:00Z.", show_default="now"
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write the scores and malformed lines here, as Parquet."),
+    ] = None,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Score relays over seven days from the probe logs of many clients, by the formula that each uses."""
+    console = Console(stderr=True)
+    with failures_told():
+        moment = _moment(at)
+        with (
+            open_session("reputation", master=master, conf=spark_conf(conf)) as spark,
+            console.status("scoring relays"),
+        ):
+            scored = reputation(spark, probes, at=moment, output=output)
+    if json:
+        for row in scored.relays:
+            print(msgspec.json.encode({"event": "relay", **row}).decode())
+        told = msgspec.to_builtins(scored)
+        print(msgspec.json.encode({"event": "done", **told, "relays": len(scored.relays)}).decode())
+    else:
+        _tell(scored)
+
+
+def _moment(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--at {text}: a time is Unix seconds, or 2026-11-21T12:00:00Z") from None
+    # Times of logs are UTC, and so is one that does not say.
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _tell(scored: Scored) -> None:
+    if scored.relays:
+        print(_COLUMNS)
+    for row in scored.relays:
+        print(_line(row))
+    print(f"{scored.lines:,} lines, {len(scored.relays):,} relays")
+    for count, what in (
+        (scored.malformed, "malformed lines are put aside"),
+        (scored.future, "observations from the future are ignored: some client's clock is wrong"),
+        (scored.old, "observations are older than seven days"),
+    ):
+        if count:
+            print(f"{count:,} {what}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    latency = "-" if row["latency_seconds"] is None else f"{row['latency_seconds'] * 1000:.1f} ms"
+    uptime = "-" if row["uptime"] is None else f"{row['uptime']:.0%}"
+    # A URL is what somebody wrote into a log: nothing of it may reach the terminal but what can be seen.
+    url = "".join(letter if letter.isprintable() else "�" for letter in row["url"])
+    figures = f"{row['score']:>6.2f}  {latency:>9}  {uptime:>6}  {row['observations']:>12,}"
+    return f"{row['standing']:<12}{figures}  {url}"

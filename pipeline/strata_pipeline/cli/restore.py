@@ -1,0 +1,82 @@
+"""`strata-pipeline restore`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from strata.lake import parse_day
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.restore import Restored, restore
+from strata_pipeline.session import open_session
+
+__all__ = ["restore_command"]
+
+
+def restore_command(
+    database_url: Annotated[
+        str,
+        typer.Option(
+            envvar="STRATA_PIPELINE_RESTORE_URL",
+            help="PostgreSQL to restore into, after `relayd migrate`; the role must own its tables.",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ],
+    lake: LakeFolder,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="DAY", help="The last day to restore, as 2026-11-21 (UTC).", show_default=False),
+    ] = None,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Bring the packets of a lake back into a relay's database, each at the place that it had.
+
+    A relay on it answers the same subscriptions with the same packets. Whatever happens, running it again
+    goes on; running it twice changes nothing. For the old relay's cursors to stay good, copy the row of its
+    table relay_secrets from a backup before the new relay is first started.
+    """
+    console = Console(stderr=True)
+    with failures_told():
+        last_day = _day(until)
+        with open_session("restore", master=master, conf=spark_conf(conf)) as spark:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            with Progress(
+                *columns, console=console, transient=True, disable=json or not console.is_terminal
+            ) as bar:
+                task = bar.add_task("restoring", total=None)
+
+                def progress(done: Restored) -> None:
+                    bar.update(task, completed=done.packets, total=done.packets + done.left)
+                    if json:
+                        told = {"event": "progress", **msgspec.to_builtins(done)}
+                        print(msgspec.json.encode(told).decode(), flush=True)
+
+                done = restore(spark, database_url, lake, until=last_day, progress=progress)
+    say(_told(done), json, event="done", **msgspec.to_builtins(done))
+
+
+def _day(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_day(text)
+    except ValueError:
+        raise UsageError(f"--until {text}: a day is written 2026-11-21") from None
+
+
+def _told(done: Restored) -> str:
+    aside = f"; {done.left_out:,} quarantined rows are not restored" if done.left_out else ""
+    if not done.packets:
+        return f"nothing to restore: the log ends at {done.reached}{aside}"
+    return f"restored {done.packets:,} packets; the log ends at {done.reached}{aside}"

@@ -1,0 +1,122 @@
+"""`strata-pipeline traffic`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.traffic import TrafficOptions, traffic
+from strata_pipeline.reports.text import count_text, shortened, size_text
+from strata_pipeline.reports.traffic import TrafficFigures
+from strata_pipeline.session import open_session
+from strata_pipeline.transforms.abuse import Thresholds
+from strata_pipeline.transforms.bursts import BURST_CEILING, BURST_FLOOR
+
+__all__ = ["traffic_command"]
+
+_SHOWN = 15
+_DID_CHARACTERS = 40
+_USUAL = Thresholds()
+
+
+def traffic_command(
+    lake: LakeFolder,
+    days: Days = None,
+    output: Output = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            "--database-url",
+            envvar="STRATA_PIPELINE_DATABASE_URL",
+            help="PostgreSQL of the relay, for --load-abuse: the primary; the role must write into abuse.",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = None,
+    load_abuse: Annotated[
+        bool, typer.Option("--load-abuse", help="Bring the relay's abuse table up to date.")
+    ] = False,
+    burst_floor: Annotated[
+        int, typer.Option(help="Packets within a second that no hour needs an excuse for.", min=1)
+    ] = BURST_FLOOR,
+    burst_ceiling: Annotated[
+        int, typer.Option(help="Packets within a second that are a burst whoever sends them.", min=1)
+    ] = BURST_CEILING,
+    burst_hours: Annotated[
+        int, typer.Option(help="Hours with bursts from which on an author is limited.", min=1)
+    ] = _USUAL.burst_hours,
+    limit_copies: Annotated[
+        int, typer.Option(help="Near-duplicates within an hour that limit an author.", min=1)
+    ] = _USUAL.limit_copies,
+    block_copies: Annotated[
+        int, typer.Option(help="Near-duplicates within an hour that block an author.", min=1)
+    ] = _USUAL.block_copies,
+    copies_share: Annotated[
+        float, typer.Option(help="Share of the hour's texts that must be near-duplicates.", min=0.01, max=1)
+    ] = _USUAL.copies_share,
+    verdict_hours: Annotated[
+        int, typer.Option(help="Hours a verdict holds after the last hour that gave cause.", min=1)
+    ] = _USUAL.hours,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Who sends how much, by type and hour; bursts, near-duplicates, and whom to slow down or block.
+
+    With --output: tables as Parquet, and traffic.html. The relay's database changes with --load-abuse only;
+    rows that an operator wrote there stay as they are.
+    """
+    with failures_told():
+        if load_abuse and not database_url:
+            raise UsageError("--load-abuse needs --database-url")
+        options = TrafficOptions(
+            burst_floor,
+            burst_ceiling,
+            Thresholds(burst_hours, limit_copies, block_copies, copies_share, verdict_hours),
+        )
+        with (
+            open_session("traffic", master=master, conf=spark_conf(conf)) as spark,
+            steps_shown("traffic", json) as progress,
+        ):
+            figures = traffic(
+                spark, lake, days=days, output=output, load_into=database_url if load_abuse else None,
+                options=options, progress=progress,
+            )  # fmt: skip
+    if json:
+        for event, rows in (
+            ("author", figures.authors), ("type", figures.types), ("burst", figures.bursts),
+            ("cluster", figures.clusters), ("verdict", figures.abuse),
+        ):  # fmt: skip
+            for row in rows:
+                print_row(event, row)
+    else:
+        _print(figures)
+    say(_told(figures, output, load_abuse), json, event="done", tip=figures.note.tip, **figures.totals)
+
+
+def _print(figures: TrafficFigures) -> None:
+    heads = ("author", "packets", "size", "in one second", "near-duplicates")
+    rows = [
+        (
+            shortened(row["author_id"], _DID_CHARACTERS), count_text(row["packets"]), size_text(row["size"]),
+            count_text(row["peak_packets"]), count_text(row["near_duplicates"]),
+        )
+        for row in figures.authors[:_SHOWN]
+    ]  # fmt: skip
+    print_table(heads, rows, wrapped={"author"})
+    verdicts = [(row["author_id"], row["verdict"], row["reason"]) for row in figures.abuse[:_SHOWN]]
+    print_table(("author", "verdict", "reason"), verdicts, wrapped={"author", "reason"})
+
+
+def _told(figures: TrafficFigures, output: str | None, loaded: bool) -> str:
+    totals = figures.totals
+    written = f"; see {output}/traffic.html" if output else ""
+    into = ", loaded into the relay's table" if loaded else ""
+    return (
+        f"{totals['packets']:,} packets of {totals['authors']:,} authors, {totals['near_duplicates']:,} "
+        f"near-duplicates, {totals['bursts']:,} bursts, {totals['abuse']:,} verdicts{into}{written}"
+    )

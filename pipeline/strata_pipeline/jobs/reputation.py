@@ -1,0 +1,90 @@
+"""`strata-pipeline reputation`: how relays did over seven days, as many clients saw them.
+
+A client's scores are its own and go to nobody (R-340). This is for those who run many clients, and have them
+hand in what `strata relays export` prints. A log is any file of JSON lines below the folder, also compressed:
+
+    probes/laptop-1/2026-11-21.jsonl
+    probes/phone.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Observation, SparkSession
+from pyspark.sql import functions as F
+
+from strata_pipeline.datasets.probes import RelayScores
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.schemas import schema
+from strata_pipeline.transforms.reputation import FUTURE, OLD, read_probes, relay_scores
+
+__all__ = ["Scored", "reputation"]
+
+_FILES = "{*.jsonl,*.jsonl.gz,*.jsonl.bz2,*.jsonl.zst}"
+_HAS_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://").match
+
+
+@dataclass(slots=True)
+class Scored:
+    """What a run has found."""
+
+    at: float
+    """The time asked about, Unix seconds."""
+    lines: int = 0
+    malformed: int = 0
+    """Lines that are no observations."""
+    future: int = 0
+    """Observations made after `at`."""
+    old: int = 0
+    """Observations made before the seven days."""
+    relays: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of `RelayScores`, the best first."""
+
+
+def reputation(
+    spark: SparkSession, probes: str | Path, *, at: float | None = None, output: str | Path | None = None
+) -> Scored:
+    """Score all relays that the logs below a folder tell of, as of `at`, by default now.
+
+    With `output`, the scores go to `output/relay_scores` and malformed lines to `output/malformed`, both
+    Parquet, in the place of what was there. Raises `UsageError` where there is no folder, `PipelineError`
+    where it cannot be read.
+    """
+    if not _HAS_SCHEME(str(probes)) and not Path(probes).is_dir():
+        raise UsageError(f"{probes} is no folder; put there what `strata relays export` prints, as *.jsonl")
+    now = time.time() if at is None else at
+    seen = Observation()
+    with translate_failures("reading probe logs"):
+        # As bytes: a damaged line need not be UTF-8.
+        text = (
+            spark.read.option("recursiveFileLookup", "true")
+            .option("pathGlobFilter", _FILES)
+            .text(str(probes))
+        )
+        lines = text.select(
+            F.col("value").cast("binary").alias("line"), F.col("_metadata.file_path").alias("file")
+        )
+        read = read_probes(lines, now)
+        counted = read.frame.observe(
+            seen,
+            F.count(F.lit(1)).alias("lines"),
+            *(
+                F.count(F.when(F.col("reason") == reason, 1)).alias(reason)
+                for reason in ("malformed", FUTURE, OLD)
+            ),
+        )
+        rows = [row.asDict() for row in relay_scores(type(read)(counted), now).frame.collect()]
+        rows.sort(key=lambda row: (-row["score"], row["url"]))
+        scored = Scored(now, **seen.get, relays=rows)
+        if output is not None:
+            scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores")))
+            scores.frame.coalesce(1).write.mode("overwrite").parquet(f"{output}/relay_scores")
+            aside = read.frame.where(F.col("reason") == "malformed").select("file", "line")
+            aside.write.mode("overwrite").parquet(f"{output}/malformed")
+    return scored

@@ -1,0 +1,169 @@
+"""`strata-pipeline restore`: a lake back into a relay's database, each packet at the place that it had.
+
+The log grows from where it ends, a part of a batch in each transaction, so it is always the beginning of what
+the lake holds: that is all there is to know for going on after whatever has happened. A batch is held against
+its manifest, and its packets against their ids, before any of it goes in.
+
+What the lake does not have is not restored: quarantined rows, the abuse table, and the relay's secrets.
+Cursors that the old relay has given out are good at the new one only if the row of `relay_secrets` is copied
+from a backup before the new relay is first started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+from adbc_driver_postgresql import dbapi as adbc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from strata.lake import Manifest, Span
+
+from strata_pipeline.datasets import Packets
+from strata_pipeline.errors import LakeError, LogError
+from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.lake.batches import Batch, batch_name, leading_days_with_holes
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.log import restoring
+from strata_pipeline.log.restoring import Head
+from strata_pipeline.schemas import schema
+from strata_pipeline.transforms.restoring import stage_packets
+
+__all__ = ["Restored", "restore"]
+
+DEFAULT_CHUNK_ROWS = 50_000
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a run has done."""
+
+    packets: int = 0
+    """Put into the log by this run."""
+    left_out: int = 0
+    """Quarantined rows of the lake up to where the log ends now: they are not restored."""
+    reached: int = 0
+    """The sequence at which the log ends."""
+    left: int = 0
+    """Packets of the lake still to come."""
+
+
+def restore(
+    spark: SparkSession,
+    url: str,
+    path: str | Path,
+    *,
+    until: int | None = None,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    progress: Callable[[Restored], None] = lambda done: None,
+) -> Restored:
+    """Bring a migrated database's log up to the end of a lake, or of the day `until` (days since 1970).
+
+    The log must be empty, or end somewhere in the lake and hold what the lake holds up to there; where it
+    holds all of it and more, nothing is done. `progress` is called before each transaction, and at the end.
+    Raises `LakeError` for a damaged lake, naming the batch, `LogError` for a log that is no beginning of it,
+    and `LogUnavailable`. What was restored before stays, and running it again goes on.
+    """
+    lake = Lake.open(path)
+    manifests = [one for one in lake.manifests if until is None or one.span.day <= until]
+    if not manifests:
+        raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
+    with restoring.writing(url) as connection:
+        head = restoring.read_head(connection)
+        held = _check_beginning(lake, manifests, connection, head)
+        done = Restored(reached=head.sequence, left=sum(one.packets for one in manifests) - held)
+        border = leading_days_with_holes(lake.manifests)
+        if head.sequence == 0 and border > head.removed_to:
+            restoring.keep_below(connection, border)
+            head = restoring.read_head(connection)
+        with restoring.staging(connection) as table:
+            for manifest in manifests:
+                if manifest.up_to > head.sequence:
+                    batch = Batch.read(lake, manifest)
+                    _stage(spark, url, table, batch, head)
+                    head = _move(connection, table, batch, head, chunk_rows, done, progress)
+    done.left_out = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
+    progress(done)
+    return done
+
+
+def _stage(spark: SparkSession, url: str, table: str, batch: Batch, head: Head) -> None:
+    if not batch.packets.num_rows:
+        return
+    after, up_to = max(batch.manifest.after, head.sequence), batch.manifest.up_to
+    frame = spark.read.schema(schema("packets")).parquet(*map(str, batch.folders))
+    packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
+    with translate_failures("restoring"):
+        faults = stage_packets(packets, url, table, batch.manifest.number).collect()
+    if faults:
+        raise LakeError(
+            f"the lake's {batch_name(batch.manifest)} is damaged: the packet at {faults[0].sequence} does "
+            f"not hold ({faults[0].reason}: {faults[0].detail}). Bring its files back from a copy of the lake"
+        )
+
+
+def _move(
+    connection: adbc.Connection,
+    table: str,
+    batch: Batch,
+    head: Head,
+    chunk_rows: int,
+    done: Restored,
+    progress: Callable[[Restored], None],
+) -> Head:
+    for part in batch.parts(head.sequence, chunk_rows):
+        progress(done)
+        head = restoring.move(connection, table, batch.manifest.number, part, head)
+        done.packets += part.packets
+        done.left -= part.packets
+        done.reached = head.sequence
+    restoring.forget_staged(connection, table)
+    return head
+
+
+def _check_beginning(lake: Lake, manifests: list[Manifest], connection: adbc.Connection, head: Head) -> int:
+    """How many packets of the lake the log holds. Raises `LogError` unless it is its beginning, or more.
+
+    Looked at are the last packet of each batch, the last of all, and how many there are. Rows that the lake
+    has quarantined may be in the log or not: an older backup of the same log has them, a restored one has
+    not. What retention has removed from the log since is not missed.
+    """
+    end = min(head.sequence, manifests[-1].up_to)
+    kept = [one for one in manifests if one.up_to > head.removed_to and one.after < end]
+    cut = Batch.read(lake, kept[-1]) if kept and kept[-1].up_to > end else None
+    whole = [one for one in kept if one.up_to <= end]
+    found = restoring.ids_at(connection, [*(one.up_to for one in whole), end])
+    for one in whole:
+        _compare(one.up_to, found.get(one.up_to), one.last_packet_id, may_lack=one.quarantined > 0)
+    if cut is not None:
+        place = cut.rows.filter(pc.field("sequence") == end)
+        if not place.num_rows:
+            raise _foreign(f"it ends at {end}, where the lake has no packet")
+        quarantined = not cut.packets.filter(pc.field("sequence") == end).num_rows
+        _compare(end, found.get(end), place["packet_id"][0].as_py().hex(), may_lack=quarantined)
+    least = sum(one.packets for one in whole)
+    spare = sum(one.quarantined for one in whole)
+    if cut is not None:
+        least += cut.packets_up_to(end)
+        spare += cut.quarantined_up_to(end)
+    stored = restoring.stored_rows(connection, Span(head.removed_to, end))
+    if not least <= stored <= least + spare:
+        raise _foreign(f"it has {stored} packets up to {end}, and the lake {least}")
+    return least + sum(one.packets for one in manifests if one.up_to <= min(head.removed_to, end))
+
+
+def _compare(sequence: int, found: bytes | None, wanted: str, *, may_lack: bool) -> None:
+    if found is None and may_lack:
+        return
+    if found is None or found.hex() != wanted:
+        has = "no packet" if found is None else f"0x{found.hex()}"
+        raise _foreign(f"it has {has} at {sequence}, and the lake 0x{wanted}")
+
+
+def _foreign(why: str) -> LogError:
+    return LogError(
+        f"the database's log is not the beginning of what the lake holds: {why}. Restore into an empty "
+        "database (relayd migrate makes one), or one that this lake was archived from"
+    )

@@ -1,0 +1,109 @@
+"""What jobs that turn the lake into tables share: which packets, and where the tables go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from strata.lake import day_text
+
+from strata_pipeline.datasets import Dataset, Packets
+from strata_pipeline.errors import UsageError
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.reports.page import LakeNote
+
+__all__ = ["Window", "check_output", "keep", "rows_of", "write_page", "write_tables"]
+
+
+class Window:
+    """The last days of a lake as it stands: batches that come while a job runs are not seen.
+
+    `days` counts back from the last day the lake has, calendar days; None takes all. Raises `UsageError` for
+    a lake without packets.
+    """
+
+    def __init__(self, lake: Lake, days: int | None = None) -> None:
+        if not lake.manifests:
+            raise UsageError(
+                f"{lake.root} holds no lake yet: begin with strata-pipeline archive --lake {lake.root}"
+            )
+        if days is not None and days < 1:
+            raise UsageError("a job looks at one day or more")
+        self.lake = lake
+        there = lake.days()
+        self.first = there[0] if days is None else max(there[0], there[-1] - days + 1)
+        self.days = [day for day in there if day >= self.first]
+        self.earlier = [day for day in there if day < self.first]
+        self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
+
+    def packets(self, spark: SparkSession, kind: str | None = None) -> Packets:
+        """The packets of these days; of one folder `kind`, if it is given."""
+        return self._read(spark, self.days, kind)
+
+    def packets_before(self, spark: SparkSession, kind: str | None = None) -> Packets | None:
+        """Those of all days before; None if there are none."""
+        return self._read(spark, self.earlier, kind) if self.earlier else None
+
+    def _read(self, spark: SparkSession, days: list[int], kind: str | None) -> Packets:
+        if not self.lake.packets.is_dir():
+            return Packets.empty(spark)
+        frame = Packets.of(spark, self.lake, days).frame
+        committed = frame.where(F.col("sequence") <= self.lake.reached)
+        # Spark finds the folder's column below the dataset's, and reads no file of another folder.
+        return Packets(committed if kind is None else committed.where(F.col("kind") == kind))
+
+
+@contextlib.contextmanager
+def keep(*datasets: Dataset) -> Iterator[None]:
+    """Compute these once and keep them, in memory or on disk, until the end of the block."""
+    kept = [dataset.frame.persist() for dataset in datasets]
+    try:
+        yield
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def rows_of(frame: DataFrame, most: int) -> list[dict[str, Any]]:
+    """The first rows of a sorted frame, as mappings."""
+    return [row.asDict(recursive=True) for row in frame.limit(most).collect()]
+
+
+def check_output(output: str | Path | None, lake: Lake) -> Path | None:
+    """The folder for results. Raises `UsageError` for one inside the lake, where its readers would find
+    them."""
+    if output is None:
+        return None
+    folder = Path(output).absolute()
+    if folder == lake.root or lake.root in folder.parents:
+        raise UsageError(f"{folder} lies in the lake: name another folder for results")
+    return folder
+
+
+def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
+    """Each as Parquet in a folder of its name, in the place of what was there. Raises `UsageError`."""
+    with _writable(output):
+        output.mkdir(parents=True, exist_ok=True)
+    for name, dataset in tables.items():
+        dataset.frame.write.mode("overwrite").parquet(str(output / name))
+
+
+def write_page(path: Path, text: str) -> None:
+    """A file that is there in full or as it was before. Raises `UsageError`."""
+    draft = path.with_name(f"_{path.name}.{os.getpid()}")
+    with _writable(path.parent):
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,128 @@
+"""`strata-pipeline traffic`: who sends how much, how much at once, and how often the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours
+from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.tables import Window, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.log.abuse import load_abuse
+from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
+from strata_pipeline.transforms.abuse import Thresholds, judge
+from strata_pipeline.transforms.bursts import BURST_CEILING, BURST_FLOOR, find_bursts
+from strata_pipeline.transforms.near_duplicates import find_clusters, find_near_duplicates, read_texts
+from strata_pipeline.transforms.traffic import count_author_hours, count_hours
+
+__all__ = ["TrafficOptions", "traffic"]
+
+_MAX_HOURS = 100_000
+_SHOWN_TYPES = 15
+_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class TrafficOptions:
+    """What counts as a burst and as abuse."""
+
+    burst_floor: int = BURST_FLOOR
+    burst_ceiling: int = BURST_CEILING
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    hours: Hours
+    author_hours: AuthorHours
+    bursts: Bursts
+    clusters: Clusters
+    abuse: Abuse
+
+
+def traffic(
+    spark: SparkSession,
+    path: str | Path,
+    *,
+    days: int | None = None,
+    output: str | Path | None = None,
+    load_into: str | None = None,
+    options: TrafficOptions | None = None,
+    now: int | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> TrafficFigures:
+    """The figures of the lake's last `days`, all of them for None.
+
+    With `output`, a folder: the tables `hours`, `author_hours`, `bursts`, `clusters` and `abuse` as Parquet,
+    and `traffic.html`. With `load_into`, a relay's database: its abuse table is brought up to date. `now` is
+    in Unix seconds, the clock's by default; verdicts end by it. `progress` is told what begins. Raises
+    `PipelineError` and `LakeError`; the lake is only read.
+    """
+    lake = Lake.open(path)
+    window = Window(lake, days)
+    folder = check_output(output, lake)
+    asked = options or TrafficOptions()
+    at = int(time.time()) if now is None else now
+    with translate_failures("traffic"):
+        progress("comparing texts")
+        packets = window.packets(spark)
+        texts = read_texts(packets)
+        near_duplicates = find_near_duplicates(texts)
+        with keep(texts, near_duplicates):
+            hours = count_hours(packets, near_duplicates)
+            by_author = count_author_hours(packets, texts, near_duplicates)
+            clusters = find_clusters(texts, near_duplicates)
+            with keep(hours, by_author, clusters):
+                bursts = find_bursts(by_author, asked.burst_floor, asked.burst_ceiling)
+                abuse = judge(by_author, bursts, asked.thresholds, at)
+                tables = _Tables(hours, by_author, bursts, clusters, abuse)
+                with keep(bursts, abuse):
+                    return _results(window, folder, tables, load_into, at, progress)
+
+
+def _results(
+    window: Window,
+    folder: Path | None,
+    tables: _Tables,
+    load_into: str | None,
+    now: int,
+    progress: Callable[[str], None],
+) -> TrafficFigures:
+    progress("counting")
+    figures = _figures(window, tables)
+    if folder is not None:
+        progress("writing")
+        write_tables(folder, vars(tables))
+        write_page(folder / "traffic.html", render_traffic(figures))
+    if load_into is not None:
+        progress("loading the abuse table")
+        load_abuse(load_into, [row.asDict() for row in tables.abuse.frame.toLocalIterator()], now)
+    return figures
+
+
+def _figures(window: Window, tables: _Tables) -> TrafficFigures:
+    names = ("packets", "size", "near_duplicates")
+    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
+    hours = tables.hours.frame
+    totals: dict[str, Any] = rows_of(hours.agg(*sums, F.count_distinct("author_id").alias("authors")), 1)[0]
+    for name in ("bursts", "clusters", "abuse"):
+        totals[name] = getattr(tables, name).frame.count()
+    authors = hours.groupBy("author_id").agg(*sums, F.max("peak_packets").alias("peak_packets"))
+    types = hours.groupBy("content_type").agg(*sums)
+    return TrafficFigures(
+        note=window.note,
+        totals=totals,
+        hourly=rows_of(hours.groupBy("hour_at").agg(*sums).orderBy("hour_at"), _MAX_HOURS),
+        authors=rows_of(authors.orderBy(F.desc("packets"), "author_id"), _SHOWN),
+        types=rows_of(types.orderBy(F.desc("packets"), "content_type"), _SHOWN_TYPES),
+        bursts=rows_of(tables.bursts.frame.orderBy(F.desc("peak_packets"), "author_id", "hour_at"), _SHOWN),
+        clusters=rows_of(tables.clusters.frame.orderBy(F.desc("copies"), "first_sequence"), _SHOWN),
+        abuse=rows_of(tables.abuse.frame.orderBy("verdict", "author_id"), _SHOWN),
+    )

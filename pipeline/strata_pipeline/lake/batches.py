@@ -1,0 +1,119 @@
+"""The batches of a lake: held against their manifests, and cut into parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from strata.lake import Manifest, Span, day_of, first_of_day
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.rows import digest_of, read_places
+
+__all__ = ["Batch", "Part", "batch_name", "leading_days_with_holes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a batch that follow each other."""
+
+    span: Span
+    packets: int
+    last_received_at: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch whose rows are those that its manifest tells of."""
+
+    manifest: Manifest
+    folders: list[Path]
+    """Where its packets are; files of other batches may be there too."""
+    packets: pa.Table
+    """The places of its packets, in log order (see `lake.rows`)."""
+    rows: pa.Table
+    """The same with the quarantined rows among them."""
+
+    @classmethod
+    def read(cls, lake: Lake, manifest: Manifest) -> Batch:
+        """Read the places of all rows. Raises `LakeError`, by name, unless count and digest agree."""
+        folders = lake.folders_of(manifest.span)
+        sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
+        aside = [folder for folder in folders if folder not in sound]
+        try:
+            packets = read_places(sound, manifest.span)
+            quarantined = read_places(aside, manifest.span)
+        except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+            raise _damaged(manifest, f"its files cannot be read: {error}") from None
+        found = (packets.num_rows, quarantined.num_rows)
+        if found != (manifest.packets, manifest.quarantined):
+            raise _damaged(
+                manifest,
+                f"it has {found[0]} packets and {found[1]} quarantined rows, and must have "
+                f"{manifest.packets} and {manifest.quarantined}",
+            )
+        rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
+        if digest_of(rows) != manifest.rows:
+            raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
+        return cls(manifest, sound, packets, rows)
+
+    def packets_up_to(self, sequence: int) -> int:
+        """How many packets there are at or below a place."""
+        return _rows_up_to(self.packets, sequence)
+
+    def quarantined_up_to(self, sequence: int) -> int:
+        """How many quarantined rows there are at or below a place."""
+        return _rows_up_to(self.rows, sequence) - _rows_up_to(self.packets, sequence)
+
+    def parts(self, after: int, max_rows: int) -> list[Part]:
+        """What lies behind a sequence, at most so many rows in a part; the last ends where the batch does."""
+        sequences = self.rows["sequence"].to_numpy()
+        received = self.rows["received_at"].to_numpy()
+        low = max(after, self.manifest.after)
+        parts = []
+        first = _rows_up_to(self.rows, low)
+        for start in range(first, len(sequences), max_rows):
+            last = min(start + max_rows, len(sequences)) - 1
+            high = self.manifest.up_to if last == len(sequences) - 1 else int(sequences[last])
+            packets = self.packets_up_to(high) - self.packets_up_to(low)
+            parts.append(Part(Span(low, high), packets, int(received[last])))
+            low = high
+        return parts
+
+
+def batch_name(manifest: Manifest) -> str:
+    """How to name a batch to somebody who looks for it."""
+    return f"batch {manifest.span} (manifest {manifest.number})"
+
+
+def leading_days_with_holes(manifests: list[Manifest]) -> int:
+    """The border above the lake's first days in which sequences are missing; 0 if its first day is whole.
+
+    Within a day no sequence is left out, so rows were removed before they were archived: by retention, which
+    leaves only what it spares.
+    """
+    rows: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for manifest in manifests:
+        day = day_of(manifest.up_to)
+        rows[day] = rows.get(day, 0) + manifest.packets + manifest.quarantined
+        ends[day] = manifest.up_to
+    border = 0
+    for day, count in rows.items():
+        if count == ends[day] - first_of_day(day):
+            break
+        border = first_of_day(day + 1)
+    return border
+
+
+def _rows_up_to(rows: pa.Table, sequence: int) -> int:
+    return int(np.searchsorted(rows["sequence"].to_numpy(), sequence, side="right"))
+
+
+def _damaged(manifest: Manifest, why: str) -> LakeError:
+    return LakeError(
+        f"the lake's {batch_name(manifest)} is damaged: {why}. Bring its files back from a copy of the lake"
+    )

@@ -1,0 +1,56 @@
+"""The relay's abuse table, brought up to date. The one place where a report writes into the database.
+
+    GRANT SELECT, INSERT, UPDATE, DELETE ON abuse TO …
+
+Our rows are those whose reason begins with the pipeline's prefix. All others are an operator's: they are
+never changed and never removed, not even expired ones. So whoever wants the pipeline to leave an author alone
+writes a row of his own, in whatever words, that has expired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adbc_driver_postgresql import dbapi as adbc
+
+from strata_pipeline.datasets.traffic import REASON_PREFIX
+from strata_pipeline.errors import LogError
+from strata_pipeline.log.database import connect, translate_errors
+
+__all__ = ["load_abuse"]
+
+# One statement, so all of it counts or nothing. JSON, since the driver sends no arrays of text.
+_LOAD = """
+INSERT INTO abuse AS old (author_id, verdict, reason, expires_at)
+SELECT author_id, verdict, reason, expires_at
+FROM jsonb_to_recordset($1::jsonb) AS new (author_id text, verdict text, reason text, expires_at bigint)
+ON CONFLICT (author_id) DO UPDATE SET verdict = excluded.verdict, reason = excluded.reason,
+    expires_at = excluded.expires_at, created_at = excluded.created_at
+WHERE starts_with(old.reason, $2)
+"""
+_REMOVE = "DELETE FROM abuse WHERE starts_with(reason, $1) AND expires_at < $2"
+
+
+def load_abuse(url: str, rows: Sequence[Mapping[str, Any]], now: int) -> None:
+    """Write our rows, and remove ours that had expired by `now`. Again with the same rows changes nothing.
+
+    Raises `LogUnavailable`, and `LogError` where the role may not write or there is no such table.
+    """
+    # PostgreSQL's text cannot hold U+0000, and no DID that a key can sign for has one.
+    kept = [dict(row) for row in rows if "\0" not in row["author_id"]]
+    with contextlib.closing(connect(url)) as connection, translate_errors(), connection.cursor() as cursor:
+        try:
+            cursor.execute("SET default_transaction_read_only = off")
+            if kept:
+                cursor.execute(_LOAD, (json.dumps(kept), REASON_PREFIX))
+            cursor.execute(_REMOVE, (REASON_PREFIX, now))
+        except adbc.ProgrammingError as error:
+            if getattr(error, "sqlstate", None) in ("42501", "42P01", "25006"):
+                raise LogError(
+                    "the abuse table cannot be written: it takes the relay's primary database, and a role "
+                    "with GRANT SELECT, INSERT, UPDATE, DELETE ON abuse"
+                ) from error
+            raise

@@ -1,0 +1,293 @@
+"""The log written again, from rows that are known to be right: staged by many, moved into the log by one.
+
+    restore_staging_…   UNLOGGED, filled by Spark's tasks; a row may be there twice where a task was repeated
+    packets, packet_ids, log_head    changed by `move` alone: a part of a batch in a transaction,
+                                     under the lock of the log
+
+So no lower sequence becomes visible after a higher one, also for a relay that runs meanwhile, and whatever is
+cut off leaves a log that ends where a part ended.
+
+Reading is not enough here. Partitions are made and staging tables come and go, which only the owner of the
+relay's tables may do: use the role that relayd uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi as adbc
+from strata.keys import IDENTITY_TYPES
+from strata.lake import Span, first_of_day
+
+from strata_pipeline.errors import LogError, LogUnavailable
+from strata_pipeline.lake.batches import Part
+from strata_pipeline.log.database import connect, literal, without_password
+
+__all__ = [
+    "STAGED",
+    "Head",
+    "forget_staged",
+    "ids_at",
+    "keep_below",
+    "move",
+    "read_head",
+    "staging",
+    "stored_rows",
+    "write_staged",
+    "writing",
+]
+
+STAGED = pa.schema(
+    [
+        ("batch", pa.int64()),
+        ("sequence", pa.int64()),
+        ("received_at", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("expires_at", pa.int64()),
+        ("packet_id", pa.binary()),
+        ("author_id", pa.binary()),
+        ("content_type", pa.binary()),
+        ("body", pa.binary()),
+        ("annotation", pa.binary()),
+        ("equivalence_key", pa.binary()),
+    ]
+)
+"""A row of staging: the number of its manifest, then what the log holds of it."""
+
+_LOCK = 0x726573746F7265  # "restore": the advisory lock that keeps two restores apart
+_PATIENCE = "10s"
+_PREFIX = "restore_staging_"
+_MOVED, _MISCOUNTED = "RR001", "RR002"
+_MAX_IDS = 10_000
+
+_SESSION = (
+    "SET default_transaction_read_only = off",
+    # A part's ids are looked up one by one, however little is known about the partitions: joining all of
+    # packet_ids with each part would take longer the longer the log is.
+    "SET enable_hashjoin = off",
+    "SET enable_mergejoin = off",
+)
+
+_MAKE_STAGING = """
+DO $restore$
+DECLARE v_name text;
+BEGIN
+    -- What a restore that was cut off has left. Nobody uses it: we hold the lock.
+    FOR v_name IN SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, '{prefix}')
+            AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'log_head'::regclass) LOOP
+        EXECUTE format('DROP TABLE %I', v_name);
+    END LOOP;
+    CREATE UNLOGGED TABLE {table} (
+        batch bigint NOT NULL, sequence bigint NOT NULL, received_at bigint NOT NULL,
+        "timestamp" bigint NOT NULL, expires_at bigint, packet_id bytea NOT NULL, author_id bytea NOT NULL,
+        content_type bytea NOT NULL, body bytea NOT NULL, annotation bytea, equivalence_key bytea);
+    CREATE INDEX ON {table} (batch, sequence);
+END $restore$
+"""
+
+_KEEP_BELOW = """
+DO $restore$
+BEGIN
+    PERFORM FROM log_head FOR UPDATE;
+    ALTER TABLE packets DETACH PARTITION packets_kept;
+    ALTER TABLE packets ATTACH PARTITION packets_kept FOR VALUES FROM (MINVALUE) TO ({border});
+    ALTER TABLE packet_ids DETACH PARTITION packet_ids_kept;
+    ALTER TABLE packet_ids ATTACH PARTITION packet_ids_kept FOR VALUES FROM (MINVALUE) TO ({border});
+END $restore$
+"""
+
+_MOVE = """
+DO $restore$
+DECLARE
+    v_head bigint;
+    v_rows bigint;
+BEGIN
+    SELECT last_sequence INTO STRICT v_head FROM log_head FOR UPDATE;
+    IF v_head <> {head} THEN
+        RAISE EXCEPTION 'the log ends at %', v_head USING ERRCODE = '{moved}';
+    END IF;
+    IF {adds_day} THEN
+        PERFORM relay_add_day({day});
+    END IF;
+    -- A task that was repeated has staged its rows twice.
+    INSERT INTO packets (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type,
+            body, annotation)
+        SELECT sequence, received_at, "timestamp", expires_at, packet_id, author_id,
+            content_type, body, annotation
+        FROM {table} WHERE {those} ORDER BY sequence
+        ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows <> {rows} THEN
+        RAISE EXCEPTION '% rows', v_rows USING ERRCODE = '{miscounted}';
+    END IF;
+    -- An id, or an equivalence key, stays with the place that it was first seen at.
+    INSERT INTO packet_ids (packet_id, sequence, received_at)
+        SELECT known.id, sequence, received_at
+        FROM {table} CROSS JOIN LATERAL (VALUES (packet_id), (equivalence_key)) AS known (id)
+        WHERE {those} AND known.id IS NOT NULL
+            AND NOT EXISTS (SELECT FROM packet_ids AS i WHERE i.packet_id = known.id)
+        ORDER BY sequence
+        ON CONFLICT DO NOTHING;
+    UPDATE log_head SET
+        last_sequence = {up_to},
+        last_received_at = greatest(last_received_at, {last_received_at}),
+        last_identity_sequence = greatest(last_identity_sequence,
+            (SELECT max(sequence) FROM {table} WHERE {those} AND content_type IN ({identity_types})));
+    PERFORM pg_notify('relayd_log', '{up_to}');
+END $restore$
+"""
+
+_STATE = r"""
+SELECT h.last_sequence, coalesce((
+    SELECT max(substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?([0-9]+)')::bigint)
+    FROM pg_class AS c WHERE c.oid = 'packets_kept'::regclass), 0)
+FROM log_head AS h
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log ends."""
+
+    sequence: int
+    removed_to: int
+    """Below this border are only packets that retention spares."""
+
+
+@contextlib.contextmanager
+def writing(url: str) -> Iterator[adbc.Connection]:
+    """A connection that writes, of which there is one at a time. Raises `LogUnavailable`, `LogError`."""
+    with contextlib.closing(connect(url, "strata-pipeline-restore")) as connection:
+        for statement in _SESSION:
+            _execute(connection, statement)
+        # With patience: a restore that was killed holds it until the server notices.
+        _execute(connection, f"SET lock_timeout = '{_PATIENCE}'")
+        _execute(connection, f"DO $restore$ BEGIN PERFORM pg_advisory_lock({_LOCK}); END $restore$")
+        _execute(connection, "SET lock_timeout = 0")
+        yield connection
+
+
+@contextlib.contextmanager
+def staging(connection: adbc.Connection) -> Iterator[str]:
+    """The name of a staging table, dropped at the end; one that was left by a restore cut off goes first."""
+    table = _PREFIX + secrets.token_hex(8)
+    _execute(connection, _MAKE_STAGING.format(prefix=_PREFIX, table=table))
+    try:
+        yield table
+    finally:
+        # Where the connection is gone, the next restore does it.
+        with contextlib.suppress(LogUnavailable):
+            _execute(connection, f"DROP TABLE IF EXISTS {table}")
+
+
+def write_staged(url: str, table: str, batches: Iterator[pa.RecordBatch]) -> None:
+    """Add rows of `STAGED` to a staging table: one COPY, all of them or none. For tasks."""
+    with contextlib.closing(connect(url, "strata-pipeline-restore")) as connection:
+        _execute(connection, _SESSION[0])
+        with _translated(), connection.cursor() as cursor:
+            cursor.adbc_ingest(table, pa.RecordBatchReader.from_batches(STAGED, batches), mode="append")
+
+
+def read_head(connection: adbc.Connection) -> Head:
+    """Where the log ends now. Raises `LogError` for a database that holds none."""
+    rows = _fetch(connection, _STATE)
+    if not rows:
+        raise LogError("the database holds no log: log_head is empty")
+    return Head(*rows[0])
+
+
+def stored_rows(connection: adbc.Connection, span: Span) -> int:
+    """How many packets the log holds in a span."""
+    where = f"sequence > {span.after} AND sequence <= {span.up_to}"
+    return int(_fetch(connection, f"SELECT count(*) FROM packets WHERE {where}")[0][0])
+
+
+def ids_at(connection: adbc.Connection, sequences: Sequence[int]) -> dict[int, bytes]:
+    """The ids of the packets at these places, where there are any."""
+    found: dict[int, bytes] = {}
+    for start in range(0, len(sequences), _MAX_IDS):
+        listed = ", ".join(map(str, sequences[start : start + _MAX_IDS]))
+        found.update(
+            _fetch(connection, f"SELECT sequence, packet_id FROM packets WHERE sequence IN ({listed})")
+        )
+    return found
+
+
+def keep_below(connection: adbc.Connection, border: int) -> None:
+    """Let an empty log hold everything below a border where retention puts what it spares."""
+    _execute(connection, _KEEP_BELOW.format(border=border))
+
+
+def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: Head) -> Head:
+    """Move a staged part of a batch into the log, which ends at `head`; where it ends then. One transaction.
+
+    Raises `LogError`, with nothing changed, when the log ends elsewhere by now, or when other rows are staged
+    than the part has.
+    """
+    after, up_to = part.span
+    day = part.span.day
+    _execute(
+        connection,
+        _MOVE.format(
+            table=table,
+            those=f"batch = {batch} AND sequence > {after} AND sequence <= {up_to}",
+            head=head.sequence,
+            day=day,
+            adds_day=first_of_day(day) >= head.removed_to,
+            rows=part.packets,
+            up_to=up_to,
+            last_received_at=part.last_received_at,
+            identity_types=", ".join(literal(name) for name in sorted(IDENTITY_TYPES)),
+            moved=_MOVED,
+            miscounted=_MISCOUNTED,
+        ),
+    )
+    # Retention never removes the day of the head, so the border is still below the next part.
+    return Head(up_to, head.removed_to)
+
+
+def forget_staged(connection: adbc.Connection, table: str) -> None:
+    """Empty a staging table."""
+    _execute(connection, f"TRUNCATE {table}")
+
+
+def _execute(connection: adbc.Connection, statement: str) -> None:
+    with _translated(), connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def _fetch(connection: adbc.Connection, query: str) -> list[tuple[Any, ...]]:
+    with _translated(), connection.cursor() as cursor:
+        cursor.execute(query)
+        return list(cursor.fetchall())
+
+
+_SAID = {
+    _MOVED: "{0} now, and a moment ago it ended elsewhere: something else writes into it. Stop it, "
+    "and restore into an empty database",
+    _MISCOUNTED: "{0} were staged and it must be others: was the database restarted? Run restore again",
+    "55P03": "another restore into this database is running: wait for it, or stop it",
+    "25006": "the database accepts no writes: it is a replica, or read-only. Name the primary",
+    "42501": "the role may not do what a restore needs; use relayd's own, which owns the tables ({0})",
+    "42P01": "the database holds no log; run relayd migrate on it first ({0})",
+    "42703": "the database is of an earlier version; run relayd migrate on it first ({0})",
+    "42883": "the database is of an earlier version; run relayd migrate on it first ({0})",
+}
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        text = without_password(str(error))
+        said = _SAID.get(getattr(error, "sqlstate", None) or "")
+        if said is not None:
+            reason = text.partition("ERROR:")[2].partition("\n")[0].strip() or text
+            raise LogError(said.format(reason)) from error
+        raise LogUnavailable(f"the relay's database: {text}") from error

@@ -1,0 +1,1 @@
+"""Reports as single HTML files. No I/O: figures in, text out."""

@@ -1,0 +1,120 @@
+"""Plots as inline SVG. Colours come from the page's style sheet, so they follow its light or dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from strata_pipeline.reports.text import escaped, shortened
+
+__all__ = ["bars", "columns", "ranges"]
+
+_WIDTH, _HEIGHT = 640, 200
+_LEFT, _TOP, _BOTTOM = 56, 12, 28
+_LABEL, _ROW = 220, 22
+_LABEL_CHARACTERS = 29
+_LETTER = 7.5
+_DURATIONS = (0, 1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
+
+
+def columns(
+    points: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], show: Callable[[float], str]
+) -> str:
+    """Stacked columns: for each point its label and a value for each of `names`."""
+    highest = max((sum(values) for _, values in points), default=0.0)
+    top, step = _scale(highest)
+    parts = [_open(_WIDTH, _TOP + _HEIGHT + _BOTTOM)]
+    for tick in range(round(top / step) + 1):
+        y = _TOP + _HEIGHT * (1 - tick * step / top)
+        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH}"/>')
+        parts.append(_text(_LEFT - 6, y + 4, show(tick * step), "end"))
+    slot = (_WIDTH - _LEFT) / max(1, len(points))
+    widest = max((len(label) for label, _ in points), default=0) * _LETTER
+    every = math.ceil(widest / slot)
+    for place, (label, values) in enumerate(points):
+        x, below = _LEFT + slot * (place + 0.1), 0.0
+        told = ", ".join(f"{name} {show(value)}" for name, value in zip(names, values, strict=True))
+        parts.append(f"<g><title>{escaped(f'{label}: {told}')}</title>")
+        for number, value in enumerate(values):
+            below += value
+            y, height = _TOP + _HEIGHT * (1 - below / top), _HEIGHT * value / top
+            parts.append(
+                f'<rect class="s{number}" x="{x:.1f}" y="{y:.1f}" width="{slot * 0.8:.1f}" '
+                f'height="{height:.1f}"/>'
+            )
+        parts.append("</g>")
+        if place % every == 0:
+            parts.append(_text(x + slot * 0.4, _TOP + _HEIGHT + 18, label, "middle"))
+    return "".join([*parts, "</svg>", _legend(names)])
+
+
+def bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str]) -> str:
+    """A horizontal bar for each row: its label and value."""
+    highest = max((value for _, value in rows), default=0.0) or 1.0
+    room = _WIDTH - _LABEL - 70
+    parts = [_open(_WIDTH, _ROW * len(rows) + 4)]
+    for place, (label, value) in enumerate(rows):
+        y, width = place * _ROW + 4, room * value / highest
+        parts.append(_label(y, label))
+        parts.append(f'<rect class="s0" x="{_LABEL}" y="{y}" width="{width:.1f}" height="{_ROW - 6}"/>')
+        parts.append(_text(_LABEL + width + 6, y + 12, show(value)))
+    return "".join([*parts, "</svg>"])
+
+
+def ranges(rows: Sequence[tuple[str, float, float]], show: Callable[[float], str]) -> str:
+    """A line from a low to a high number of seconds for each row, on a logarithmic axis that has a 0."""
+    highest = max((high for _, _, high in rows), default=0.0)
+    needed = next((n for n, tick in enumerate(_DURATIONS) if n > 1 and tick >= highest), len(_DURATIONS))
+    ticks = _DURATIONS[: needed + 1]
+    room = _WIDTH - _LABEL - 40
+    end = math.log10(max(highest, ticks[-1]) + 1)
+    height = _ROW * len(rows) + 4
+
+    def x(value: float) -> float:
+        return _LABEL + 8 + room * math.log10(max(0.0, value) + 1) / end
+
+    parts = [_open(_WIDTH, height + 20)]
+    for tick in ticks:
+        parts.append(f'<path class="grid" d="M{x(tick):.1f} 0V{height}"/>')
+        parts.append(_text(x(tick), height + 14, show(tick), "middle"))
+    for place, (label, low, high) in enumerate(rows):
+        y = place * _ROW + 4
+        parts.append(
+            f"<g><title>{escaped(f'{label}: {show(low)} to {show(high)}')}</title>{_label(y, label)}"
+        )
+        parts.append(f'<path class="line" d="M{x(low):.1f} {y + 8}H{x(high):.1f}"/>')
+        parts.append(f'<circle class="s0" cx="{x(low):.1f}" cy="{y + 8}" r="5"/>')
+        parts.append(f'<circle class="s1" cx="{x(high):.1f}" cy="{y + 8}" r="5"/></g>')
+    return "".join([*parts, "</svg>"])
+
+
+def _open(width: int, height: int) -> str:
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
+
+
+def _label(y: float, label: str) -> str:
+    short = escaped(shortened(label, _LABEL_CHARACTERS))
+    return (
+        f'<text x="{_LABEL - 8}" y="{y + 12}" text-anchor="end">{short}<title>{escaped(label)}</title></text>'
+    )
+
+
+def _legend(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return ""
+    keys = [f'<span class="key k{number}">{escaped(name)}</span>' for number, name in enumerate(names)]
+    return f'<p class="legend">{"".join(keys)}</p>'
+
+
+def _scale(highest: float) -> tuple[float, float]:
+    """A round number at or above the highest value, and a round step that divides it into five parts at
+    most."""
+    if highest <= 0:
+        return 1.0, 1.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    step = next(part * power for part in (0.2, 0.5, 1.0, 2.0) if highest / (part * power) <= 5)
+    return math.ceil(highest / step) * step, step

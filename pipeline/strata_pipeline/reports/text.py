@@ -1,0 +1,86 @@
+"""Text for a page, much of it by strangers."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import unicodedata
+
+__all__ = [
+    "count_text",
+    "date_text",
+    "escaped",
+    "hour_text",
+    "seconds_text",
+    "share_text",
+    "shortened",
+    "size_text",
+    "visible",
+]
+
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def escaped(text: str) -> str:
+    """A `visible` text that is nothing but text in HTML and SVG."""
+    return html.escape(visible(text), quote=True)
+
+
+def visible(text: str) -> str:
+    """A text in which characters that cannot be seen, line ends among them, are U+FFFD.
+
+    So it cannot turn the direction of what stands around it, nor tell a terminal anything.
+    """
+    return "".join("\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in text)
+
+
+def shortened(text: str, characters: int) -> str:
+    """A text of at most so many characters: its beginning and its end, which tell DIDs and topics apart."""
+    if len(text) <= characters:
+        return text
+    end = characters // 3
+    return f"{text[: characters - end - 1]}…{text[-end:]}"
+
+
+def count_text(number: float | None) -> str:
+    """12,345; an en dash for what is not known."""
+    return "–" if number is None else f"{number:,.10g}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """0 s, 1.5 s, 90 s, 3 min, 2 h, 4 d."""
+    if seconds is None:
+        return "–"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length or seconds == length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def share_text(share: float | None) -> str:
+    """12.3 %."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def size_text(size: float | None) -> str:
+    """512 B, 1.5 KiB, 2.3 GiB."""
+    if size is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:,.4g} TiB"
+
+
+def hour_text(at: int) -> str:
+    """Unix seconds as 2026-11-21 13:00 UTC; seconds that no calendar has as they are."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return f"{at} s"
+
+
+def date_text(at: int) -> str:
+    """The day alone."""
+    return hour_text(at).split(" ")[0]

@@ -1,0 +1,121 @@
+"""The report on traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
+from strata_pipeline.reports.svg import bars, columns
+from strata_pipeline.reports.text import count_text, date_text, hour_text, size_text
+
+__all__ = ["TrafficFigures", "render_traffic"]
+
+_Rows = Sequence[Mapping[str, Any]]
+_MAX_HOURS = 14 * 24
+
+
+@dataclass(frozen=True)
+class TrafficFigures:
+    """What the report shows. Rows have the columns of the dataset of their name; not all rows need be
+    here."""
+
+    note: LakeNote
+    totals: Mapping[str, Any]
+    """`packets`, `size`, `authors`, `near_duplicates`, and how many rows there are of the lists below."""
+    hourly: _Rows
+    """For each hour `hour_at`, `packets` and `near_duplicates`, oldest first."""
+    authors: _Rows
+    """`author_id`, `packets`, `size`, `near_duplicates`, `peak_packets`: those who send most."""
+    types: _Rows
+    """`content_type`, `packets`, `size`: the most frequent."""
+    bursts: _Rows
+    clusters: _Rows
+    abuse: _Rows
+
+
+def render_traffic(figures: TrafficFigures) -> str:
+    """The report as the text of an HTML file."""
+    totals = figures.totals
+    return page(
+        "Traffic",
+        figures.note,
+        [
+            ("packets", count_text(totals["packets"])),
+            ("size", size_text(totals["size"])),
+            ("authors", count_text(totals["authors"])),
+            ("near-duplicates", count_text(totals["near_duplicates"])),
+            ("bursts", count_text(totals["bursts"])),
+            ("verdicts", count_text(totals["abuse"])),
+        ],
+        [_time(figures), _types(figures), _authors(figures), _bursts(figures), _clusters(figures),
+         _abuse(figures)],
+    )  # fmt: skip
+
+
+def _time(figures: TrafficFigures) -> str:
+    by_hour = len(figures.hourly) <= _MAX_HOURS
+    year = figures.note.last_day[:5]
+    sums: dict[str, list[float]] = {}
+    for row in figures.hourly:
+        label = hour_text(row["hour_at"]).removeprefix(year) if by_hour else date_text(row["hour_at"])
+        counts = sums.setdefault(label, [0.0, 0.0])
+        counts[0] += row["packets"] - row["near_duplicates"]
+        counts[1] += row["near_duplicates"]
+    about = f"Packets received in each {'hour' if by_hour else 'day'}, by the relay's clock (UTC)."
+    drawn = columns(list(sums.items()), ("packets", "near-duplicates"), count_text)
+    return section("Over time", about, plot(drawn))
+
+
+def _types(figures: TrafficFigures) -> str:
+    rows = [(str(row["content_type"]), float(row["packets"])) for row in figures.types]
+    return section("Types", "The most frequent content types, by packets.", plot(bars(rows, count_text)))
+
+
+def _authors(figures: TrafficFigures) -> str:
+    heads = [Column("author", True), Column("packets"), Column("size"), Column("in one second"),
+             Column("near-duplicates")]  # fmt: skip
+    rows = [
+        [row["author_id"], count_text(row["packets"]), size_text(row["size"]),
+         count_text(row["peak_packets"]), count_text(row["near_duplicates"])]
+        for row in figures.authors
+    ]  # fmt: skip
+    drawn = bars([(str(row["author_id"]), float(row["packets"])) for row in figures.authors[:15]], count_text)
+    about = "Who sends most. “In one second” is the most packets received within one, of one type."
+    return section("Authors", about, plot(drawn), table(heads, rows, figures.totals["authors"]))
+
+
+def _bursts(figures: TrafficFigures) -> str:
+    heads = [Column("hour"), Column("author", True), Column("packets"), Column("in one second"),
+             Column("usual up to")]  # fmt: skip
+    rows = [
+        [hour_text(row["hour_at"]), row["author_id"], count_text(row["packets"]),
+         count_text(row["peak_packets"]), count_text(round(row["threshold"], 1))]
+        for row in figures.bursts
+    ]  # fmt: skip
+    about = "Hours in which an author sent far more within a second than in that author's other hours."
+    return section("Bursts", about, table(heads, rows, figures.totals["bursts"]))
+
+
+def _clusters(figures: TrafficFigures) -> str:
+    heads = [Column("copies"), Column("authors"), Column("begins with", True), Column("first author", True)]
+    rows = [
+        [count_text(row["copies"]), count_text(row["authors"]), row["sample"], row["first_author_id"]]
+        for row in figures.clusters
+    ]
+    about = "Texts that came again nearly the same, numbers and letter case aside, from one author or many."
+    return section("Near-duplicates", about, table(heads, rows, figures.totals["clusters"]))
+
+
+def _abuse(figures: TrafficFigures) -> str:
+    heads = [Column("author", True), Column("verdict"), Column("reason", True), Column("until")]
+    rows = [
+        [row["author_id"], row["verdict"], row["reason"], hour_text(row["expires_at"])]
+        for row in figures.abuse
+    ]
+    about = (
+        "Whom the relay should hold to the limits of anonymous sessions (limit) or refuse (block), once the "
+        "table is loaded."
+    )
+    return section("Abuse", about, table(heads, rows, figures.totals["abuse"]))

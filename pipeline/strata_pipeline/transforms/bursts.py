@@ -1,0 +1,46 @@
+"""Hours in which an author sent far more at once than usual.
+
+What is usual is the author's own affair. Of each hour in which an author sent anything, take the fullest
+second. The median of these is the author's habit, and their median distance from it, times 1.4826, how far an
+hour usually strays (the standard deviation, where hours stray normally; unlike it one wild hour does not move
+it). An hour is a burst if its fullest second has more than
+
+    median + 6 × max(distance, median / 4)
+
+packets, where a quarter of the median stands in for authors whose hours are all alike. Three bounds keep this
+sane: nothing below `floor` is a burst; everything above `ceiling` is, whatever one is used to; and of an
+author with fewer than six hours no habit is known, so that `floor` alone decides.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F
+
+from strata_pipeline.datasets.traffic import AuthorHours, Bursts
+
+__all__ = ["BURST_CEILING", "BURST_FLOOR", "find_bursts"]
+
+BURST_FLOOR = 50
+"""Packets within one second; clients that are written by hand come nowhere near."""
+BURST_CEILING = 1_000
+
+_MIN_HOURS = 6
+_STRAYS = 6.0
+_NORMAL = 1.4826
+_LEAST_STRAY = 0.25
+
+
+def find_bursts(hours: AuthorHours, floor: int = BURST_FLOOR, ceiling: int = BURST_CEILING) -> Bursts:
+    """The hours whose fullest second is above the author's threshold. `floor` and `ceiling` are packets."""
+    medians = hours.frame.groupBy("author_id").agg(
+        F.percentile("peak_packets", 0.5).alias("median"), F.count(F.lit(1)).alias("hours")
+    )
+    with_median = hours.frame.join(medians, on="author_id", how="inner")
+    distance = F.abs(F.col("peak_packets") - F.col("median"))
+    strays = with_median.groupBy("author_id").agg(F.percentile(distance, 0.5).alias("distance"))
+    stray = F.greatest(_NORMAL * F.col("distance"), _LEAST_STRAY * F.col("median"))
+    usual = F.col("median") + _STRAYS * stray
+    bounded = F.least(F.greatest(usual, F.lit(float(floor))), F.lit(float(max(floor, ceiling))))
+    threshold = F.when(F.col("hours") < _MIN_HOURS, F.lit(float(floor))).otherwise(bounded)
+    judged = with_median.join(strays, on="author_id", how="inner").withColumn("threshold", threshold)
+    return Bursts(judged.where(F.col("peak_packets") > F.col("threshold")))

@@ -1,0 +1,83 @@
+"""The SDS message out of each packet of a channel, read by the client's own code.
+
+Where none can be read the packet stays, with what it tells itself: its author, size and time. Encrypted
+messages, messages in an encoding of their own and garbage look all the same from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from strata.errors import InvalidPacket
+from strata.messaging.binding import read_packet
+from strata.packets import Packet
+from strata.sds import Kind, SdsMessage
+from strata.sds.ids import is_usable_id
+
+from strata_pipeline.datasets import Packets
+from strata_pipeline.datasets.channels import ChannelPackets
+from strata_pipeline.lake.kinds import CHANNEL, kind_of
+from strata_pipeline.schemas import schema
+
+__all__ = ["read_channels"]
+
+_READ = ("sequence", "received_at", "author_id", "content_type", "size", "body")
+_FOUND = ("kind", "has_payload", "channel_id", "sender_id", "message_id", "history")
+_ARROW = to_arrow_schema(schema("channel_packets"))
+_DAY_BITS = 32
+_Found = tuple[str | None, bool, str | None, str | None, str | None, list[str] | None]
+_NO_PAYLOAD: _Found = (None, False, None, None, None, None)
+_NO_MESSAGE: _Found = (None, True, None, None, None, None)
+
+
+def read_channels(packets: Packets) -> ChannelPackets:
+    """The packets whose type is a content topic, with the message in each. Others are left out."""
+    return ChannelPackets(packets.frame.select(*_READ).mapInArrow(_read, schema("channel_packets")))
+
+
+def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for whole in batches:
+        ours = [kind_of(topic) == CHANNEL for topic in whole.column("content_type").to_pylist()]
+        batch = whole.filter(pa.array(ours, pa.bool_()))
+        sequence, topics = batch.column("sequence"), batch.column("content_type")
+        columns = {name: batch.column(name) for name in ("received_at", "author_id", "size")}
+        # The day of a sequence, by which the lake files it.
+        day = pc.shift_right(sequence, _DAY_BITS).cast(pa.int32()).cast(pa.date32())
+        columns |= {"sequence": sequence, "day": day, "content_topic": topics}
+        found = list(map(message_of, batch.column("body").to_pylist(), topics.to_pylist()))
+        for place, name in enumerate(_FOUND):
+            columns[name] = pa.array([row[place] for row in found], _ARROW.field(name).type)
+        yield pa.RecordBatch.from_pydict({name: columns[name] for name in _ARROW.names}, schema=_ARROW)
+
+
+def message_of(body: bytes, topic: str) -> _Found:
+    """Kind, whether there is a payload, channel, sender, id and history of the message in a packet."""
+    try:
+        packet = Packet.parse(body, media_needs_header=False)
+        received = read_packet(packet, topic)
+    except InvalidPacket:
+        return _NO_PAYLOAD
+    if received is None:
+        return _NO_PAYLOAD
+    message = SdsMessage.decode(received.message.payload)
+    if message is None or message.kind is None or not _is_usable(message):
+        return _NO_MESSAGE
+    return (
+        message.kind.value,
+        True,
+        message.channel_id,
+        message.sender_id,
+        message.message_id or None,
+        [entry.message_id for entry in message.causal_history],
+    )
+
+
+def _is_usable(message: SdsMessage) -> bool:
+    """Whether a participant would take it: every id it needs is there, and none is too long (C-302)."""
+    ids = [message.channel_id, message.sender_id, *(entry.message_id for entry in message.causal_history)]
+    if message.message_id or message.kind is not Kind.SYNC:
+        ids.append(message.message_id)
+    return all(map(is_usable_id, ids))

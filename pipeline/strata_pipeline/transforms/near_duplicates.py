@@ -1,0 +1,175 @@
+"""Texts that are nearly the same, found without comparing each with each.
+
+A text is lowered, its numbers made alike, and cut into shingles of eight bytes; of 32 hash functions the
+least value over all shingles is kept (MinHash). The share of equal values estimates how many shingles two
+texts have in common. Four values at a time make a bucket, so a text is in eight buckets, and texts that share
+nine tenths of their shingles meet in one of them almost surely, those that share a third hardly ever.
+
+Each text is compared with the *first* of its buckets alone, so the work grows with the texts and not with
+their square. Firsts of crowded buckets go to every task, so no task gets a crowded bucket whole: an author
+with half the traffic costs no more than others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strata_pipeline.datasets import Packets
+from strata_pipeline.datasets.traffic import Clusters, NearDuplicates, Texts
+from strata_pipeline.lake.kinds import CHANNEL, kind_of
+from strata_pipeline.schemas import schema
+
+__all__ = ["find_clusters", "find_near_duplicates", "normalised", "read_texts", "signature_of"]
+
+MIN_TEXT_BYTES = 32
+"""A shorter text says little: greetings are alike and harm nobody."""
+MAX_TEXT_CHARACTERS = 4096
+"""What is compared of a longer one."""
+SIMILARITY = 0.75
+"""Share of equal MinHash values from which on two texts are nearly the same."""
+
+_SHINGLE_BYTES = 8
+_HASHES = 32
+_ROWS = 4
+_CROWDED = 10_000
+_SAMPLE_CHARACTERS = 120
+_ARROW = to_arrow_schema(schema("texts"))
+
+# Any odd numbers would do; they must only be the same on every machine.
+_FACTORS = np.array(
+    [int.from_bytes(blake3(b"near-duplicates %d" % n).digest(8), "little") | 1 for n in range(_HASHES)],
+    np.uint64,
+)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_number = re.compile(r"\d+")
+
+
+class _Content(msgspec.Struct, gc=False):
+    text: str | None = None
+
+
+class _Body(msgspec.Struct, gc=False):
+    content: _Content
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+def read_texts(packets: Packets) -> Texts:
+    """The packets with a `text` long enough to compare. What channels carry is no text."""
+    columns = ("sequence", "received_at", "author_id", "content_type", "body")
+    return Texts(packets.frame.select(*columns).mapInArrow(_read, schema("texts")))
+
+
+def find_near_duplicates(texts: Texts) -> NearDuplicates:
+    """The packets whose text is nearly that of an earlier one, each with the earliest it was compared
+    with."""
+    buckets = texts.frame.withColumn("bucket", F.explode(F.expr(_BUCKETS))).drop("sample")
+    firsts = buckets.groupBy("bucket").agg(
+        F.min(F.struct("sequence", "signature")).alias("first"), F.count(F.lit(1)).alias("texts")
+    )
+    crowded = F.broadcast(firsts.where(F.col("texts") > _CROWDED).drop("texts"))
+    shared = firsts.where((F.col("texts") > 1) & (F.col("texts") <= _CROWDED)).drop("texts")
+    like = _like_first(buckets.join(crowded, on="bucket", how="inner")).unionByName(
+        _like_first(buckets.join(shared, on="bucket", how="inner"))
+    )
+    return NearDuplicates(
+        like.groupBy("sequence", "received_at", "author_id", "content_type").agg(
+            F.min("first_sequence").alias("first_sequence")
+        )
+    )
+
+
+def find_clusters(texts: Texts, near_duplicates: NearDuplicates) -> Clusters:
+    """What was sent again, with how often and by how many."""
+    # By author first: the copies of one text may be half of all packets.
+    by_author = near_duplicates.frame.groupBy("first_sequence", "author_id").agg(
+        F.count(F.lit(1)).alias("copies")
+    )
+    counted = by_author.groupBy("first_sequence").agg(
+        F.sum("copies").alias("copies"), F.count(F.lit(1)).alias("authors")
+    )
+    first = texts.frame.select(
+        F.col("sequence").alias("first_sequence"), F.col("author_id").alias("first_author_id"), "sample"
+    )
+    return Clusters(counted.join(first, on="first_sequence", how="inner"))
+
+
+_BUCKETS = (
+    f"transform(sequence(0, {_HASHES // _ROWS - 1}), "
+    f"i -> xxhash64(i, slice(signature, i * {_ROWS} + 1, {_ROWS})))"
+)
+
+
+def _like_first(met: DataFrame) -> DataFrame:
+    equal = F.size(
+        F.filter(F.zip_with("signature", "first.signature", lambda a, b: a == b), lambda same: same)
+    )
+    is_later = F.col("first.sequence") < F.col("sequence")
+    return met.where(is_later & (equal >= SIMILARITY * _HASHES)).select(
+        "sequence",
+        "received_at",
+        "author_id",
+        "content_type",
+        F.col("first.sequence").alias("first_sequence"),
+    )
+
+
+def normalised(text: str) -> bytes:
+    """A text as it is compared: lower case, any number a 0, any white space one space."""
+    return " ".join(_number.sub("0", text[:MAX_TEXT_CHARACTERS].lower()).split()).encode("utf-8", "replace")
+
+
+def signature_of(data: bytes) -> NDArray[np.int32]:
+    """The MinHash values of at least eight bytes."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _SHINGLE_BYTES)
+    shingles = np.ascontiguousarray(windows).view("<u8").ravel().astype(np.uint64)
+    shingles ^= shingles >> np.uint64(30)
+    shingles *= _MIX
+    shingles ^= shingles >> np.uint64(27)
+    hashes = np.multiply.outer(_FACTORS, shingles) >> np.uint64(32)
+    least: NDArray[np.uint64] = hashes.min(axis=1)
+    return least.astype(np.uint32).view(np.int32)
+
+
+def _text_of(body: bytes, content_type: str) -> str | None:
+    if kind_of(content_type) == CHANNEL:
+        return None
+    try:
+        return _DECODER.decode(body).content.text
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # a text of another type is none
+
+
+def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        kept: list[int] = []
+        samples: list[str] = []
+        signatures: list[NDArray[np.int32]] = []
+        columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
+        rows = zip(columns.pop("body").to_pylist(), columns["content_type"].to_pylist(), strict=True)
+        for place, row in enumerate(rows):
+            text = _text_of(*row)
+            if text is None or len(data := normalised(text)) < MIN_TEXT_BYTES:
+                continue
+            kept.append(place)
+            samples.append(text[:_SAMPLE_CHARACTERS].encode("utf-8", "replace").decode())
+            signatures.append(signature_of(data))
+        if kept:
+            taken = {name: column.take(pa.array(kept)) for name, column in columns.items()}
+            taken["sample"] = pa.array(samples, pa.string())
+            flat = pa.array(np.concatenate(signatures), pa.int32())
+            starts = pa.array(np.arange(len(kept) + 1, dtype=np.int32) * _HASHES)
+            taken["signature"] = pa.ListArray.from_arrays(starts, flat)
+            yield pa.RecordBatch.from_pydict(taken, schema=_ARROW)

@@ -1,0 +1,153 @@
+"""The probe logs of many clients as one score for each relay, by the code that a client scores with.
+
+A client's score depends on the order in which its numbers are added, if only in the last digit. So each
+relay's observations are sorted by time and given, one after the other, to `strata.pool.reputation`: whoever
+gives the same observations to a client gets the very same figures. What is kept of them is a few hundred sums
+a relay, so memory stays the same however many clients there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from strata.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+
+from strata_pipeline.datasets.probes import Probes, RelayScores
+from strata_pipeline.schemas import schema
+
+__all__ = ["FUTURE", "OLD", "read_probes", "relay_scores"]
+
+FUTURE = "future"
+"""The reason of an observation that was made after the time that is asked about: by a clock that jumped."""
+OLD = "old"
+"""The reason of one that was made before the seven days."""
+
+_HOUR = 3600
+_OBSERVED = ("url", "at", "kind", "good", "bad", "value")
+_PROBES = pa.schema(
+    [
+        ("url", pa.string()),
+        ("at", pa.float64()),
+        ("kind", pa.string()),
+        ("good", pa.int64()),
+        ("bad", pa.int64()),
+        ("value", pa.float64()),
+        ("reason", pa.string()),
+        ("line", pa.binary()),
+        ("file", pa.string()),
+    ]
+)
+_SCORES = pa.schema(
+    [
+        ("url", pa.string()),
+        ("standing", pa.string()),
+        ("score", pa.float64()),
+        ("integrity", pa.float64()),
+        ("latency_seconds", pa.float64()),
+        ("throughput_bytes", pa.float64()),
+        ("uptime", pa.float64()),
+        ("last_seen_at", pa.float64()),
+        ("observations", pa.int64()),
+    ]
+)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+class _Line(msgspec.Struct, gc=False):
+    """A line; members beyond these are those of a newer client, and left aside."""
+
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    at: Annotated[float, msgspec.Meta(ge=0)]
+    kind: Kind
+    good: _Count = 0
+    bad: _Count = 0
+    value: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def read_probes(lines: DataFrame, now: float) -> Probes:
+    """Lines of probe logs, columns `line` (binary) and `file`, seen from a time. Empty ones are left out."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = batch.column("line").to_pylist(), batch.column("file").to_pylist()
+            rows = [_row(line, file, now) for line, file in zip(*columns, strict=True) if line.strip()]
+            yield pa.RecordBatch.from_pylist(rows, schema=_PROBES)
+
+    return Probes(lines.select("line", "file").mapInArrow(read, schema("probes")))
+
+
+def relay_scores(probes: Probes, now: float) -> RelayScores:
+    """Scores by the probes that count; one that is there twice counts once, as exports overlap."""
+
+    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = list(_scores(_observations(batches), now))
+        yield pa.RecordBatch.from_pylist(rows, schema=_SCORES)
+
+    counting = probes.frame.where(F.col("reason").isNull()).select(*_OBSERVED)
+    by_relay = counting.repartition("url").sortWithinPartitions(*_OBSERVED)
+    return RelayScores(by_relay.mapInArrow(score, schema("relay_scores")))
+
+
+def _row(line: bytes, file: str, now: float) -> dict[str, Any]:
+    try:
+        told = _DECODER.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {"reason": "malformed", "line": line, "file": file}
+    if not (math.isfinite(told.at) and math.isfinite(told.value or 0.0)):
+        return {"reason": "malformed", "line": line, "file": file}
+    reason = None
+    if told.at > now:
+        reason = FUTURE
+    elif told.at < (now - WINDOW_SECONDS) // _HOUR * _HOUR:  # scores count whole hours
+        reason = OLD
+    return msgspec.structs.asdict(told) | {"kind": told.kind.value, "reason": reason, "file": file}
+
+
+def _observations(batches: Iterator[pa.RecordBatch]) -> Iterator[Observation]:
+    last = None
+    for batch in batches:
+        for row in zip(*(batch.column(name).to_pylist() for name in _OBSERVED), strict=True):
+            if row != last:
+                url, at, kind, good, bad, value = last = row
+                yield Observation(url, at, Kind(kind), good, bad, value)
+
+
+def _scores(observations: Iterator[Observation], now: float) -> Iterator[dict[str, Any]]:
+    """One relay after the other, each with all it has."""
+    reputation, url, count = Reputation(), None, 0
+    for observation in observations:
+        if url is not None and observation.url != url:
+            yield _scored(reputation, url, now, count)
+            reputation, count = Reputation(), 0
+        url = observation.url
+        count += 1
+        reputation.record(observation)
+    if url is not None:
+        yield _scored(reputation, url, now, count)
+
+
+def _scored(reputation: Reputation, url: str, now: float, count: int) -> dict[str, Any]:
+    score = reputation.score(url, now)
+    reputation.judge(url, now)
+    saved = reputation.saved(url)
+    return {
+        "url": url,
+        "standing": saved.standing.value,
+        "score": score.value,
+        "integrity": score.integrity,
+        "latency_seconds": score.latency,
+        "throughput_bytes": score.throughput,
+        "uptime": score.uptime,
+        "last_seen_at": saved.last_seen_at,
+        "observations": count,
+    }

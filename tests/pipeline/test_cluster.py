@@ -1,0 +1,142 @@
+"""On a real standalone cluster: what executors need reaches them, and both workers do the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import logs
+import pyarrow.dataset as pads
+import pytest
+
+from benches.spark_cluster import DRIVER_CONF, Cluster, standalone_cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKETS = 400
+
+_QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = {
+    "spark.driver.extraJavaOptions": _QUICK_JAVA,
+    "spark.executor.extraJavaOptions": _QUICK_JAVA,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+# What the driver runs. Each job's tasks carry its name, so that the record of events tells who ran them.
+JOB = """
+import json, sys
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
+from strata_pipeline.session import open_session
+
+master, conf, url, lake = json.loads(sys.argv[1])
+
+def found(_):
+    import strata, strata_pipeline
+    return strata.__file__, strata_pipeline.__file__, sys.executable
+
+with open_session("cluster", master=master, conf=conf) as spark:
+    spark.sparkContext.setJobGroup("archive", "archive")
+    archived = archive(spark, url, lake)
+    spark.sparkContext.setJobGroup("audit", "audit")
+    audited = audit(spark, lake)
+    places = spark.sparkContext.range(2, numSlices=2).map(found).collect()
+told = {"archived": archived.packets, "audited": audited.packets, "holds": audited.holds, "places": places}
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with all that we depend on, and without us."""
+    made = tmp_path_factory.mktemp("made") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    variables = {"base": str(made), "platbase": str(made)}
+    # A path named in a .pth file is searched for packages, but not for .pth files of its own: not for the one
+    # that makes this checkout importable.
+    packages = Path(sysconfig.get_path("purelib", "venv", variables))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2) as running:
+        yield running
+
+
+@pytest.mark.timeout(300)  # seven processes of Java and Python have to start, on whatever machine this is
+def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, cluster, log_url, tmp_path):
+    # The environment has our dependencies and not us, else the rest would show nothing.
+    command = [environment / "bin" / "python", "-I", "-c", "import pyarrow, nacl; import strata"]
+    alone = subprocess.run(command, capture_output=True, text=True)
+    assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'strata'"
+
+    made = logs.make_many(PACKETS)
+    logs.append(log_url, made)
+    told = _run_job(cluster, environment, log_url, tmp_path)
+
+    assert (told["archived"], told["audited"], told["holds"]) == (PACKETS, PACKETS, True)
+    rows = pads.dataset(tmp_path / "lake" / "packets").to_table().sort_by("sequence")
+    assert rows["packet_id"].to_pylist() == [packet.digest for packet in made]
+    for strata, pipeline, interpreter in told["places"]:
+        assert {Path(strata).parents[1].name, Path(pipeline).parents[1].name} == {"strata_pipeline.zip"}
+        # Unpacked from the archive into the executor's own folder.
+        assert Path(interpreter).is_relative_to(cluster.folder)
+    assert _workers_by_job(cluster, tmp_path / "events") == {"archive": {0, 1}, "audit": {0, 1}}
+
+
+def _run_job(cluster: Cluster, environment: Path, url: str, folder: Path) -> dict[str, Any]:
+    packed, events, started = folder / "environment.tar.gz", folder / "events", folder / "started"
+    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+        archive.add(environment, arcname=".")
+    events.mkdir()
+    started.mkdir()
+    # The driver plans with the interpreter that executors have, by the same path.
+    (started / "environment").symlink_to(environment)
+    conf = {
+        **DRIVER_CONF,
+        **QUICK,
+        "spark.archives": f"{packed}#environment",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT / "pipeline")]),
+        "PYSPARK_PYTHON": "./environment/bin/python",
+    }
+    arguments = json.dumps([cluster.master, conf, url, str(folder / "lake")])
+    driver = subprocess.run(
+        [sys.executable, "-c", JOB, arguments], cwd=started, env=variables, capture_output=True, text=True
+    )
+    assert driver.returncode == 0, driver.stderr[-4000:]
+    told: dict[str, Any] = json.loads(driver.stdout.splitlines()[-1])
+    return told
+
+
+def _workers_by_job(cluster: Cluster, events: Path) -> dict[str, set[int]]:
+    """Which workers ran tasks of each job, by Spark's own record."""
+    [record] = events.glob("*/events_*")
+    jobs: dict[int, str] = {}
+    workers: dict[str, set[int]] = defaultdict(set)
+    for line in record.read_text().splitlines():
+        match json.loads(line):
+            case {
+                "Event": "SparkListenerJobStart",
+                "Stage IDs": stages,
+                "Properties": {"spark.jobGroup.id": job},
+            }:
+                jobs |= dict.fromkeys(stages, job)
+            case {"Event": "SparkListenerTaskEnd", "Stage ID": stage, "Task Info": {"Executor ID": executor}}:
+                workers[jobs[stage]].add(cluster.worker_of(executor))
+    return dict(workers)

@@ -1,0 +1,146 @@
+"""What deploy/ has for the pipeline works as it is told: the role, the units, the commands, the locks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import logs
+import pytest
+import typer
+from strata.lake import Span
+from strata_pipeline.cli import app
+from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
+
+from relayd.store.binaries import find_binaries
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("strata-pipeline-*"))
+READER_SQL = ROOT / "deploy" / "spark" / "reader.sql"
+PASSWORD = "it's a secret"
+
+
+def _make_reader(url: str, password: str | None = PASSWORD) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "STRATA_READER_PASSWORD"}
+    if password is not None:
+        environment["STRATA_READER_PASSWORD"] = password
+    psql = find_binaries(None) / "psql"
+    command = [psql, "--no-psqlrc", "--quiet", "--file", READER_SQL, url]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def _as_reader(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace("relayd@", "strata_reader@")))
+
+
+def test_the_reader_reads_the_log_and_nothing_else(log_url):
+    for _ in range(2):  # again is as good as once
+        made = _make_reader(log_url)
+        assert (made.returncode, made.stderr) == (0, "")
+    packet = logs.make(1)
+    logs.append(log_url, [packet])
+    url = _as_reader(log_url)
+
+    with contextlib.closing(connect(url)) as connection:
+        head = log_state(connection).head
+        assert sequence_of(connection, packet.digest) == head
+        [batch] = read_span(connection, Span(0, head), "packet_id")
+        assert batch.column("packet_id").to_pylist() == [packet.digest]
+
+    async def refusals() -> list[str]:
+        reader = await asyncpg.connect(url)
+        refused = []
+        try:
+            assert await reader.fetchval("SHOW default_transaction_read_only") == "on"
+            # Whoever turns that off again still has no right to write.
+            await reader.execute("SET default_transaction_read_only = off")
+            for statement in (
+                "SELECT * FROM relay_secrets",
+                "SELECT * FROM abuse",
+                "DELETE FROM packets",
+                "UPDATE log_head SET last_sequence = 0",
+                "CREATE TABLE mine (n int)",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await reader.execute(statement)
+                refused.append(statement)
+        finally:
+            await reader.close()
+        return refused
+
+    assert len(asyncio.run(refusals())) == 5
+
+
+def test_the_reader_is_not_made_without_a_password(log_url):
+    made = _make_reader(log_url, None)
+    assert made.returncode != 0
+    assert "STRATA_READER_PASSWORD is not set" in made.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_units_are_what_systemd_understands(tmp_path):
+    assert len(UNITS) == 4
+    for unit in UNITS:
+        (tmp_path / unit.name).write_text(unit.read_text())
+    units = [tmp_path / unit.name for unit in UNITS]
+    told = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units],
+        capture_output=True,
+        text=True,
+    )
+    # Where it is installed does not matter here; whatever else is found does.
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+def _told_commands() -> list[tuple[str, str, list[str]]]:
+    """(where, command, options) of every command line that deploy/spark, the units and compose have."""
+    line = re.compile(r"(?:strata-pipeline|--rm archive) ([a-z]+) (--.*)")
+    found = [
+        (file.name, command, re.findall(r"--[a-z-]+", options))
+        for file in (*UNITS, ROOT / "deploy" / "spark" / "README.md")
+        for command, options in line.findall(file.read_text())
+    ]
+    compose = (ROOT / "docker-compose.yml").read_text()
+    [block] = re.findall(r"^  archive:\n(?:    .*\n|\n)+", compose, re.MULTILINE)
+    [command] = re.findall(r"    command:\n((?:      - .*\n)+)", block)
+    name, *arguments = re.findall(r"- (\S+)", command)
+    found.append(("docker-compose.yml", name, [argument.partition("=")[0] for argument in arguments]))
+    return found
+
+
+def test_commands_told_exist():
+    commands = typer.main.get_command(app).commands
+    told = _told_commands()
+    assert {where for where, _, _ in told} == {
+        "README.md", "docker-compose.yml", "strata-pipeline-archive.service", "strata-pipeline-audit.service",
+    }  # fmt: skip
+    for where, command, options in told:
+        known = {option for parameter in commands[command].params for option in parameter.opts}
+        assert set(options) <= known, f"{where}: {command}"
+
+
+def test_compose_and_image_agree():
+    dockerfile, compose = ((ROOT / name).read_text() for name in ("Dockerfile", "docker-compose.yml"))
+    assert re.findall(r"^FROM \S+ AS pipeline$", dockerfile, re.MULTILINE)
+    assert "target: pipeline" in compose
+    # `docker build .` makes what is told last.
+    assert dockerfile.rpartition("\nFROM ")[2].endswith('ENTRYPOINT ["relayd"]\nCMD ["serve"]\n')
+
+
+def _pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "locks" / name).read_text().splitlines()
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", "\n".join(lines), re.MULTILINE))
+
+
+def test_the_image_has_what_is_tested_here():
+    tested, installed = _pins("dev.txt"), _pins("pipeline.txt")
+    assert {"pyspark", "pyarrow", "adbc-driver-postgresql", "pynacl", "blake3", "msgspec"} <= set(installed)
+    assert {name: tested.get(name) for name in installed} == installed

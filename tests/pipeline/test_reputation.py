@@ -1,0 +1,165 @@
+"""Probe logs into scores: the figures that a client has."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+import typer
+from strata.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+from strata.pool.storage import ScoreFile
+from strata_pipeline.cli.reputation import reputation_command
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.reputation import reputation
+from typer.testing import CliRunner
+
+NOW = 1_760_000_123.25
+RELAYS = [f"wss://relay-{n}.example/strata" for n in range(5)]
+
+
+def line(observation):
+    return msgspec.json.encode(observation).decode() + "\n"
+
+
+def some(seed, count):
+    """What a client may have seen over eight days: some of it is too old."""
+    chance = random.Random(seed)
+    seen = []
+    for _ in range(count):
+        kind = chance.choice(list(Kind))
+        good = chance.choice((0, 1, 3, 250))
+        bad = 0 if chance.random() < 0.7 else chance.randrange(4)
+        measured = kind in (Kind.PING, Kind.PUBLISH, Kind.HISTORY) and chance.random() < 0.8
+        value = chance.uniform(0.01, 3) * (1 if kind is not Kind.HISTORY else 1e6) if measured else None
+        at = NOW - chance.uniform(0, WINDOW_SECONDS + 90_000)
+        seen.append(Observation(chance.choice(RELAYS), at, kind, good, bad, value))
+    return seen
+
+
+def expected(seen):
+    """By relay, what a client thinks that saw all of this in its order."""
+    client = Reputation()
+    for one in sorted(seen, key=lambda one: one.at):
+        client.record(one)
+    told = {}
+    for url in {one.url for one in seen}:
+        score = client.score(url, NOW)
+        client.judge(url, NOW)
+        saved = client.saved(url)
+        told[url] = {
+            "standing": saved.standing.value, "score": score.value, "integrity": score.integrity,
+            "latency_seconds": score.latency, "throughput_bytes": score.throughput, "uptime": score.uptime,
+            "last_seen_at": saved.last_seen_at,
+        }  # fmt: skip
+    return told
+
+
+def figures(scored):
+    return {
+        row["url"]: {name: row[name] for name in row if name not in ("url", "observations")}
+        for row in scored.relays
+    }
+
+
+def test_many_clients_logs_give_the_figures_of_one_that_saw_it_all(spark, tmp_path):
+    clients = [some(seed, 150) for seed in range(3)]
+    everything = [one for seen in clients for one in seen]
+    (tmp_path / "laptop").mkdir()
+    for number, seen in enumerate(clients[:2]):
+        (tmp_path / "laptop" / f"{number}.jsonl").write_text("".join(map(line, seen)))
+    # The third hands in twice, and the second export holds the first.
+    with gzip.open(tmp_path / "phone.jsonl.gz", "wt") as file:
+        file.writelines(map(line, clients[2]))
+    (tmp_path / "phone.0.jsonl").write_text("".join(map(line, clients[2][:40])))
+    (tmp_path / "notes.txt").write_text("not a log\n")
+
+    scored = reputation(spark, tmp_path, at=NOW)
+    assert (scored.lines, scored.malformed, scored.future) == (490, 0, 0)
+    oldest = (NOW - WINDOW_SECONDS) // 3600 * 3600
+    too_old = [one for one in everything if one.at < oldest]
+    assert scored.old >= len(too_old) > 0
+    # To the last digit. A client drops what is too old as well, but has seen a relay then all the same.
+    counting = [one for one in everything if one.at >= oldest]
+    assert figures(scored) == expected(counting)
+    scores_of_all = {url: told["score"] for url, told in expected(everything).items()}
+    assert {row["url"]: row["score"] for row in scored.relays} == scores_of_all
+    assert [row["score"] for row in scored.relays] == sorted(scores_of_all.values(), reverse=True)
+    assert sum(row["observations"] for row in scored.relays) == len(counting)
+
+
+def test_what_a_client_has_kept_is_scored_as_that_client_scores_it(spark, tmp_path):
+    seen = sorted(some(9, 60), key=lambda one: one.at)
+    with ScoreFile(tmp_path / "relays.db") as file:
+        file.write(seen, [], NOW)
+        kept = file.observations(NOW - WINDOW_SECONDS)
+    client = Reputation()
+    for one in kept:
+        client.record(one)
+    (tmp_path / "log.jsonl").write_text("".join(map(line, kept)))
+    scored = reputation(spark, tmp_path, at=NOW)
+    assert len(scored.relays) > 3
+    for row in scored.relays:
+        assert row["score"] == client.score(row["url"], NOW).value
+
+
+def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothing(spark, tmp_path):
+    good = Observation(RELAYS[0], NOW, Kind.CONNECT, good=3)
+    malformed = [
+        b"no json",
+        b'{"url": "wss://a", "at": 1e999, "kind": "ping"}',
+        b'{"url": "wss://a", "at": 1760000000, "kind": "guess"}',
+        b'{"url": "wss://a", "at": 1760000000, "kind": "ping", "good": -1}',
+        b'{"url": "wss://a", "at": 1760000000, "kind": "ping", "value": -0.5}',
+        b'{"at": 1760000000, "kind": "ping"}',
+        b'{"url": "wss://\xff", "at": 1760000000, "kind": "ping"}',
+        b"[" * 5000,
+    ]
+    future = Observation(RELAYS[0], NOW + 1, Kind.VALIDITY, bad=1000)
+    old = Observation(RELAYS[0], NOW - WINDOW_SECONDS - 3600, Kind.VALIDITY, bad=1000)
+    of_a_newer_client = json.dumps({**msgspec.to_builtins(good), "kind": "ping", "by": "v9"}).encode()
+    lines = [line(one).strip().encode() for one in (good, future, old)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"", *malformed, of_a_newer_client]) + b"\n")
+
+    scored = reputation(spark, tmp_path, at=NOW, output=tmp_path / "out")
+    assert (scored.lines, scored.malformed, scored.future, scored.old) == (12, len(malformed), 1, 1)
+    assert [(row["url"], row["observations"], row["integrity"]) for row in scored.relays] == [
+        (RELAYS[0], 2, 1.0)
+    ]
+    aside = pq.read_table(tmp_path / "out" / "malformed")
+    assert sorted(aside["line"].to_pylist()) == sorted(malformed)
+    assert {name.rpartition("/")[2] for name in aside["file"].to_pylist()} == {"a.jsonl"}
+    assert pq.read_table(tmp_path / "out" / "relay_scores").to_pylist() == scored.relays
+
+
+def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):
+    seen = [
+        Observation("wss://good.example", NOW - 60, Kind.PING, 10, 0, 0.02),
+        Observation("wss://bad.example\x1b[2J", NOW - 60, Kind.VALIDITY, 0, 9),
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(map(line, seen)) + "?\n")
+    app = typer.Typer()
+    app.command()(reputation_command)
+    told = CliRunner().invoke(app, ["--probes", str(tmp_path), "--at", str(NOW), "--json"])
+    assert told.exit_code == 0, told.output
+    *relays, done = map(json.loads, told.stdout.splitlines())
+    assert [(one["url"], one["standing"]) for one in relays] == [
+        ("wss://good.example", "active"),
+        ("wss://bad.example\x1b[2J", "blacklisted"),
+    ]
+    assert (done["relays"], done["lines"], done["malformed"]) == (2, 3, 1)
+
+    shown = CliRunner().invoke(app, ["--probes", str(tmp_path), "--at", "2025-10-09T08:55:24Z"]).stdout
+    assert "active" in shown and "1 malformed lines" in shown
+    assert "\x1b" not in shown
+    wrong = CliRunner().invoke(app, ["--probes", str(tmp_path), "--at", "noon"])
+    assert wrong.exit_code == 2 and "Unix seconds" in wrong.stderr
+
+
+def test_without_a_folder_there_is_nothing_to_read(spark, tmp_path):
+    with pytest.raises(UsageError, match="is no folder; put there what `strata relays export` prints"):
+        reputation(spark, tmp_path / "nowhere")
+    assert reputation(spark, tmp_path, at=NOW).relays == []

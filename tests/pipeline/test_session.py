@@ -1,0 +1,49 @@
+"""What a session takes from where, and what is said where there is no Java."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+from strata_pipeline.errors import UsageError
+from strata_pipeline.session import check_java, code_archive
+from strata_pipeline.spark_defaults import configured, parse_defaults
+
+
+def test_defaults_are_read_as_spark_reads_them(tmp_path, monkeypatch):
+    text = "# remark\nspark.master  spark://h:7077\n\nspark.a=b c\nspark.d: e=f\n! other\nspark.alone\n"
+    told = {"spark.master": "spark://h:7077", "spark.a": "b c", "spark.d": "e=f", "spark.alone": ""}
+    assert parse_defaults(text) == told
+    (tmp_path / "spark-defaults.conf").write_text(text)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert configured() == told
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "none"))
+    assert configured() == {}
+
+
+def test_without_java_or_with_an_old_one_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="Java 17 or newer: install it"):
+        check_java()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="is openjdk version"):
+        check_java()
+    java.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(UsageError, match="does not run"):
+        check_java()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
+    check_java()
+
+
+def test_the_archive_for_executors_holds_both_packages_and_their_schemas():
+    names = zipfile.ZipFile(code_archive()).namelist()
+    assert {"strata/__init__.py", "strata_pipeline/log/source.py", "strata_pipeline/schemas/log.toml"} <= {
+        *names
+    }
+    assert not any("__pycache__" in name for name in names)

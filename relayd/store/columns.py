@@ -1,22 +1,18 @@
 """How packets become columns and columns become packets again.
 
-author_id and content_type are bytea: their UTF-8, for a JSON string may hold U+0000, which PostgreSQL's text
-may not. A string too long to be indexed stands there as a hash behind 0xFF, a byte that no UTF-8 contains;
-equality is still exact, and the string itself is in the body.
+author_id and content_type are keys (`strata.lake.string_key`): UTF-8, or a hash where the string is too long
+to be indexed; then the string itself is in the body.
 """
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
+from strata.lake import HASHED, string_key
 
 from relayd.store.types import LogEntry, NewPacket
 
 __all__ = ["entry", "is_storable", "string_key"]
 
-_MAX_KEY_BYTES = 512  # PostgreSQL indexes at most about 2700
-_HASHED = b"\xff"
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -30,12 +26,6 @@ class _View(msgspec.Struct):
 
 
 _VIEW_DECODER = msgspec.json.Decoder(_View)
-
-
-def string_key(value: str) -> bytes:
-    """The column's value for a string. Raises `UnicodeEncodeError` for a lone surrogate."""
-    key = value.encode()
-    return key if len(key) <= _MAX_KEY_BYTES else _HASHED + hashlib.sha256(key).digest()
 
 
 def is_storable(packet: NewPacket) -> bool:
@@ -53,7 +43,7 @@ def entry(row: tuple[int, int, bytes, bytes, bytes, int, int | None, bytes, byte
     """A row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body and
     annotation."""
     sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body, annotation = row
-    if author.startswith(_HASHED) or content_type.startswith(_HASHED):
+    if author.startswith(HASHED) or content_type.startswith(HASHED):
         view = _VIEW_DECODER.decode(body)
         author_id, type_ = view.author_id, view.content.type
     else:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata import canonical, packets
 from strata.packets import Packet
+from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.lake.kinds import KINDS, kind_of
-from strata_pipeline.transforms.checking import CHECKED, check_batch, fault_of, read_body, signed_bytes
+from strata_pipeline.transforms.checking import CHECKED, check_batch, fault_of
 
 PACKET = logs.make(1, at=1_760_000_000)
 

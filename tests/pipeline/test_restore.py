@@ -25,12 +25,10 @@ from strata_pipeline.errors import LakeError, LogError, LogUnavailable
 from strata_pipeline.jobs import restore as job
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.restore import restore
-from strata_pipeline.transforms.restoring import string_key
 from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
 from relayd.store import Outcome, Store
-from relayd.store.columns import string_key as relay_key
 from relayd.store.migrate import migrate
 
 DAY = 86_400
@@ -400,12 +398,6 @@ def test_what_retention_had_spared_stays_where_retention_puts_it(spark, log_url,
     assert asyncio.run(sweep(empty_url)).days == 0
     assert restore(spark, empty_url, tmp_path / "lake").packets == 0
     assert done.packets == 27
-
-
-def test_long_strings_are_kept_as_the_relay_keeps_them():
-    for text in ("POST", "x" * 512, "x" * 513, "é" * 256, "é" * 257, "a\0b"):
-        assert string_key(text) == relay_key(text)
-    assert string_key("x" * 513)[:1] == b"\xff"
 
 
 def test_the_command_tells_how_far_it_has_come(spark, original, empty_url, lake):

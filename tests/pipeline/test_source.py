@@ -27,6 +27,8 @@ from pyspark.sql.datasource import (
 )
 from strata.lake import Span, day_of
 from strata_pipeline.errors import DatasetError, UsageError
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
 from strata_pipeline.log.conditions import Conditions
 from strata_pipeline.log.database import without_password
 from strata_pipeline.log.source import Options, RelayLog
@@ -113,6 +115,19 @@ def test_only_the_columns_asked_for_are_read(spark, log_url, three_days):
     )
     assert frame.columns == ["author_id", "sequence"]
     assert sorted(row.author_id for row in frame.collect()) == sorted(p.author_id for p in three_days)
+
+
+def test_strings_too_long_for_an_index_are_read_found_and_archived(spark, log_url, tmp_path):
+    long = "x" * 600
+    made = [logs.make(1), logs.make(2, type=long), logs.make(3, type="x" * 601)]
+    logs.append(log_url, made)
+    both = "author_id string, content_type string"
+    for columns in ("content_type string", both, "body binary, content_type string"):
+        frame = spark.read.format("relay_log").schema(columns).option("url", log_url).load()
+        assert {row.content_type for row in frame.collect()} == {"POST", long, "x" * 601}
+        assert frame.where(F.col("content_type") == long).count() == 1
+    assert archive(spark, log_url, tmp_path).packets == 3
+    assert audit(spark, tmp_path, url=log_url).holds
 
 
 def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):

@@ -4,6 +4,7 @@ The pipeline writes such an archive (a lake), relayd reads its manifests before 
 auditor needs no more than this and a reader of Parquet.
 """
 
+from strata.lake.columns import HASHED, string_key
 from strata.lake.digest import RowsDigest, row_bytes
 from strata.lake.manifest import (
     FORMAT,
@@ -22,6 +23,7 @@ __all__ = [
     "DAY_SECONDS",
     "FORMAT",
     "GENESIS",
+    "HASHED",
     "LakeError",
     "Manifest",
     "RowsDigest",
@@ -36,4 +38,5 @@ __all__ = [
     "parse_day",
     "row_bytes",
     "seal",
+    "string_key",
 ]

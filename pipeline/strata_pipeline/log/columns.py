@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
+from strata.lake import HASHED, string_key
 
+from strata_pipeline.bodies import read_body
 from strata_pipeline.errors import DatasetError
 from strata_pipeline.schemas import schema
 
@@ -12,8 +14,9 @@ __all__ = ["BYTEA_STRINGS", "NUMBERS", "arrow_schema", "convert", "select_list"]
 
 NUMBERS = ("sequence", "received_at", "timestamp", "expires_at")
 BYTEA_STRINGS = ("author_id", "content_type")
-"""bytea in the log, since a JSON string may hold U+0000 and text may not; UTF-8 unless a row was damaged."""
+"""bytea in the log: keys of strings (`strata.lake.string_key`)."""
 
+_BODY_OF_LONG = "body_of_long"
 _TYPES = {
     "sequence": pa.int64(),
     "received_at": pa.int64(),
@@ -39,26 +42,40 @@ def arrow_schema(wanted: StructType) -> pa.Schema:
 
 
 def select_list(columns: list[str]) -> str:
-    """The columns as SQL names them."""
-    return ", ".join(f'"{column}"' for column in columns)
+    """What to select for these columns, and the body of a row whose strings stand there as hashes."""
+    selected = [f'"{column}"' for column in columns]
+    if "body" not in columns and (strings := [name for name in BYTEA_STRINGS if name in columns]):
+        long = " OR ".join(f"substring(\"{name}\" FOR 1) = '\\xff'::bytea" for name in strings)
+        selected.append(f"CASE WHEN {long} THEN body END AS {_BODY_OF_LONG}")
+    return ", ".join(selected)
 
 
 def convert(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     """A batch as the database gave it in the types the source promises."""
+    told_by = "body" if "body" in wanted.names else _BODY_OF_LONG
+    bodies = batch.column(told_by) if told_by in batch.schema.names else None
     arrays = []
-    for field, column in zip(wanted, batch.columns, strict=True):
+    for number, field in enumerate(wanted):
+        column = batch.column(number)
         if field.name in BYTEA_STRINGS:
-            column = _as_text(column)
+            column = _as_text(column, bodies, field.name)
         arrays.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _as_text(column: pa.Array) -> pa.Array:
+def _as_text(keys: pa.Array, bodies: pa.Array | None, name: str) -> pa.Array:
     try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:  # a damaged row: told apart later, by its body
-        values = column.to_pylist()
-        return pa.array(
-            [None if value is None else value.decode("utf-8", "backslashreplace") for value in values],
-            pa.string(),
-        )
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:  # a string that stands there as a hash, or a damaged row, told apart by its body
+        assert bodies is not None
+        pairs = zip(keys.to_pylist(), bodies.to_pylist(), strict=True)
+        return pa.array([_text(key, body, name) for key, body in pairs], pa.string())
+
+
+def _text(key: bytes, body: bytes | None, name: str) -> str:
+    told = read_body(body) if body is not None and key.startswith(HASHED) else None
+    if told is not None:
+        said = told.author_id if name == "author_id" else told.content.type
+        if string_key(said) == key:
+            return said
+    return key.decode("utf-8", "backslashreplace")

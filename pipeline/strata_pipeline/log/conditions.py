@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from strata.lake import Span
+from strata.lake import Span, string_key
 
 from strata_pipeline.log.columns import BYTEA_STRINGS, NUMBERS
 from strata_pipeline.log.database import literal
@@ -89,4 +89,6 @@ class Conditions:
 
 
 def _literal(value: int | bytes | bytearray | str) -> str:
+    if isinstance(value, str):
+        return literal(string_key(value))
     return literal(bytes(value) if isinstance(value, bytearray) else value)

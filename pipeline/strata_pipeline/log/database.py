@@ -109,12 +109,9 @@ def read_span(
             yield from batches
 
 
-def literal(value: int | bytes | str) -> str:
-    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex (text as UTF-8)."""
-    if isinstance(value, int):
-        return str(value)
-    raw = value.encode() if isinstance(value, str) else value
-    return f"'\\x{raw.hex()}'::bytea"
+def literal(value: int | bytes) -> str:
+    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex."""
+    return str(value) if isinstance(value, int) else f"'\\x{value.hex()}'::bytea"
 
 
 @contextlib.contextmanager

@@ -242,7 +242,7 @@ def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: 
             rows=part.packets,
             up_to=up_to,
             last_received_at=part.last_received_at,
-            identity_types=", ".join(literal(name) for name in sorted(IDENTITY_TYPES)),
+            identity_types=", ".join(literal(name.encode()) for name in sorted(IDENTITY_TYPES)),
             moved=_MOVED,
             miscounted=_MISCOUNTED,
         ),

@@ -9,57 +9,28 @@ Signatures are not looked at: that is audit's work.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from blake3 import blake3
 from pyspark.sql import DataFrame
 from strata.errors import InvalidPacket
 from strata.packets import Packet
 
+from strata_pipeline.bodies import Body, read_body, signed_bytes
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.schemas import schema
 
 __all__ = [
     "CHECKED",
-    "Body",
     "check_batch",
     "check_rows",
     "columns_fault",
     "explain",
     "fault_of",
-    "read_body",
-    "signed_bytes",
 ]
 
-
-_is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
-_AFTER_ID = (b'"provenance_header":', b'"signature":')
-_AFTER_SIGNATURE = b'"timestamp":'
-
-
-class Content(msgspec.Struct, gc=False):
-    """What is read of a packet's content."""
-
-    type: str
-
-
-class Body(msgspec.Struct, gc=False):
-    """The members of a packet that stand in columns, and its signature."""
-
-    packet_id: str
-    author_id: str
-    timestamp: int
-    signature: str
-    content: Content
-    expires_at: int | None = None
-
-
-_DECODER = msgspec.json.Decoder(Body)
 
 CHECKED = pa.schema(
     [
@@ -133,28 +104,6 @@ def fault_of(
     if signed_bytes(body, packet_id, told) is None and (fault := explain(body, packet_id)) is not None:
         return fault
     return columns_fault(told, author_id, content_type, timestamp, expires_at)
-
-
-def read_body(body: bytes) -> Body | None:
-    """The members we compare; None for bytes that are no packet."""
-    try:
-        return _DECODER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def signed_bytes(body: bytes, packet_id: bytes, told: Body) -> bytes | None:
-    """What the author signed, if the body is plainly the packet of this id; None for a closer look."""
-    digits = packet_id.hex()
-    if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
-        return None
-    first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
-    middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
-    # The two are where canonical form has them: nobody has moved what the hash does not cover.
-    if not rest.startswith(_AFTER_ID) or not last.startswith(_AFTER_SIGNATURE):
-        return None
-    signed = first + middle + last
-    return signed if blake3(signed).digest() == packet_id else None
 
 
 def columns_fault(

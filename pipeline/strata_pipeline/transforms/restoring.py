@@ -6,22 +6,20 @@ says, is asked again here: a lake may have lain about for years.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from strata.equivalence import EQUIVALENT_TYPES, equivalence_key
+from strata.lake import string_key
 from strata.packets import Packet
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
 
-__all__ = ["stage_packets", "staged_batch", "string_key"]
+__all__ = ["stage_packets", "staged_batch"]
 
-_MAX_KEY_BYTES = 512
-_HASHED = b"\xff"
 _CHECKED = ("body", "packet_id", "author_id", "content_type", "timestamp", "expires_at")
 _UNCHANGED = ("sequence", "received_at", "timestamp", "expires_at", "packet_id", "body", "annotation")
 _RESULT = pa.schema([("sequence", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
@@ -59,12 +57,6 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in STAGED], schema=STAGED
     )
-
-
-def string_key(value: str) -> bytes:
-    """A string as the log's columns hold it: UTF-8, or a hash behind 0xFF where that is too long."""
-    key = value.encode()
-    return key if len(key) <= _MAX_KEY_BYTES else _HASHED + hashlib.sha256(key).digest()
 
 
 def _stage(batches: Iterator[pa.RecordBatch], url: str, table: str, batch: int) -> Iterator[pa.RecordBatch]:

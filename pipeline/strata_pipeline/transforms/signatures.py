@@ -23,9 +23,10 @@ from strata.ids import public_key_from_did
 from strata.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.packets import Packet
 
+from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
-from strata_pipeline.transforms.checking import columns_fault, explain, read_body, signed_bytes
+from strata_pipeline.transforms.checking import columns_fault, explain
 
 __all__ = ["Keys", "identity_packets", "packet_fault", "verify_packets"]
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata.lake import (
     GENESIS,
+    HASHED,
     LakeError,
     Manifest,
     RowsDigest,
@@ -24,6 +25,7 @@ from strata.lake import (
     parse_day,
     row_bytes,
     seal,
+    string_key,
 )
 
 BORDER = first_of_day(20_000)
@@ -118,6 +120,13 @@ def test_digests_agree_exactly_where_rows_do(
 
     assert digest(one, 0) == digest(one, len(one) // 2)
     assert (digest(one, 0) == digest(other, 0)) == (one == other)
+
+
+def test_long_strings_are_hashes_that_no_string_is():
+    for text in ("POST", "", "x" * 512, "\u00e9" * 256, "a\0b"):
+        assert string_key(text) == text.encode()
+    for text in ("x" * 513, "\u00e9" * 257):
+        assert len(string_key(text)) == 33 and string_key(text).startswith(HASHED)
 
 
 @given(st.integers(0, 60_000), st.integers(1, 2**32 - 1))

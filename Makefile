@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fmt demo bench conformance docs lock wheel deploy-test clean
+.PHONY: help run test lint types fmt demo bench bench-pipeline conformance docs lock wheel deploy-test clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo: $(STAMP) ## Watch a relay being killed, and nothing being lost: packets, t
 
 bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
 	$(BIN)/python -m benches $(ARGS)
+
+bench-pipeline: $(STAMP) ## Measure the pipeline beside JDBC, COPY and a process pool (needs Java; takes a while)
+	$(BIN)/python -m benches.pipeline $(ARGS)
 
 conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,8 +18,6 @@ from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode
-
-_names = (f"log_{number}" for number in itertools.count(1))
 
 # Starts in a few seconds; for tests, not for work.
 _QUICK = {
@@ -49,19 +47,32 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             runner.run(server.__aexit__(None, None, None))
 
 
-@pytest.fixture
-def log_url(postgres: str) -> str:
-    """The URL of an empty, migrated relay database on it."""
-    name = next(_names)
+@pytest.fixture(scope="session")
+def new_log(postgres: str) -> Callable[..., str]:
+    """Makes relay databases and gives their URLs: a copy `of` another, or of a migrated, empty one."""
 
-    async def create() -> str:
+    def url_of(name: str) -> str:
+        return urlunsplit(urlsplit(postgres)._replace(path=f"/{name}"))
+
+    async def create(statement: str) -> None:
         connection = await asyncpg.connect(postgres)
         try:
-            await connection.execute(f'CREATE DATABASE "{name}"')
+            await connection.execute(statement)
         finally:
             await connection.close()
-        url = urlunsplit(urlsplit(postgres)._replace(path=f"/{name}"))
-        await migrate(url)
-        return url
 
-    return asyncio.run(create())
+    def make(of: str = "/migrated") -> str:
+        name = f"log_{next(numbers)}"
+        asyncio.run(create(f"CREATE DATABASE {name} TEMPLATE {urlsplit(of).path[1:]}"))
+        return url_of(name)
+
+    numbers = itertools.count(1)
+    asyncio.run(create("CREATE DATABASE migrated"))
+    asyncio.run(migrate(url_of("migrated")))
+    return make
+
+
+@pytest.fixture
+def log_url(new_log: Callable[..., str]) -> str:
+    """The URL of an empty, migrated relay database."""
+    return new_log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,12 +25,25 @@ from test_archive import sql
 NOON = 20_000 * 86_400 + 43_200
 
 
+@pytest.fixture(scope="module")
+def original(spark, new_log, tmp_path_factory) -> tuple[str, Path]:
+    """A log and its lake: two batches of packets of two kinds."""
+    url, folder = new_log(), tmp_path_factory.mktemp("lake")
+    logs.append(url, logs.make_many(40))
+    archive(spark, url, folder, batch_rows=20)
+    return url, folder
+
+
 @pytest.fixture
-def lake(spark, log_url, tmp_path) -> Path:
-    """Two batches of packets of two kinds."""
-    logs.append(log_url, logs.make_many(40))
-    archive(spark, log_url, tmp_path, batch_rows=20)
-    return tmp_path
+def lake(original, tmp_path) -> Path:
+    """A copy of the lake, to do harm to."""
+    return shutil.copytree(original[1], tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def log(new_log, original) -> str:
+    """The URL of a copy of the log."""
+    return new_log(of=original[0])
 
 
 def file_of(lake: Path, sequence_index: int = 0) -> tuple[Path, pa.Table]:
@@ -48,13 +62,13 @@ def column(table: pa.Table, name: str, change: Callable[[list], list]) -> pa.Tab
     return table.set_column(index, field, pa.array(change(table[name].to_pylist()), field.type))
 
 
-def test_a_sound_lake_holds_beside_its_log_and_without_it(spark, log_url, lake):
-    audited = audit(spark, lake, url=log_url)
+def test_a_sound_lake_holds_beside_its_log_and_without_it(spark, log, lake):
+    audited = audit(spark, lake, url=log)
     assert audited.holds and audited.findings == [] and audited.compared_up_to == audited.reached
     assert (audited.batches, audited.packets, audited.behind) == (2, 40, 0)
     assert audit(spark, lake).holds
-    logs.append(log_url, logs.make_many(5, first=100))
-    later = audit(spark, lake, url=log_url)
+    logs.append(log, logs.make_many(5, first=100))
+    later = audit(spark, lake, url=log)
     assert later.holds and later.behind == 5
 
 
@@ -91,23 +105,23 @@ TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
 
 
 @pytest.mark.parametrize("what", TAMPERINGS)
-def test_every_change_of_the_lake_is_found(spark, log_url, lake, what):
+def test_every_change_of_the_lake_is_found(spark, log, lake, what):
     change, expected = TAMPERINGS[what]
     rewrite(lake, change)
-    audited = audit(spark, lake, url=log_url)
+    audited = audit(spark, lake, url=log)
     assert not audited.holds and set(audited.counts) == expected
     assert all(finding.sequence is not None for finding in audited.findings)
 
 
-def test_changes_of_the_log_are_found(spark, log_url, lake):
+def test_changes_of_the_log_are_found(spark, log, lake):
     table = pads.dataset(lake / "packets").to_table().sort_by("sequence")
     ids_there = table["packet_id"].to_pylist()
     sql(
-        log_url,
+        log,
         f"DELETE FROM packets WHERE packet_id = '\\x{ids_there[3].hex()}'",
         f"UPDATE packets SET received_at = received_at + 1 WHERE packet_id = '\\x{ids_there[5].hex()}'",
     )
-    audited = audit(spark, lake, url=log_url)
+    audited = audit(spark, lake, url=log)
     assert audited.counts == {"log: surplus": 1, "log: altered": 1}
     assert {finding.packet_id for finding in audited.findings} == {f"0x{ids_there[n].hex()}" for n in (3, 5)}
 

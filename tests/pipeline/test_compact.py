@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import logs
 import pyarrow.parquet as pq
 import pytest
@@ -13,19 +15,27 @@ from strata_pipeline.lake import files
 from test_archive import DAY, NOON, bodies, sql
 
 
-@pytest.fixture
-def made(spark, log_url, tmp_path):
-    """Two finished days and one that goes on, in many small files; one row is put aside."""
-    packets = []
+@pytest.fixture(scope="module")
+def original(spark, new_log, tmp_path_factory):
+    """Log, lake and packets: two finished days and one that goes on, in small files; one row is put aside."""
+    url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
     for day in range(3):
         packets += (today := logs.make_many(30, first=day * 30, at=NOON + day * DAY))
-        logs.append(log_url, today, NOON + day * DAY)
-    sql(log_url, f"UPDATE packets SET content_type = 'X' WHERE packet_id = '\\x{packets[4].digest.hex()}'")
-    archive(spark, log_url, tmp_path, batch_rows=8)
-    return packets
+        logs.append(url, today, NOON + day * DAY)
+    sql(url, f"UPDATE packets SET content_type = 'X' WHERE packet_id = '\\x{packets[4].digest.hex()}'")
+    archive(spark, url, lake, batch_rows=8)
+    return url, lake, packets
 
 
-def test_a_compacted_lake_holds_the_same_and_goes_on(spark, log_url, tmp_path, made):
+@pytest.fixture
+def made(original, tmp_path):
+    """The packets of a copy of that lake."""
+    shutil.copytree(original[1], tmp_path, dirs_exist_ok=True)
+    return original[2]
+
+
+def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, made):
+    log_url = original[0]
     before = bodies(tmp_path)
     done = compact(spark, tmp_path)
     assert done.days == 2 and done.files_after == 4 < done.files_before

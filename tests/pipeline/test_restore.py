@@ -9,7 +9,6 @@ import itertools
 import json
 import shutil
 import time
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import logs
@@ -29,7 +28,6 @@ from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
 from relayd.store import Outcome, Store
-from relayd.store.migrate import migrate
 
 DAY = 86_400
 TODAY = int(time.time()) // DAY * DAY
@@ -108,36 +106,16 @@ class Killed(BaseException):
     """Nothing in the product catches this, as nothing catches SIGKILL."""
 
 
-def new_database(postgres, template):
-    name = f"restored_{next(_numbers)}"
-    asyncio.run(run_sql(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
-    return urlunsplit(urlsplit(postgres)._replace(path=f"/{name}"))
+@pytest.fixture
+def empty_url(new_log):
+    """The URL of an empty, migrated relay database, beside `log_url`."""
+    return new_log()
 
 
 @pytest.fixture(scope="module")
-def template(postgres):
-    """The name of an empty, migrated relay database."""
-    url = new_database(postgres, "template1")
-    asyncio.run(migrate(url))
-    return urlsplit(url).path[1:]
-
-
-@pytest.fixture
-def empty_url(postgres, template):
-    """The URL of such a database."""
-    return new_database(postgres, template)
-
-
-@pytest.fixture
-def log_url(postgres, template):
-    """And of another."""
-    return new_database(postgres, template)
-
-
-@pytest.fixture(scope="module")
-def archived(spark, postgres, template, tmp_path_factory):
+def archived(spark, new_log, tmp_path_factory):
     """A log of three days and its lake, in batches that end within days, for all tests to read."""
-    url, folder = new_database(postgres, template), tmp_path_factory.mktemp("archived") / "lake"
+    url, folder = new_log(), tmp_path_factory.mktemp("archived") / "lake"
     asyncio.run(fill(url, DAYS))
     archive(spark, url, folder, batch_rows=30)
     return asyncio.run(tables_of(url)), folder

@@ -1,5 +1,6 @@
 """`make bench-pipeline`: the source beside JDBC and COPY, the archive, the audit beside a plain process pool,
-and what memory does from 10⁵ to 10⁷ rows. Needs Java, and about 12 GB of disk for the largest log.
+one worker of a cluster beside two, and what memory does from 10⁵ to 10⁷ rows. Needs Java, and about 12 GB of
+disk for the largest log.
 
     python -m benches.pipeline [--json] [--rows 1000000] [--most 10000000] [--folder DIR] [source archive …]
 
@@ -36,6 +37,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
 from strata_pipeline.transforms.signatures import Keys, packet_fault
 
+from benches import pipeline_cluster
 from benches.measures import Measure, as_json, print_table
 from benches.pipeline_log import fill
 from relayd.store.embedded import EmbeddedPostgres
@@ -43,7 +45,7 @@ from relayd.store.migrate import migrate
 
 __all__ = ["NAMES", "main"]
 
-NAMES = ("source", "archive", "audit", "memory")
+NAMES = ("source", "archive", "audit", "cluster", "memory")
 
 _ROUNDS = 3
 _JAR = Path("/usr/share/java/postgresql.jar")
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benches.pipeline", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
     parser.add_argument("--rows", type=int, default=1_000_000, help="packets in the log (source, archive)")
-    parser.add_argument("--signatures", type=int, default=200_000, help="packets with signatures (audit)")
+    parser.add_argument("--signatures", type=int, default=500_000, help="packets with signatures (audit)")
     parser.add_argument("--most", type=int, default=10_000_000, help="packets in the largest log (memory)")
     parser.add_argument(
         "--folder", type=Path, help="where logs and lakes are made; a temporary one by default"
@@ -80,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "audit" in names:
             with _log(folder / "signed", chosen.signatures, signed=True) as (url, _):
                 measures += _audit(url, chosen.signatures, folder / "audited")
+        if "cluster" in names:
+            measures += pipeline_cluster.measure(pipeline_cluster.PACKETS, _say)
         if "memory" in names:
             measures += _memory(chosen.most, folder)
     if chosen.json:
@@ -236,9 +240,10 @@ def _audit(url: str, rows: int, lake: Path) -> list[Measure]:
             run()
             times = dict(steps)
             if number:
-                rates.append(rows / (times["done"] - times["packets"]))
+                rates.append(rows / (times["doubles"] - times["packets"]))
     rate = statistics.median(rates)
-    pool_rate, pool_rates = _rate(rows, _pool(lake), _ROUNDS)
+    with _pool(lake) as verify:
+        pool_rate, pool_rates = _rate(rows, verify)
     _say(f"audit: {rate:,.0f} signatures/s, a process pool {pool_rate:,.0f}")
     details = {"rounds": rates, "pool, rounds": pool_rates}
     return [
@@ -259,7 +264,8 @@ def _audit(url: str, rows: int, lake: Path) -> list[Measure]:
 _rows: list[tuple[object, ...]] = []
 
 
-def _pool(lake: Path) -> Callable[[], None]:
+@contextmanager
+def _pool(lake: Path) -> Iterator[Callable[[], None]]:
     """The same work by two processes that have the rows already."""
     import pyarrow.dataset as pads
 
@@ -267,12 +273,13 @@ def _pool(lake: Path) -> Callable[[], None]:
     names = ("received_at", "packet_id", "body", "author_id", "content_type", "timestamp", "expires_at")
     _rows[:] = zip(*(table[name].to_pylist() for name in names), strict=True)
     edges = range(0, len(_rows), 2000)
-    pool = get_context("fork").Pool(2)
+    with get_context("fork").Pool(2) as pool:
 
-    def run() -> None:
-        assert sum(pool.map(_verify_slice, edges, chunksize=1)) == 0
+        def run() -> None:
+            assert sum(pool.map(_verify_slice, edges, chunksize=1)) == 0
 
-    return run
+        yield run
+    _rows.clear()
 
 
 def _verify_slice(start: int) -> int:

@@ -18,6 +18,7 @@ __all__ = ["audit_command"]
 _STEPS = {
     "batches": "holding {0.batches:,} batches against the manifests",
     "packets": "verifying {0.packets:,} packets",
+    "doubles": "looking for packets that are there twice",
     "log": "comparing with the relay's log",
 }
 _SHOWN = 20

@@ -125,6 +125,8 @@ def _look(
     progress("packets", audited)
     with translate_failures("verifying packets"):
         _collect(verify_packets(packets, Keys.of(packets, bootstrap)), "packet", audited)
+    progress("doubles", audited)
+    with translate_failures("looking for packets that are there twice"):
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
     if url is not None:
         progress("log", audited)

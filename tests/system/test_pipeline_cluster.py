@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import logs
 import pyarrow.dataset as pads
 import pytest
+from relay_process import PostgresHost, RelayProcess, running
+from test_pipeline import publish
 
 from benches.spark_cluster import DRIVER_CONF, Cluster, standalone_cluster
 
@@ -74,19 +76,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.timeout(300)  # seven processes of Java and Python have to start, on whatever machine this is
-def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, cluster, log_url, tmp_path):
+def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, cluster, tmp_path):
     # The environment has our dependencies and not us, else the rest would show nothing.
     command = [environment / "bin" / "python", "-I", "-c", "import pyarrow, nacl; import strata"]
     alone = subprocess.run(command, capture_output=True, text=True)
     assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'strata'"
 
-    made = logs.make_many(PACKETS)
-    logs.append(log_url, made)
-    told = _run_job(cluster, environment, log_url, tmp_path)
+    host = PostgresHost(tmp_path / "postgres")
+    try:
+        with running(RelayProcess(tmp_path / "relay", database_url=host.url)) as relay:
+            published = asyncio.run(publish(relay.ws, PACKETS))
+        told = _run_job(cluster, environment, host.url, tmp_path)
+    finally:
+        host.close()
 
     assert (told["archived"], told["audited"], told["holds"]) == (PACKETS, PACKETS, True)
-    rows = pads.dataset(tmp_path / "lake" / "packets").to_table().sort_by("sequence")
-    assert rows["packet_id"].to_pylist() == [packet.digest for packet in made]
+    rows = pads.dataset(tmp_path / "lake" / "packets").to_table(["packet_id"])
+    assert {f"0x{packet_id.hex()}" for packet_id in rows["packet_id"].to_pylist()} == set(published)
     for strata, pipeline, interpreter in told["places"]:
         assert {Path(strata).parents[1].name, Path(pipeline).parents[1].name} == {"strata_pipeline.zip"}
         # Unpacked from the archive into the executor's own folder.

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import asyncpg
 import psutil
+import pyarrow as pa
+import pyarrow.dataset as pads
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata_pipeline.jobs.archive import archive
@@ -48,6 +50,7 @@ __all__ = ["NAMES", "main"]
 NAMES = ("source", "archive", "audit", "cluster", "memory")
 
 _ROUNDS = 3
+_SLICE = 2000
 _JAR = Path("/usr/share/java/postgresql.jar")
 _SOURCE_ONE, _SOURCE_TWO, _ARCHIVE, _AUDIT = 280_000, 400_000, 60_000, 25_000
 _POOL_SHARE = 0.9
@@ -254,37 +257,36 @@ def _audit(url: str, rows: int, lake: Path) -> list[Measure]:
             "/s",
             _AUDIT,
             limit=pool_rate,
-            limit_name="two processes with the rows in memory",
+            limit_name="two processes with the lake in memory",
             details=details,
         ),
         Measure("audit", "share of a plain process pool", rate / pool_rate, "", _POOL_SHARE),
     ]
 
 
-_rows: list[tuple[object, ...]] = []
+_NAMES = ("received_at", "packet_id", "body", "author_id", "content_type", "timestamp", "expires_at")
+_lake: list[pa.Table] = []
+"""What the processes of the pool inherit."""
 
 
 @contextmanager
 def _pool(lake: Path) -> Iterator[Callable[[], None]]:
-    """The same work by two processes that have the rows already."""
-    import pyarrow.dataset as pads
-
-    table = pads.dataset(Lake.open(lake).packets, format="parquet").to_table()
-    names = ("received_at", "packet_id", "body", "author_id", "content_type", "timestamp", "expires_at")
-    _rows[:] = zip(*(table[name].to_pylist() for name in names), strict=True)
-    edges = range(0, len(_rows), 2000)
+    """The same work by two processes that have the lake in memory."""
+    _lake[:] = [pads.dataset(Lake.open(lake).packets, format="parquet").to_table(columns=list(_NAMES))]
+    edges = range(0, _lake[0].num_rows, _SLICE)
     with get_context("fork").Pool(2) as pool:
 
         def run() -> None:
             assert sum(pool.map(_verify_slice, edges, chunksize=1)) == 0
 
         yield run
-    _rows.clear()
+    _lake.clear()
 
 
 def _verify_slice(start: int) -> int:
-    keys = Keys({})
-    return sum(packet_fault(keys, *row) is not None for row in _rows[start : start + 2000])  # type: ignore[arg-type]
+    keys, part = Keys({}), _lake[0].slice(start, _SLICE)
+    rows = zip(*(part[name].to_pylist() for name in _NAMES), strict=True)
+    return sum(packet_fault(keys, *row) is not None for row in rows)
 
 
 def _memory(most: int, folder: Path) -> list[Measure]:

@@ -21,7 +21,17 @@ CORE = [
     "relayd/store/types.py",
     *(
         f"client/strata/{name}.py"
-        for name in ("auth", "canonical", "documents", "errors", "packets", "uris", "wire")
+        for name in (
+            "auth",
+            "backoff",
+            "canonical",
+            "documents",
+            "equivalence",
+            "errors",
+            "packets",
+            "uris",
+            "wire",
+        )
     ),
     *(f"client/strata/{name}.py" for name in ("curation", "fields", "typed")),
     *(
@@ -44,7 +54,6 @@ CORE = [
         f"client/strata/relay/{name}.py"
         for name in (
             "authenticating",
-            "backoff",
             "connection",
             "inspection",
             "keyring",
@@ -60,6 +69,10 @@ CORE = [
             *("membership", "merging", "options", "presence", "probes", "profiles", "publishing"),
             *("reputation", "sweeping", "values"),
         )
+    ),
+    *(
+        f"client/strata/channel/{name}.py"
+        for name in ("addresses", "codecs", "errors", "frames", "framing", "receiving", "sending")
     ),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "client/strata/sds").glob("*.py"))),
     *(f"client/strata/segmentation/{name}.py" for name in ("instances", "messages", "parity", "splitting")),

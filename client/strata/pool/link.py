@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Protocol, Self
 
+from strata.backoff import Backoff
 from strata.errors import StrataError
 from strata.packets import Packet
 from strata.pool.options import PoolOptions
 from strata.pool.reputation import Kind
-from strata.relay.backoff import Backoff
 from strata.relay.values import Delivery, Published, Statistics
 
 __all__ = ["Link", "PoolRelay", "Stream"]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata import auth, wire
+from strata.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.errors import (
     ErrorCode,
     IdentityError,
@@ -34,7 +35,6 @@ from strata.errors import (
     StrataError,
 )
 from strata.ids import Signer
-from strata.relay.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.relay.options import Options
 from strata.relay.values import Authenticated, Statistics
 

@@ -12,8 +12,8 @@ import time
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from strata.backoff import Backoff
 from strata.errors import ConnectionFailed, StrataError
-from strata.relay.backoff import Backoff
 from strata.relay.connection import AuthenticationSettled, Connection, ShortChallenge
 from strata.relay.dialing import check_url, describe, dial, hang_up, may_retry, shown, tls_context
 from strata.relay.options import Options

@@ -25,8 +25,8 @@ from typing import Any, NewType
 from msgspec import Raw
 
 from strata import wire
+from strata.backoff import after_retry_after, full_jitter
 from strata.errors import RequestRefused, RequestTimeout, Retry, StrataError
-from strata.relay.backoff import after_retry_after, full_jitter
 from strata.relay.options import Options
 from strata.relay.values import Published, Statistics
 

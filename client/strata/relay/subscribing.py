@@ -38,9 +38,9 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from strata import canonical, wire
+from strata.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
-from strata.relay.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.relay.options import Options
 from strata.relay.values import Announced, Query, Statistics
 

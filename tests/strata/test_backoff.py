@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.relay.backoff import Backoff, after_retry_after, full_jitter
+from strata.backoff import Backoff, after_retry_after, full_jitter
 
 
 @pytest.mark.req("R-339")

@@ -1,0 +1,134 @@
+"""Channels within one event loop: no frames, no acknowledgements (T-046, T-047, T-057, T-069, T-087).
+
+A message is handed over as the object it is; only its class is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, TypeVar
+
+from strata.channel.addresses import LocalAddress
+from strata.channel.ends import Rx, Tx
+from strata.channel.errors import (
+    AddressInUse,
+    ChannelClosed,
+    ChannelError,
+    CodecError,
+    Delivery,
+    OutboxFull,
+    SendError,
+)
+from strata.channel.inbox import Inbox
+from strata.channel.receiving import ReceiverCounters
+from strata.channel.returns import ReturnChannel
+from strata.channel.sending import SenderCounters
+
+__all__ = ["LocalRx", "LocalTx", "dial_local", "serve_local_at"]
+
+M = TypeVar("M")
+
+_served: dict[int, LocalRx[Any]] = {}
+_ids = itertools.count(1)
+
+
+class LocalRx(Rx[M]):
+    """The receiving end; its queue has no bound unless it was given one."""
+
+    def __init__(self, address: LocalAddress, message_type: Any, capacity: int | None) -> None:
+        super().__init__(address, Inbox(capacity))
+        self._id = address.id
+        self._loop = asyncio.get_running_loop()
+        self._type = message_type if isinstance(message_type, type) else object
+        self._senders: list[LocalTx[M]] = []
+        self._counters = ReceiverCounters()
+        _served[self._id] = self
+
+    def close(self) -> None:
+        if self._inbox.closed is None:
+            reason = ChannelClosed(f"{self._address} is closed")
+            self._inbox.close(reason)
+            del _served[self._id]
+            for sender in self._senders:
+                sender._receiver_closed(reason)
+            self._senders.clear()
+
+    async def join(self) -> None:
+        self.close()
+
+    def statistics(self) -> ReceiverCounters:
+        return self._counters
+
+
+class LocalTx(Tx[M]):
+    """The transmitting end. A message is delivered, or comes back, in the step that posts it."""
+
+    def __init__(self, receiver: LocalRx[M]) -> None:
+        super().__init__(receiver.addr())
+        self._receiver = receiver
+        self._inbox = receiver._inbox
+        self._received = receiver._counters
+        self._type = receiver._type
+        self._closed: ChannelError | None = None
+        self._counters = SenderCounters()
+        receiver._senders.append(self)
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
+        error = self._closed
+        if error is None:
+            if not isinstance(message, self._type):
+                error = CodecError(f"a channel of {self._type.__qualname__} cannot send {type(message)!r}")
+            elif self._inbox.room:
+                self._inbox.put_one(message)
+                self._received.messages_accepted += 1
+                self._counters.messages_posted += 1
+                if return_channel is not None:
+                    return_channel._settle()
+                return None
+            else:
+                self._received.queue_full += 1
+                error = OutboxFull(f"{self._address} has {len(self._inbox)} messages waiting already")
+        self._counters.messages_refused += 1
+        return self._refused(error, message, return_channel, Delivery.NOT_DELIVERED)
+
+    async def drain(self, most: int = 0) -> None:
+        pass
+
+    async def close(self) -> list[SendError[M]]:
+        if self._closed is None:
+            self._receiver._senders.remove(self)
+            self._receiver_closed(ChannelClosed("closed by its owner"))
+        return []
+
+    def _receiver_closed(self, reason: ChannelError) -> None:
+        self._closed = reason
+        self._set_closed(reason)
+
+    def statistics(self) -> SenderCounters:
+        self._counters.messages_delivered = self._counters.messages_posted
+        return self._counters
+
+
+def serve_local_at(address: LocalAddress, message_type: Any, capacity: int | None) -> LocalRx[Any]:
+    """Serve an id, or with 0 a free one. Raises `AddressInUse`."""
+    number = address.id
+    if number == 0:
+        number = next(one for one in _ids if one not in _served)
+    elif number in _served:
+        raise AddressInUse(f"local:{number} is served already")
+    return LocalRx(LocalAddress(number), message_type, capacity)
+
+
+def dial_local(address: LocalAddress) -> LocalTx[Any]:
+    """The transmitting end. Raises `ChannelClosed` where nobody serves the id on this event loop."""
+    receiver = _served.get(address.id)
+    if receiver is None:
+        raise ChannelClosed(f"nobody serves {address} in this process")
+    if receiver._loop is not asyncio.get_running_loop():
+        raise ChannelClosed(f"{address} is served on another event loop; use unix: or tcp: between threads")
+    return LocalTx(receiver)

@@ -1,0 +1,74 @@
+"""A value that can be watched (T-016), and the one a `Tx` shows (T-017, T-018)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["ACTIVE", "TxStatus", "Watch"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TxStatus:
+    """Active until it is closed; then closed for good, with the reason."""
+
+    closed: bool = False
+    reason: str | None = None
+
+
+ACTIVE = TxStatus()
+
+
+class Watch(Generic[T]):
+    """The current value, and a way to wait for the next one, for any number of observers."""
+
+    __slots__ = ("_value", "_version", "_waiting")
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._version = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def value(self) -> T:
+        """The value now."""
+        return self._value
+
+    async def changed(self) -> T:
+        """The next value there will be. Cancelling it costs nothing."""
+        version = self._version
+        while self._version == version:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiting.discard(waiter)
+        return self._value
+
+    async def wait_for(self, predicate: Callable[[T], bool]) -> T:
+        """The value now if it satisfies `predicate`, else the first one that does."""
+        while not predicate(self._value):
+            await self.changed()
+        return self._value
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """The value now, then the newest whenever it has changed; values in between may be missed."""
+        while True:
+            version, value = self._version, self._value
+            yield value
+            if self._version == version:
+                await self.changed()
+
+    def _set(self, value: T) -> None:
+        if value == self._value:
+            return
+        self._value = value
+        self._version += 1
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)

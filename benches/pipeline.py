@@ -51,6 +51,8 @@ NAMES = ("source", "archive", "audit", "cluster", "memory")
 
 _ROUNDS = 3
 _SLICE = 2000
+_HEAPS = ("2g", "1g")
+"""The default, and half of it."""
 _JAR = Path("/usr/share/java/postgresql.jar")
 _SOURCE_ONE, _SOURCE_TWO, _ARCHIVE, _AUDIT = 280_000, 400_000, 60_000, 25_000
 _POOL_SHARE = 0.9
@@ -290,28 +292,34 @@ def _verify_slice(start: int) -> int:
 
 
 def _memory(most: int, folder: Path) -> list[Measure]:
-    """The most that all processes of a job hold at once, archiving logs of ever more packets."""
-    peaks: dict[int, float] = {}
+    """The most that all processes of a job hold at once, archiving logs of ever more packets.
+
+    A JVM takes its heap before it looks for what it could free, so the same is done with half of it too.
+    """
+    peaks: dict[str, dict[int, float]] = {heap: {} for heap in _HEAPS}
     rows = 100_000
     while rows <= most:
         with _log(folder / f"log{rows}", rows, signed=False) as (url, _):
-            started = time.perf_counter()
-            command = [sys.executable, "-m", "strata_pipeline", "archive", "--database-url", url]
-            peaks[rows] = _peak_mb([*command, "--lake", str(folder / "lake"), "--master", "local[2]"])
-            _say(f"memory: {rows:,} packets, {peaks[rows]:,.0f} MB, {time.perf_counter() - started:,.0f} s")
-        shutil.rmtree(folder / "lake")
+            for heap in _HEAPS:
+                started = time.perf_counter()
+                command = [sys.executable, "-m", "strata_pipeline", "archive", "--database-url", url]
+                command += ["--lake", str(folder / "lake"), "--master", "local[2]"]
+                peaks[heap][rows] = _peak_mb([*command, "--conf", f"spark.driver.memory={heap}"])
+                seconds = time.perf_counter() - started
+                _say(f"memory: {rows:,} packets, heap {heap}: {peaks[heap][rows]:,.0f} MB, {seconds:,.0f} s")
+                shutil.rmtree(folder / "lake")
         rows *= 10
-    smallest = min(peaks)
     return [
         Measure(
             "memory",
-            f"archive of {rows:,} packets, peak",
+            f"archive of {rows:,} packets, heap {heap}, peak",
             peak,
             "MB",
-            limit=peaks[smallest],
-            limit_name=f"of {smallest:,}",
+            limit=found[min(found)],
+            limit_name=f"of {min(found):,}",
         )
-        for rows, peak in peaks.items()
+        for heap, found in peaks.items()
+        for rows, peak in found.items()
     ]
 
 

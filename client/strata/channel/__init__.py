@@ -42,6 +42,7 @@ from strata.channel.errors import (
 )
 from strata.channel.local import dial_local, serve_local_at
 from strata.channel.receiving import ReceiverCounters
+from strata.channel.relayed import RelayEnd, RelayTx, serve_relay
 from strata.channel.returns import ReturnChannel
 from strata.channel.sending import SenderCounters
 from strata.channel.serving import serve_net
@@ -70,6 +71,7 @@ __all__ = [
     "ProtocolViolation",
     "ReceiverCounters",
     "RelayAddress",
+    "RelayEnd",
     "ReturnChannel",
     "Rx",
     "SendError",
@@ -92,14 +94,26 @@ M = TypeVar("M")
 
 @overload
 async def dial(
-    address: Address | str, message_type: type[M], *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: type[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> Tx[M]: ...
 @overload
 async def dial(
-    address: Address | str, message_type: Codec[M], *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: Codec[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> Tx[M]: ...
 async def dial(
-    address: Address | str, message_type: Any, *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: Any,
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> Tx[Any]:
     """The transmitting end for an address. A network server need not be up yet.
 
@@ -113,7 +127,7 @@ async def dial(
         case LocalAddress():
             return dial_local(where)
         case RelayAddress():
-            raise InvalidAddress(f"{where}: not yet")
+            return RelayTx(where, codec, chosen, relay or RelayEnd())
         case TcpAddress() | TlsAddress() if where.port == 0:
             raise InvalidAddress(f"{where}: dial the port that `serve` has found")
         case TlsAddress():
@@ -124,14 +138,26 @@ async def dial(
 
 @overload
 async def serve(
-    address: Address | str, message_type: type[M], *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: type[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> tuple[Address, Rx[M]]: ...
 @overload
 async def serve(
-    address: Address | str, message_type: Codec[M], *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: Codec[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> tuple[Address, Rx[M]]: ...
 async def serve(
-    address: Address | str, message_type: Any, *, settings: ChannelSettings | None = None
+    address: Address | str,
+    message_type: Any,
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
 ) -> tuple[Address, Rx[Any]]:
     """The address that is really served, and the receiving end.
 
@@ -146,7 +172,7 @@ async def serve(
         case LocalAddress():
             rx = serve_local_at(where, message_type, None)
         case RelayAddress():
-            raise InvalidAddress(f"{where}: not yet")
+            rx = await serve_relay(where, codec, chosen, relay or RelayEnd())
         case TlsAddress():
             rx = await serve_net(where, codec, chosen, server_context(chosen))
         case _:

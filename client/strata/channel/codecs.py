@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from strata.channel.errors import CodecError
+from strata.channel.framing import MAX_PARTS
 
 __all__ = ["PART_BYTES", "BytesCodec", "Codec", "MsgpackCodec", "codec_for"]
 
@@ -101,7 +102,7 @@ class MsgpackCodec(Generic[T]):
                 return self._with_parts(message, body)
             if self._validate:
                 self._decode(body)
-        except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CodecError(f"{_name(type(message))} cannot be sent: {error}") from None
         return body, ()
 
@@ -112,7 +113,7 @@ class MsgpackCodec(Generic[T]):
                 return self._decode(body)
             tree = msgspec.msgpack.decode(body, ext_hook=functools.partial(_part, parts))
             return msgspec.convert(tree, self._type, builtin_types=_BYTES)
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        except Exception as error:  # text that is no UTF-8, keys that do not hash, a `__post_init__`
             raise CodecError(f"no {_name(self._type)}: {error}") from None
 
     def _with_parts(self, message: T, body: bytes | None = None) -> tuple[bytes, Sequence[bytes]]:
@@ -129,9 +130,9 @@ class MsgpackCodec(Generic[T]):
 
 
 def _take_parts(value: Any, parts: list[bytes]) -> Any:
-    """The same tree with extensions in the place of large bytes, which go to `parts`."""
+    """The same tree with extensions for large bytes, which go to `parts` while a frame has room for them."""
     if isinstance(value, _BYTES):
-        if len(value) < PART_BYTES:
+        if len(value) < PART_BYTES or len(parts) == MAX_PARTS - 1:
             return value
         parts.append(value if type(value) is bytes else bytes(value))
         return msgspec.msgpack.Ext(_PART_CODE, (len(parts) - 1).to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""The dialler of network addresses: connects, moves bytes between socket and `sending`, settles returns.
+"""The dialler's end of a session: connects, moves bytes between a carrier and `sending`, settles returns.
 
 There is a connection while something is pending, and as long after as it lasts; it is made when the first
 message is posted (T-064).
@@ -11,7 +11,8 @@ import logging
 import random
 import secrets
 import ssl
-from typing import Generic, TypeVar, cast
+from abc import abstractmethod
+from typing import Generic, Protocol, TypeVar, cast
 
 from strata.backoff import Backoff
 from strata.channel.addresses import Address
@@ -24,7 +25,7 @@ from strata.channel.settings import ChannelSettings
 from strata.channel.sockets import NetAddress, connect, tune
 from strata.channel.tls import explain_tls
 
-__all__ = ["NetTx"]
+__all__ = ["Carrier", "NetTx", "SessionTx"]
 
 M = TypeVar("M")
 
@@ -34,26 +35,35 @@ _WRITE_AHEAD = 512 * 1024
 """Bytes given to the system's socket ahead; what is beyond stays in the outbox."""
 
 
-class NetTx(Tx[M]):
-    """The transmitting end of a network address."""
+class Carrier(Protocol):
+    """One connection of a session, whatever it is made of."""
 
-    def __init__(
-        self,
-        address: NetAddress,
-        codec: Codec[M],
-        settings: ChannelSettings,
-        context: ssl.SSLContext | None,
-    ) -> None:
-        super().__init__(cast("Address", address))
-        self._net_address = address
-        self._context = context
+    @property
+    def unwritten(self) -> int:
+        """Bytes that it was given, and that have not gone out."""
+
+    def write(self) -> None:
+        """Take from the session what can go out now."""
+
+    def close(self) -> None:
+        """End it, once what was written has gone out; nothing of it is heard any more."""
+
+    def abort(self) -> None:
+        """End it now, and tell that it is lost."""
+
+
+class SessionTx(Tx[M]):
+    """The transmitting end of a session; a subclass knows how to connect."""
+
+    def __init__(self, address: Address, codec: Codec[M], settings: ChannelSettings) -> None:
+        super().__init__(address)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._session: SendingSession[M, ReturnChannel[M]] = SendingSession(_new_id(), codec, settings)
         self._post = self._session.post
         self._scheduled = False
         self._is_closing = False
-        self._connection: _Connection[M] | None = None
+        self._connection: Carrier | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -68,6 +78,14 @@ class NetTx(Tx[M]):
     @property
     def pending(self) -> int:
         return self._session.pending
+
+    @property
+    def outbox_size(self) -> int:
+        return self._session.outbox_size
+
+    @property
+    def unacked_size(self) -> int:
+        return self._session.unacked_size
 
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
         try:
@@ -184,13 +202,17 @@ class NetTx(Tx[M]):
 
     # Connections
 
+    @abstractmethod
+    async def _attempt(self) -> None:
+        """Make one connection, and tell by `_connected`. Raises `OSError` where there is none."""
+
     async def _connect(self) -> None:
         """Try until there is a connection; the delivery timeout ends it from outside."""
         while True:
             delay = self._backoff.next_delay()
             try:
                 async with asyncio.timeout(self._settings.connect_timeout):
-                    await connect(self._net_address, lambda: _Connection(self), self._context)
+                    await self._attempt()
             except ssl.SSLError as error:
                 self._failed(explain_tls(error))
             except TimeoutError:
@@ -206,7 +228,7 @@ class NetTx(Tx[M]):
             _log.info("no connection to %s: %s", self._address, reason)
         self._last_failure = reason
 
-    def _connected(self, connection: _Connection[M]) -> None:
+    def _connected(self, connection: Carrier) -> None:
         self._connecting = None
         if self._session.closed is not None:
             connection.close()
@@ -220,7 +242,7 @@ class NetTx(Tx[M]):
         self._last_failure = None
         self._step()
 
-    def _lost(self, connection: _Connection[M], error: Exception | None) -> None:
+    def _lost(self, connection: Carrier, error: Exception | None) -> None:
         if connection is not self._connection:
             return
         self._connection = None
@@ -234,6 +256,24 @@ class NetTx(Tx[M]):
     async def _reconnect(self) -> None:
         await asyncio.sleep(self._backoff.next_delay())
         await self._connect()
+
+
+class NetTx(SessionTx[M]):
+    """The transmitting end of a network address."""
+
+    def __init__(
+        self,
+        address: NetAddress,
+        codec: Codec[M],
+        settings: ChannelSettings,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        super().__init__(address, codec, settings)
+        self._net_address = address
+        self._context = context
+
+    async def _attempt(self) -> None:
+        await connect(self._net_address, lambda: _Connection(self), self._context)
 
 
 class _Connection(asyncio.BufferedProtocol, Generic[M]):

@@ -94,6 +94,16 @@ class Tx(ABC, Generic[M]):
     def pending(self) -> int:
         """Messages that are neither delivered nor returned."""
 
+    @property
+    def outbox_size(self) -> int:
+        """Messages that wait to be written."""
+        return 0
+
+    @property
+    def unacked_size(self) -> int:
+        """Messages that were written, and are not acknowledged."""
+        return 0
+
     @abstractmethod
     async def drain(self, most: int = 0) -> None:
         """Wait until no more than `most` messages are pending; also when they have come back."""

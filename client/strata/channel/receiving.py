@@ -177,9 +177,11 @@ class ReceivingLink(Generic[M]):
         try:
             if self._session is not None or self._read_header(now):
                 self._read_frames(messages, room)
-        except (ProtocolViolation, CodecError) as error:
+        except Exception as error:
+            # A codec of the program's own may raise anything. What came before is in sequence, and stays.
             self._counters.messages_accepted += len(messages)
-            self._reject(str(error))
+            known = isinstance(error, ProtocolViolation | CodecError)
+            self._reject(str(error) if known else f"undecodable: {type(error).__name__}")
             return messages
         self._counters.messages_accepted += len(messages)
         self._acknowledge(now)
@@ -200,8 +202,7 @@ class ReceivingLink(Generic[M]):
         older = self._sessions.link_of(session_id)
         session = self._sessions.attach(session_id, self)
         if session is None:
-            self._answer(Reject("the server has too many sessions"))
-            self.is_finished = True
+            self._reject("the server has too many sessions")
             return False
         self._counters.sessions += len(self._sessions) - known
         self._session = session
@@ -322,6 +323,11 @@ class ReceivingLink(Generic[M]):
         ):
             self._counters.broken_connections += 1
             self.is_finished = True
+
+    def refuse(self, reason: str) -> None:
+        """End the session: what carries it has failed in a way that no connection mends."""
+        if not self.is_finished:
+            self._reject(reason)
 
     def close(self, reason: str) -> None:
         """The receiver is gone: acknowledge what was accepted, and say so (T-024)."""

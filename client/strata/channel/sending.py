@@ -31,6 +31,7 @@ from strata.channel.codecs import Codec
 from strata.channel.errors import (
     ChannelClosed,
     ChannelError,
+    CodecError,
     Delivery,
     DeliveryTimeout,
     OutboxFull,
@@ -45,7 +46,7 @@ from strata.channel.frames import (
     encode_header,
     read_response,
 )
-from strata.channel.framing import FrameReader, frame_of, frame_size
+from strata.channel.framing import MAX_PARTS, FrameReader, frame_of, frame_size
 from strata.channel.settings import ChannelSettings
 
 __all__ = ["Returned", "SenderCounters", "SendingSession"]
@@ -107,12 +108,18 @@ class SendingSession(Generic[M, K]):
         self._next = 0
         self._reached = 0
         """One past the highest sequence that was ever written."""
+        self._reached_before = 0
+        """The same when this connection began."""
+        self._is_known = False
+        """Whether the server has acknowledged anything on this connection: then it knows the session."""
+        self._doubtful = 0
+        """One past what may have gone to an earlier server, before the one that acknowledges now."""
         self._posted_at: deque[tuple[int, float]] = deque()
         """Of some messages, the sequence and when they were posted: of the first since each `mark`."""
         self._reader: FrameReader | None = None
         self._to_send: list[bytes] = []
         self._heard_at = 0.0
-        self._unwritten = 0
+        self._bytes_gone = 0
         self._is_dead = False
         self._returned: list[Returned[M, K]] = []
         self._delivered: list[K] = []
@@ -123,6 +130,11 @@ class SendingSession(Generic[M, K]):
     def pending(self) -> int:
         """Messages that are neither delivered nor returned."""
         return self._next - self._base
+
+    @property
+    def acknowledged(self) -> int:
+        """How many messages of the session have been acknowledged."""
+        return self._base
 
     @property
     def outbox_size(self) -> int:
@@ -158,6 +170,9 @@ class SendingSession(Generic[M, K]):
                 self._refuse_size(size + 16)
             pieces = _SMALL(size + 16, size + 8, self._next) + body
         else:
+            if len(parts) >= MAX_PARTS:
+                self.counters.messages_refused += 1
+                raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
             body = SEQUENCE.pack(self._next) + body
             if frame_size(body, parts) > self._limit:
                 self._refuse_size(frame_size(body, parts))
@@ -195,6 +210,9 @@ class SendingSession(Generic[M, K]):
         self._reader = FrameReader(MAX_RESPONSE_BYTES)
         self._is_dead = False
         self._heard_at = now
+        self._reached_before = self._reached
+        self._is_known = False
+        self._bytes_gone = self.counters.bytes_sent
         self.counters.connections += 1
         self._to_send.append(encode_header(self.session_id))
 
@@ -206,7 +224,7 @@ class SendingSession(Generic[M, K]):
         """
         if not self.pending:
             self.session_id = next_session_id
-            self._base = self._next = self._reached = 0
+            self._base = self._next = self._reached = self._doubtful = 0
         self._reader = None
         self._is_dead = False
         self._to_send.clear()
@@ -232,7 +250,6 @@ class SendingSession(Generic[M, K]):
                         case Ack(sequence):
                             self._acknowledged(sequence, now)
                         case Reject(reason):
-                            # It has acknowledged what it took: of the rest it took nothing.
                             return self._close(ChannelClosed(f"rejected: {reason}"), refused=True)
                         case _ as closed:
                             return self._close(ChannelClosed(closed.reason), refused=True)
@@ -242,6 +259,11 @@ class SendingSession(Generic[M, K]):
     def _acknowledged(self, sequence: int, now: float) -> None:
         if sequence >= self._reached:
             raise ProtocolViolation(f"the peer acknowledged {sequence}, and only {self._reached} were sent")
+        if not self._is_known:
+            self._is_known = True
+            if self._base == 0:
+                # Its first: a server that is gone may have taken, unheard, what went out before.
+                self._doubtful = self._reached_before
         self.counters.acks_received += 1
         count = sequence + 1 - self._base
         if count <= 0:  # repeated, or late
@@ -310,12 +332,13 @@ class SendingSession(Generic[M, K]):
     def handle_timer(self, now: float, unwritten: int = 0) -> None:
         """Close a session whose oldest message is too old (T-065); give up a connection that is silent.
 
-        `unwritten` is how many bytes of `data_to_send` the system has not taken yet: while they become fewer,
-        the connection lives.
+        `unwritten` is how many bytes of `data_to_send` the system has not taken yet: while it waits for the
+        peer and takes more, the connection lives.
         """
-        if unwritten < self._unwritten:
+        gone = self.counters.bytes_sent - unwritten
+        if unwritten and gone > self._bytes_gone:
             self._heard_at = now
-        self._unwritten = unwritten
+        self._bytes_gone = gone
         if self.closed is not None or not self._posted_at:
             return
         if now >= self._posted_at[0][1] + self._settings.message_delivery_timeout:
@@ -338,10 +361,14 @@ class SendingSession(Generic[M, K]):
         if self.closed is not None:
             return
         self.closed = error
+        # A server that refuses has acknowledged what it took before. But one that never acknowledged anything
+        # here may be another than the one that an earlier connection led to.
+        unknown = self._reached
+        if refused:
+            unknown = self._doubtful if self._is_known else self._reached_before
         pending = itertools.chain(self._unacked, self._outbox)
         for sequence, (_, message, token) in enumerate(pending, self._base):
-            known = refused or sequence >= self._reached
-            delivery = Delivery.NOT_DELIVERED if known else Delivery.UNKNOWN
+            delivery = Delivery.UNKNOWN if sequence < unknown else Delivery.NOT_DELIVERED
             self._returned.append(Returned(message, token, error, delivery))
         self.counters.messages_returned += len(self._returned)
         self._unacked.clear()

@@ -1,0 +1,169 @@
+"""Tx and Rx over a real relay: the same promises, through its death too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from relay_process import RelayProcess, running
+from strata.channel import (
+    ChannelClosed,
+    ChannelIOError,
+    ChannelSettings,
+    Delivery,
+    RelayEnd,
+    SendError,
+    dial,
+    parse_address,
+    serve,
+)
+from strata.encryption import GroupKey, GroupKeyEncryption
+from strata.ids import Identity
+from strata.relay import Options
+
+PATIENT = ChannelSettings(message_delivery_timeout=60.0)
+TOPICS = iter(range(1000))
+
+
+@pytest.fixture
+def address(relay: RelayProcess) -> str:
+    return f"relay:{relay.ws}#/app/1/topic-{next(TOPICS)}/proto"
+
+
+async def received(rx, count: int) -> list[bytes]:
+    async with asyncio.timeout(60):
+        return [await rx.recv() for _ in range(count)]
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"message %d" % number for number in range(first, first + count)]
+
+
+async def test_messages_arrive_once_in_order_and_large_ones_whole(address):
+    where, rx = await serve(address, bytes, settings=PATIENT)
+    assert where == parse_address(address) == rx.addr()
+    async with rx, await dial(address, bytes, settings=PATIENT) as tx:
+        sent = [*numbered(3000), large := bytes(range(256)) * 4096, *numbered(3, 3000)]
+        receiving = asyncio.create_task(received(rx, len(sent)))
+        for message in sent[:-1]:
+            tx.post(message)
+        await tx.send(sent[-1])
+        assert rx.statistics().messages_accepted == len(sent)
+        got = await receiving
+        assert got == sent and got[3000] == large
+
+
+@pytest.mark.req("T-097")
+async def test_what_was_posted_before_anybody_serves_arrives(address):
+    async with await dial(address, bytes, settings=PATIENT) as tx:
+        returned = [tx.try_post(message) for message in numbered(20)]
+        _, rx = await serve(address, bytes, settings=PATIENT)
+        async with rx:
+            assert await received(rx, 20) == numbered(20)
+            assert [await one for one in returned] == [None] * 20
+
+
+@pytest.mark.req("T-033")
+async def test_many_senders_each_in_its_own_order(address):
+    _, rx = await serve(address, bytes, settings=PATIENT)
+    async with rx:
+        senders = [await dial(address, bytes, settings=PATIENT) for _ in range(4)]
+        for number in range(50):
+            for which, tx in enumerate(senders):
+                tx.post(b"%d %d" % (which, number))
+        got = [tuple(map(int, message.split())) for message in await received(rx, 200)]
+        for which in range(4):
+            assert [number for one, number in got if one == which] == list(range(50))
+        for tx in senders:
+            assert await tx.close() == []
+
+
+@pytest.mark.req("T-017")
+async def test_a_receiver_that_closes_is_told_to_its_senders(address):
+    _, rx = await serve(address, bytes, settings=PATIENT)
+    async with await dial(address, bytes, settings=PATIENT) as tx:
+        await tx.send(b"one")
+        await rx.join()
+        async with asyncio.timeout(30):
+            assert (await tx.status().wait_for(lambda status: status.closed)).closed
+        with pytest.raises(SendError) as refused:
+            await tx.send(b"two")
+        assert isinstance(refused.value.error, ChannelClosed)
+        assert await rx.recv() == b"one"
+        with pytest.raises(ChannelClosed):
+            await rx.recv()
+
+
+async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
+    quick = ChannelSettings(message_delivery_timeout=3.0)
+    _, first = await serve(address, bytes)
+    async with await dial(address, bytes, settings=quick) as tx:
+        await tx.send(b"for the first")
+        # It dies without a word; what is sent now is for it, and nobody answers.
+        for task in first._tasks:
+            task.cancel()
+        await asyncio.wait(first._tasks)
+        lost = tx.try_post(b"lost")
+        _, second = await serve(address, bytes)
+        error = await lost
+        assert error is not None and error.delivery is Delivery.UNKNOWN
+        async with second, await dial(address, bytes, settings=PATIENT) as again:
+            await again.send(b"for the second")
+            assert await second.recv() == b"for the second" and second.unread == 0
+    first.close()
+    await first.join()
+
+
+async def test_only_who_has_the_key_understands(address):
+    keys = GroupKeyEncryption(parse_address(address).topic, GroupKey.generate())
+    _, rx = await serve(address, bytes, relay=RelayEnd(encryption=keys), settings=PATIENT)
+    quick = ChannelSettings(message_delivery_timeout=3.0)
+    async with rx:
+        async with await dial(address, bytes, relay=RelayEnd(encryption=keys), settings=PATIENT) as tx:
+            await tx.send(b"secret")
+            assert await rx.recv() == b"secret"
+        async with await dial(address, bytes, settings=quick) as stranger:
+            assert await stranger.try_post(b"plain") is not None
+        assert rx.unread == 0
+
+
+async def test_only_members_are_heard(address):
+    known = Identity.generate()
+    _, rx = await serve(address, bytes, relay=RelayEnd(members=(known.did,)), settings=PATIENT)
+    async with rx:
+        async with await dial(address, bytes, relay=RelayEnd(identity=known), settings=PATIENT) as tx:
+            await tx.send(b"hello")
+        quick = ChannelSettings(message_delivery_timeout=3.0)
+        async with await dial(address, bytes, settings=quick) as stranger:
+            assert await stranger.try_post(b"hello?") is not None
+        assert await rx.recv() == b"hello" and rx.unread == 0
+
+
+async def test_without_a_relay_serving_says_so_and_messages_come_back():
+    nowhere = "relay:ws://127.0.0.1:1/strata#/app/1/nowhere/proto"
+    end = RelayEnd(options=Options(connect_timeout=1.0))
+    with pytest.raises(ChannelIOError, match=r"cannot be served"):
+        await serve(nowhere, bytes, relay=end)
+    quick = ChannelSettings(message_delivery_timeout=1.0)
+    async with await dial(nowhere, bytes, settings=quick, relay=end) as tx:
+        error = await tx.try_post(b"message")
+        assert error is not None and error.delivery is Delivery.NOT_DELIVERED
+
+
+@pytest.mark.timeout(240)
+async def test_a_relay_that_is_killed_costs_nothing(tmp_path):
+    with running(RelayProcess(tmp_path)) as process:
+        address = f"relay:{process.ws}#/app/1/killed/proto"
+        port = int(process.ws.rpartition(":")[2].split("/")[0])
+        _, rx = await serve(address, bytes, settings=PATIENT)
+        async with rx, await dial(address, bytes, settings=PATIENT) as tx:
+            receiving = asyncio.create_task(received(rx, 2000))
+            for number, message in enumerate(numbered(2000)):
+                tx.post(message)
+                if number in (600, 1300):
+                    await tx.drain(200)
+                    process.kill()
+                    process.port = port
+                    await asyncio.to_thread(process.start)
+            assert await receiving == numbered(2000)
+            assert await tx.close() == []

@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"^```(sh|python) tour\n(.*?)^```$", (ROOT / "README.md").re
 
 @pytest.mark.timeout(120)
 def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "sh", "python", "python"]
+    assert [language for language, _ in BLOCKS] == ["sh", "sh", "python", "python", "python"]
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
     environment = {
@@ -37,9 +37,20 @@ def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    first, second, third, fourth = printed
+    first, second, third, fourth, fifth = printed
     assert "did:strata:z6Mk" in first
     assert first.count("hello relay") == 1
     assert [int(line) for line in second.split()[-2:]] == [1001, 0]
     assert third.startswith("from Python ")
     assert re.fullmatch(r"b'hello'\ndelivered: [0-9a-f]{32}\n", fourth)
+    assert [line.split(":")[0] for line in fifth.splitlines()] == ["local", "unix", "tcp"]
+    assert fifth.count("Reading(sensor='roof', celsius=21.5)") == 3
+
+
+def test_the_example_of_the_channels_guide_works() -> None:
+    [text] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tx-rx.md").read_text(), re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Reading(sensor='roof', celsius=21.5, image=b'') cellar\n"

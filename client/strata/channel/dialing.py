@@ -19,6 +19,7 @@ from strata.channel.addresses import Address
 from strata.channel.codecs import Codec
 from strata.channel.ends import Tx
 from strata.channel.errors import ChannelClosed, ChannelError, Delivery, SendError
+from strata.channel.framing import EMPTY_FRAME
 from strata.channel.returns import ReturnChannel
 from strata.channel.sending import SenderCounters, SendingSession
 from strata.channel.settings import ChannelSettings
@@ -44,6 +45,9 @@ class Carrier(Protocol):
 
     def write(self) -> None:
         """Take from the session what can go out now."""
+
+    def say_farewell(self) -> None:
+        """Tell the server that the session is over, with everything acknowledged."""
 
     def close(self) -> None:
         """End it, once what was written has gone out; nothing of it is heard any more."""
@@ -117,6 +121,8 @@ class SessionTx(Tx[M]):
         self._is_closing = True
         try:
             await self.drain()
+            if self._connection is not None:
+                self._connection.say_farewell()
         finally:
             self._close(ChannelClosed("closed by its owner"))
         left, self._left = self._left, []
@@ -246,12 +252,15 @@ class SessionTx(Tx[M]):
         if connection is not self._connection:
             return
         self._connection = None
-        self._last_failure = "the connection was closed" if error is None else str(error)
+        self._last_failure = self._why_lost(error)
         self._session.connection_lost(_new_id())
         if self._session.pending and self._session.closed is None:
             self._connecting = self._loop.create_task(self._reconnect(), name=f"dial {self._address} again")
         else:
             self._step()
+
+    def _why_lost(self, error: Exception | None) -> str:
+        return "the connection was closed" if error is None else str(error)
 
     async def _reconnect(self) -> None:
         await asyncio.sleep(self._backoff.next_delay())
@@ -274,6 +283,16 @@ class NetTx(SessionTx[M]):
 
     async def _attempt(self) -> None:
         await connect(self._net_address, lambda: _Connection(self), self._context)
+
+    def _why_lost(self, error: Exception | None) -> str:
+        if isinstance(error, ssl.SSLError):
+            return explain_tls(error)
+        why = super()._why_lost(error)
+        if error is None and self._context is not None:
+            # A server that refuses a client may end the handshake without a word.
+            ours = "refuses ours" if self._settings.tls_certificate else "asks for one: set tls_certificate"
+            why += f"; if it has mutual TLS, it {ours}"
+        return why
 
 
 class _Connection(asyncio.BufferedProtocol, Generic[M]):
@@ -331,9 +350,16 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             for piece in pieces:
                 transport.write(piece)
 
+    def say_farewell(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._session.farewell())
+
     def close(self) -> None:
         self._is_over = True
-        if self._transport is not None:
+        if self.unwritten > len(EMPTY_FRAME):
+            # It has come back to whoever posted it, and a peer that does not read would keep us here.
+            self.abort()
+        elif self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:

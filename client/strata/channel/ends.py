@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from strata.channel.addresses import Address
 from strata.channel.errors import (
@@ -158,12 +158,13 @@ class Rx(ABC, Generic[M]):
         """The address that is served: with the real port."""
         return self._address
 
-    async def recv(self) -> M:
+    def recv(self) -> Coroutine[Any, Any, M]:
         """The next message. Cancelling it loses none.
 
         Raises `ChannelClosed` once the channel is closed and what was in the queue has been taken.
         """
-        return await self._inbox.get()
+        # The inbox's own coroutine, and not one around it, which every message would pay for.
+        return self._inbox.get()
 
     @property
     def unread(self) -> int:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from strata.channel.errors import ProtocolViolation
 
-__all__ = ["MAX_PARTS", "Frame", "FrameReader", "FrameTooLarge", "frame_of", "frame_size"]
+__all__ = ["EMPTY_FRAME", "MAX_PARTS", "Frame", "FrameReader", "FrameTooLarge", "frame_of", "frame_size"]
 
 Frame: TypeAlias = Sequence[bytes]
 """Body and parts."""
@@ -26,11 +26,15 @@ Frame: TypeAlias = Sequence[bytes]
 MAX_PARTS = 1024
 """Of one frame: each costs memory of its own, however small it is."""
 LENGTH = Struct(">Q")
+EMPTY_FRAME = LENGTH.pack(0)
 _TWO = Struct(">QQ").unpack_from
 _ONE = LENGTH.unpack_from
+_THREE = Struct(">QQQ").unpack_from
 _PREFIX = LENGTH.size
 
 _BUFFER = 256 * 1024
+_SMALL_BUFFER = 8 * 1024
+"""A reader begins with this, and gets the other once a read has filled it: most connections are quiet."""
 _LARGE = 64 * 1024
 """A part above this gets a buffer of its own …"""
 _FIRST = 256 * 1024
@@ -67,13 +71,17 @@ def frame_of(body: bytes, parts: Frame = ()) -> list[bytes]:
 class FrameReader:
     """Bytes in, whole frames out. After an error it reads no further."""
 
-    __slots__ = ("_buffer", "_end", "_frame_left", "_large", "_limit", "_parts", "_start", "_view")
+    __slots__ = (
+        *("_buffer", "_end", "_frame_left", "_is_filled", "_large", "_limit", "_parts", "_start"),
+        "_view",
+    )
 
     def __init__(self, max_frame_length: int) -> None:
         self._limit = max_frame_length
-        self._buffer = bytearray(_BUFFER)
+        self._buffer = bytearray(_SMALL_BUFFER)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
+        self._is_filled = False
         self._frame_left: int | None = None
         """Bytes of the frame in hand that have not been read as parts; None between frames."""
         self._parts: list[bytes] = []
@@ -92,26 +100,41 @@ class FrameReader:
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes go: at least one fits, unless whole frames wait for `read`."""
-        if self._large is not None:
+        if self._large is not None and not self._large.is_full:
             return self._large.get_buffer()
         if self._start == self._end:
             self._start = self._end = 0
-        elif _BUFFER - self._end < _LARGE:
+            if self._is_filled:
+                self._enlarge()
+        elif self._is_filled:
+            self._enlarge()
+        elif len(self._buffer) - self._end < _LARGE:
             # Moves what is left of the last read: with small frames less than one of them.
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
         return self._view[self._end :]
 
+    def _enlarge(self) -> None:
+        rest = self._view[self._start : self._end]
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+        self._is_filled = False
+
     def buffer_updated(self, count: int) -> None:
         """So many bytes have been put there."""
-        if self._large is not None:
+        if self._large is not None and not self._large.is_full:
             self._large.filled += count
         else:
             self._end += count
+            self._is_filled = self._end == len(self._buffer) == _SMALL_BUFFER
 
     def feed(self, data: bytes) -> None:
         """Put bytes there that fit; for streams that are not read into a buffer. Raises `ValueError` else."""
+        if self._large is None and len(self._buffer) - self._end < len(data):
+            self._enlarge()
         self.get_buffer()[: len(data)] = data
         self.buffer_updated(len(data))
 
@@ -137,6 +160,35 @@ class FrameReader:
             if not self._read_part(frames):
                 break
         return frames
+
+    def read_numbered(self, first: int, most: int) -> list[bytes]:
+        """Up to `most` messages that were numbered from `first` on, without their numbers, while it is easy.
+
+        They are the next frames, have one part, begin with the number due, and are whole in the buffer.
+        Whatever else comes is left to `read`.
+        """
+        messages: list[bytes] = []
+        start = self._start
+        if self._frame_left is not None or self._end - start < 24:
+            return messages
+        size = 8 + _ONE(self._buffer, start)[0]
+        if start + size > self._end or size > _LARGE:
+            return messages
+        # One copy of many, since slices of bytes take half as long as bytes of a view; of no more than can be
+        # given out, were they all of one size.
+        data = bytes(self._view[start : min(self._end, start + min(most * size, _LARGE))])
+        at, end, limit, append = 0, len(data), self._limit, messages.append
+        for due in range(first, first + most):
+            if end - at < 24:
+                break
+            length, body, number = _THREE(data, at)
+            stop = at + 8 + length
+            if number != due or stop > end or length != body + 8 or body < 8 or length > limit:
+                break
+            append(data[at + 24 : stop])
+            at = stop
+        self._start = start + at
+        return messages
 
     def _read_small(self, frames: list[Frame], most: int) -> None:
         """The frames that are whole in the buffer and have one part: nearly all."""
@@ -171,9 +223,10 @@ class FrameReader:
         left = self._frame_left
         assert left is not None
         if self._large is not None:
-            if not self._large.is_whole:
+            if not self._large.is_full or self._start == self._end:
                 return False
-            self._parts.append(self._large.take())
+            self._parts.append(self._large.take(self._buffer[self._start]))
+            self._start += 1
             self._large = None
         if left == 0:
             frames.append(tuple(self._parts))
@@ -206,7 +259,11 @@ class FrameReader:
 
 
 class _LargePart:
-    """One part that is read into a buffer of its own, which becomes the part without being copied."""
+    """One part that is read into a buffer of its own, which becomes the part without being copied.
+
+    All but its last byte, that is: whoever has asked where bytes go still holds on to that place while they
+    are read, and a buffer that is held cannot be given away.
+    """
 
     __slots__ = ("_bytes", "_room", "_size", "_view", "filled")
 
@@ -217,22 +274,26 @@ class _LargePart:
         self._view[: self.filled] = beginning
 
     @property
-    def is_whole(self) -> bool:
-        return self.filled == self._size
+    def is_full(self) -> bool:
+        return self.filled == self._size - 1
 
     def get_buffer(self) -> memoryview:
         if self.filled == self._room:
             before = self._view
             self._make(min(self._size, self._room * _GROWTH))
             self._view[: self.filled] = before
-        return self._view[self.filled :]
+            before.release()
+        return self._view[self.filled : self._size - 1]
 
-    def take(self) -> bytes:
+    def take(self, last: int) -> bytes:
+        self._view[-1] = last
+        self._view.release()
         return self._bytes.getvalue()
 
     def _make(self, room: int) -> None:
         # `getvalue` of a BytesIO whose size is that of its buffer gives the buffer itself away. It begins as
         # zeros that the system maps when they are written.
+        room = self._size if room == self._size - 1 else room
         self._room = room
         self._bytes = io.BytesIO(bytes(room))
         self._view = self._bytes.getbuffer()

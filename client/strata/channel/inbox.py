@@ -20,10 +20,12 @@ class Inbox(Generic[M]):
     A message is taken in the same step in which `get` returns it, so cancelling `get` loses none.
     """
 
-    __slots__ = ("_capacity", "_closed", "_items", "_receivers", "_senders")
+    __slots__ = ("_capacity", "_closed", "_items", "_low", "_receivers", "_senders")
 
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
+        self._low = 0 if capacity is None else capacity // 2
+        """With so many messages or fewer, half of it is free."""
         self._items: deque[M] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._senders: dict[object, Callable[[], None]] = {}
@@ -90,7 +92,7 @@ class Inbox(Generic[M]):
                     self._receivers.remove(waiter)
                 raise
         message = items.popleft()
-        if self._senders:
+        if self._senders and len(items) <= self._low:
             self._offer_room()
         if items and self._receivers:
             self._wake()
@@ -105,7 +107,7 @@ class Inbox(Generic[M]):
 
     def _offer_room(self) -> None:
         # Not for each single message: what waits would be read, and acknowledged, in steps of one.
-        if self._capacity is None or self.room * 2 < self._capacity:
-            return
-        key = next(iter(self._senders))
-        self._senders.pop(key)()
+        # To all that fit: one that has nothing waiting leaves its room to the next, and no `get` may follow.
+        while self._senders and self._capacity is not None and self.room * 2 >= self._capacity:
+            key = next(iter(self._senders))
+            self._senders.pop(key)()

@@ -40,6 +40,9 @@ __all__ = ["ReceiverCounters", "ReceivingLink", "ReceivingSession", "Sessions"]
 
 M = TypeVar("M")
 
+_LATE_SECONDS = 5.0
+"""A timer that comes later than this has been held up with everything else."""
+
 
 @dataclass(slots=True)
 class ReceiverCounters:
@@ -108,12 +111,22 @@ class Sessions:
         else:
             self._detached[session.id] = now + self._settings.session_timeout
 
+    def forget(self, session: ReceivingSession) -> None:
+        """Its sender has ended it, with everything acknowledged: nothing more of it will come."""
+        session.link = None
+        del self._sessions[session.id]
+
     def get_timer(self) -> float | None:
         """When `handle_timer` has something to do."""
         return next(iter(self._detached.values()), None)
 
     def handle_timer(self, now: float) -> None:
         """Forget sessions that have been without a connection for too long (T-035)."""
+        at = self.get_timer()
+        if at is not None and now > at + _LATE_SECONDS:
+            # We were not running: whoever came back meanwhile waits in front of the door.
+            for session_id in self._detached:
+                self._detached[session_id] = now + self._settings.session_timeout
         while self._detached and next(iter(self._detached.values())) <= now:
             session_id, _ = self._detached.popitem(last=False)
             del self._sessions[session_id]
@@ -224,14 +237,30 @@ class ReceivingLink(Generic[M]):
         sequence_of, append = SEQUENCE.unpack_from, messages.append
         most = self._settings.message_ack_every_n_messages
         while (left := room - len(messages)) > 0:
-            frames = read(min(left, most))
+            wanted = min(left, most)
+            if bodies := self._reader.read_numbered(session.expected, wanted):
+                self._counters.frames_received += len(bodies)
+                before = len(messages)
+                try:
+                    for body in bodies:
+                        append(decode(body, ()))
+                finally:
+                    session.expected += len(messages) - before
+                continue
+            frames = read(wanted)
             if not frames:
                 self.is_blocked = False
                 return
             self._counters.frames_received += len(frames)
             expected = session.expected
             for frame in frames:
-                if not frame or len(frame[0]) < 8:
+                if not frame:
+                    self._send_ack()
+                    self._sessions.forget(session)
+                    self._session = None
+                    self.is_finished = True
+                    return
+                if len(frame[0]) < 8:
                     raise ProtocolViolation("a frame without a sequence")
                 (sequence,) = sequence_of(frame[0])
                 if sequence == expected:

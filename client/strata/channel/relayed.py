@@ -215,6 +215,9 @@ class _Carrier(Generic[M]):
     def write(self) -> None:
         self._ready.set()
 
+    def say_farewell(self) -> None:
+        pass  # `Bye` follows everything that was sent
+
     def close(self) -> None:
         self._is_over = True
         self._ready.set()

@@ -46,7 +46,7 @@ from strata.channel.frames import (
     encode_header,
     read_response,
 )
-from strata.channel.framing import MAX_PARTS, FrameReader, frame_of, frame_size
+from strata.channel.framing import EMPTY_FRAME, MAX_PARTS, FrameReader, frame_of, frame_size
 from strata.channel.settings import ChannelSettings
 
 __all__ = ["Returned", "SenderCounters", "SendingSession"]
@@ -58,6 +58,8 @@ _Entry: TypeAlias = "tuple[bytes | list[bytes], M, K | None]"
 
 _SMALL = Struct(">QQQ").pack
 _LARGE = 64 * 1024
+_TOGETHER = 120 * 1024
+"""Bytes written at once. From 128 KiB on the system is asked for the memory of each such piece anew."""
 _MOST_RESPONSES = 1000
 
 
@@ -101,6 +103,8 @@ class SendingSession(Generic[M, K]):
         self._encode = codec.encode
         self._settings = settings
         self._limit = settings.codec_max_frame_length
+        # A server that acknowledges as late as it may is not silent.
+        self._patience = max(settings.link_timeout, 2 * settings.message_ack_time_interval)
         self._most = settings.outbox_limit
         self._outbox: deque[_Entry[M, K]] = deque()
         self._unacked: deque[_Entry[M, K]] = deque()
@@ -287,7 +291,7 @@ class SendingSession(Generic[M, K]):
         if self._posted_at:
             self.counters.ack_delay_seconds += max(0.0, now - self._posted_at[0][1])
 
-    def data_to_send(self, most_bytes: int = 256 * 1024) -> list[bytes]:
+    def data_to_send(self, most_bytes: int = _TOGETHER) -> list[bytes]:
         """What to write now: whole frames, at least one where one waits, until `most_bytes` are reached."""
         pieces, self._to_send = self._to_send, []
         if self._reader is None or self._is_dead or not self._outbox:
@@ -326,7 +330,7 @@ class SendingSession(Generic[M, K]):
         if self.closed is None and self._posted_at:
             moments.append(self._posted_at[0][1] + self._settings.message_delivery_timeout)
             if self._unacked and self._reader is not None and not self._is_dead:
-                moments.append(self._waits_since() + self._settings.link_timeout)
+                moments.append(self._waits_since() + self._patience)
         return min(moments, default=None)
 
     def handle_timer(self, now: float, unwritten: int = 0) -> None:
@@ -345,13 +349,21 @@ class SendingSession(Generic[M, K]):
             seconds = self._settings.message_delivery_timeout
             self.close(DeliveryTimeout(f"the oldest message was not acknowledged within {seconds:g} s"))
         elif self._unacked and self._reader is not None:
-            self._is_dead |= now >= self._waits_since() + self._settings.link_timeout
+            self._is_dead |= now >= self._waits_since() + self._patience
 
     def _waits_since(self) -> float:
         """Since when an acknowledgement is due: the peer was heard, or the oldest message posted, last."""
         return max(self._heard_at, self._posted_at[0][1])
 
     # The end
+
+    def farewell(self) -> bytes:
+        """The last bytes of a connection, for a sender that closes with everything acknowledged.
+
+        An empty frame: it tells the server to forget the session. Nothing where that would be untrue.
+        """
+        over = self._reader is None or self.pending or self.closed is not None
+        return b"" if over else EMPTY_FRAME
 
     def close(self, error: ChannelError) -> None:
         """Close for good; what is pending comes out of `returned`. A second call does nothing."""

@@ -32,7 +32,16 @@ async def serve_net(
     loop = asyncio.get_running_loop()
     try:
         for one in sockets:
-            hub.servers.append(await loop.create_server(hub.new_connection, sock=one, ssl=context))
+            server = await loop.create_server(
+                hub.new_connection,
+                sock=one,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else settings.idle_frame_timeout,
+                start_serving=False,
+            )
+            # Known before it starts, so that whoever cancels this has it closed, and not its socket alone.
+            hub.servers.append(server)
+            await server.start_serving()
     except BaseException:
         for one in sockets:
             one.close()

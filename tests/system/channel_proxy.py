@@ -1,0 +1,248 @@
+"""A proxy between the ends of a channel: it cuts, stalls, delays and drops; and what tests of channels share.
+
+As a program it stands between two other processes: `channel_proxy.py LISTEN UPSTREAM SECONDS` prints the
+address it listens on, cuts every connection each time so many seconds have gone by, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Self, cast
+
+from strata.channel import TcpAddress, UnixAddress, parse_address
+
+__all__ = ["ChannelProxy", "ProxyLink", "free_port", "listening", "open_sockets", "until"]
+
+DEADLINE = 20.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that nothing announces."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.002)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def open_sockets() -> int:
+    """How many sockets this process has."""
+    count = 0
+    for descriptor in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            count += stat.S_ISSOCK(os.stat(int(descriptor)).st_mode)
+    return count
+
+
+def listening(address: str) -> tuple[str, socket.socket]:
+    """A socket that listens, and the address that it really has."""
+    where = parse_address(address)
+    if isinstance(where, UnixAddress):
+        one = socket.socket(socket.AF_UNIX)
+        one.bind(where.socket_path)
+    else:
+        assert isinstance(where, TcpAddress)
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((where.host, where.port))
+        address = f"tcp:{where.host}:{one.getsockname()[1]}"
+    one.listen(100)
+    one.setblocking(False)
+    return address, one
+
+
+class ProxyLink:
+    """One connection through the proxy, and both of its ends."""
+
+    def __init__(self, proxy: ChannelProxy) -> None:
+        self.proxy = proxy
+        self.forwards = bytearray()
+        """What the dialler sent, where the proxy records."""
+        self.backwards = bytearray()
+        self.is_stalled = False
+        self.dialler = _Side(self, self.forwards)
+        self.server = _Side(self, self.backwards)
+        self.dialler.other, self.server.other = self.server, self.dialler
+        self._connecting: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            await _connect(self.proxy.upstream, lambda: self.server)
+        except OSError:
+            self.cut()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether either end is still connected to the proxy."""
+        return any(side.transport and not side.is_lost for side in (self.dialler, self.server))
+
+    def cut(self) -> None:
+        """End both connections at once; what is under way is lost."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for side in (self.dialler, self.server):
+            if side.transport is not None:
+                side.transport.abort()
+
+    def stall(self) -> None:
+        """Half-open: nothing passes any more, and neither end hears that the other has gone."""
+        self.is_stalled = True
+        for side in (self.dialler, self.server):
+            if side.transport is not None:
+                side.transport.pause_reading()
+
+
+class _Side(asyncio.Protocol):
+    """One end of a link: whatever it hears goes out at the other end."""
+
+    def __init__(self, link: ProxyLink, record: bytearray) -> None:
+        self.link = link
+        self.proxy = link.proxy
+        self.record = record
+        self.other: _Side
+        self.transport: asyncio.Transport | None = None
+        self.is_lost = False
+        self._late: deque[bytes] = deque()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if self is self.link.dialler:
+            self.transport.pause_reading()
+            self.proxy.accept(self.link)
+        elif self.link.dialler.is_lost:
+            self.transport.abort()
+        elif self.other.transport is not None and not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self.proxy.records:
+            self.record += data
+        if self is self.link.server and self.proxy.drops_backwards:
+            return
+        if self.proxy.delay:
+            self._late.append(data)
+            asyncio.get_running_loop().call_later(self.proxy.delay, self._pass_late)
+        else:
+            self._pass(data)
+
+    def _pass_late(self) -> None:
+        self._pass(self._late.popleft())
+
+    def _pass(self, data: bytes) -> None:
+        other = self.other.transport
+        if other is not None and not other.is_closing() and not self.link.is_stalled:
+            other.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None and not self.link.is_stalled:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        if not self.link.is_stalled and self.other.transport is not None:
+            # What was on its way still arrives, as it would without a proxy.
+            self.other.transport.close()
+
+
+class ChannelProxy:
+    """Listens at `listen`, and passes what it hears on to `upstream`, until it is told otherwise."""
+
+    def __init__(self, upstream: str, listen: str = "tcp:127.0.0.1:0", *, records: bool = False) -> None:
+        self.upstream = upstream
+        self.address = listen
+        self.links: list[ProxyLink] = []
+        """All that there have been, in order."""
+        self.records = records
+        self.drops_backwards = False
+        """What the server says is lost."""
+        self.refuses = False
+        """New connections are ended at once."""
+        self.delay = 0.0
+        """Seconds that everything takes."""
+
+    async def __aenter__(self) -> Self:
+        self.address, one = listening(self.address)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: ProxyLink(self).dialler, sock=one
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        await until(lambda: not any(link.is_open for link in self.links))
+
+    def accept(self, link: ProxyLink) -> None:
+        """A new connection."""
+        self.links.append(link)
+        if self.refuses:
+            link.cut()
+        else:
+            link.begin()
+
+    def cut(self) -> None:
+        """End every connection there is."""
+        for link in self.links:
+            if link.is_open:
+                link.cut()
+
+    def stall(self) -> None:
+        """Every connection there is passes nothing more; later ones do."""
+        for link in self.links:
+            link.stall()
+
+
+async def _connect(address: str, protocol: Callable[[], asyncio.Protocol]) -> None:
+    loop = asyncio.get_running_loop()
+    where = parse_address(address)
+    if isinstance(where, UnixAddress):
+        with contextlib.ExitStack() as stack:
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            await loop.sock_connect(one, where.socket_path)
+            await loop.create_unix_connection(protocol, sock=one)
+            stack.pop_all()
+    else:
+        assert isinstance(where, TcpAddress)
+        await loop.create_connection(protocol, where.host, where.port)
+
+
+async def _ticks(seconds: float, enough: asyncio.Event) -> AsyncIterator[None]:
+    while not enough.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await enough.wait()
+        yield
+
+
+async def _main(listen: str, upstream: str, seconds: float) -> None:
+    enough = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, enough.set)
+    async with ChannelProxy(upstream, listen) as proxy:
+        print(proxy.address, flush=True)
+        async for _ in _ticks(seconds, enough):
+            proxy.cut()
+        print(len(proxy.links), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

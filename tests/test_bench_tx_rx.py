@@ -1,0 +1,115 @@
+"""The bench of Tx/Rx, briefly: every contestant carries its messages, and the bench says what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benches import tx_rx_floor
+from benches.peer import BenchError
+from benches.tx_rx import NAMES
+from benches.tx_rx_floor import Messages
+from benches.tx_rx_ours import READING
+from benches.tx_rx_runs import Job, run
+
+ROOT = Path(__file__).parents[1]
+
+PEERS = ["blocking sockets, batched", "asyncio BufferedProtocol"]
+LIBRARIES = ["pyzmq PUSH/PULL", "pyzmq DEALER/ROUTER", "grpc.aio stream"]
+SIZES = ["64 B", "1 KiB", "64 KiB"]
+MEASURES = {
+    "unix": SIZES,
+    "tcp": SIZES,
+    "tls": ["64 B"],
+    "codec": ["a small Struct over unix"],
+    "local": ["two tasks"],
+    "large": ["64 MiB over unix, p50"],
+    "latency": [
+        f"64 B over {transport}, {share}" for transport in ("unix", "tcp") for share in ("p50", "p99")
+    ],
+}
+BESIDE = {
+    "tls": PEERS[1:],
+    "codec": ["channel"],
+    "local": [],
+}
+"""Whom each bench measures beside ours; all of them where it is not said."""
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benches.tx_rx", "--seconds", "0.01", "--rounds", "1", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_each_name_is_known_here() -> None:
+    assert tuple(MEASURES) == NAMES
+
+
+@pytest.mark.parametrize("bench", MEASURES)
+def test_each_benchmark_runs_and_reports(bench: str) -> None:
+    done = run_bench("--json", bench)
+    assert "void" not in done.stderr, done.stderr
+    measures = json.loads(done.stdout)["measures"]
+    assert [measure["name"] for measure in measures] == MEASURES[bench]
+    for measure in measures:
+        assert measure["bench"] == bench
+        assert measure["value"] > 0
+        assert measure["limit"] > 0
+        assert measure["limit_name"]
+        for peer in BESIDE.get(bench, PEERS + LIBRARIES):
+            assert len(measure["details"][f"{peer}, rounds"]) == 1
+            assert measure["details"]["µs of CPU for each message, receiver"][peer] > 0
+    # So brief a run may miss its targets, and then the program says so.
+    assert done.returncode == int(any(measure["met"] is False for measure in measures))
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
+    done = run_bench("nothing")
+    assert done.returncode == 2
+    assert "unix, tcp, tls, codec, local, large, latency" in done.stderr
+
+
+def test_a_process_that_fails_makes_the_run_void(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BenchError, match="a process has failed"):
+        run("benches.tx_rx_floor:Missing", "unix", 64, 0.01)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_the_window_is_bounded_in_messages_and_in_bytes() -> None:
+    assert Job("", "unix", 64, 1.0).window == 4096
+    assert Job("", "unix", 65536, 1.0).window * 65536 == 8 * 2**20
+    assert Job("", "unix", 64 * 2**20, 1.0).batch == 1
+
+
+def test_the_struct_is_as_large_as_the_bytes_beside_it() -> None:
+    assert len(msgspec.msgpack.encode(READING)) == 64
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000, 10**6])
+def test_the_floor_reads_messages_however_they_are_cut(step: int) -> None:
+    sizes = [1, 70_000, 300_000, 3, tx_rx_floor.BUFFER_BYTES, 65_536]
+    stream = b"".join(size.to_bytes(8, "big") + b"x" * size for size in sizes)
+    messages = Messages()
+    for at in range(0, len(stream), step):
+        piece = stream[at : at + step]
+        while piece:
+            room = messages.get_buffer()
+            taken = min(len(piece), len(room))
+            room[:taken] = piece[:taken]
+            messages.buffer_updated(taken)
+            piece = piece[taken:]
+    assert (messages.count, messages.size) == (len(sizes), sum(sizes))
+    assert not messages.is_over
+    messages.get_buffer()[:8] = bytes(8)
+    assert not messages.buffer_updated(8)
+    assert messages.is_over

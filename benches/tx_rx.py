@@ -62,18 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     _say(f"{os.cpu_count()} cores; load average {os.getloadavg()[0]:.1f}: best below 0.5")
     measures: list[Measure] = []
+    void = False
     try:
         for name in NAMES:
             if name in names:
                 measures += _BENCHES[name](name, chosen.rounds, chosen.seconds)
     except BenchError as error:
+        void = True
         _say(f"void: {error}")
-        return 1
     if chosen.json:
         print(json.dumps({"measures": as_json(measures)}))
     else:
         print_table(measures)
-    return int(any(measure.met is False for measure in measures))
+    return int(void or any(measure.met is False for measure in measures))
 
 
 def _say(text: str) -> None:

@@ -101,6 +101,8 @@ class DealerRouter(Contestant):
     def receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
         job, copy, every = self.job, self.job.size < _NO_COPY, _ack_every(self.job)
         with zmq.Context() as context, _bound(context, zmq.ROUTER, job, "") as router:
+            # Else it drops acknowledgements that it cannot send at once.
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             ready(_endpoint(router))
             count = size = 0
             receive = router.recv

@@ -146,8 +146,9 @@ class AsyncLink(ABC):
 
     async def carry_out(self, job: Job) -> Sent:
         """Send what the job says."""
-        await self.write(job.batch)
-        await self.drain(0)
+        for _ in range(job.batch if job.one_by_one else 1):
+            await self.write(1 if job.one_by_one else job.batch)
+            await self.drain(0)
         clock, times, timed = time.perf_counter, list[float](), 0
         started = clock()
         until = started + job.seconds
@@ -177,8 +178,9 @@ class BlockingLink(ABC):
 
     def carry_out(self, job: Job) -> Sent:
         """Send what the job says."""
-        self.write(job.batch)
-        self.drain(0)
+        for _ in range(job.batch if job.one_by_one else 1):
+            self.write(1 if job.one_by_one else job.batch)
+            self.drain(0)
         clock, times, timed = time.perf_counter, list[float](), 0
         started = clock()
         until = started + job.seconds

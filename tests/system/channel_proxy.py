@@ -118,16 +118,17 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.is_lost = False
         self._late: deque[bytes] = deque()
+        self._early: list[bytes] = []
+        """What the dialler has sent before there is a connection to the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         if self is self.link.dialler:
-            self.transport.pause_reading()
             self.proxy.accept(self.link)
         elif self.link.dialler.is_lost:
             self.transport.abort()
-        elif self.other.transport is not None and not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
+        else:
+            self.transport.write(b"".join(self.other._early))
 
     def data_received(self, data: bytes) -> None:
         if self.proxy.records:
@@ -145,7 +146,9 @@ class _Side(asyncio.Protocol):
 
     def _pass(self, data: bytes) -> None:
         other = self.other.transport
-        if other is not None and not other.is_closing() and not self.link.is_stalled:
+        if other is None:
+            self._early.append(data)
+        elif not other.is_closing() and not self.link.is_stalled:
             other.write(data)
 
     def pause_writing(self) -> None:

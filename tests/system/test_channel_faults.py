@@ -25,6 +25,8 @@ from strata.channel import (
     serve,
 )
 
+IMPATIENT: dict[str, Any] = {"link_timeout": 0.2, "message_ack_time_interval": 0.02}
+
 
 @pytest.fixture(params=["tcp", "unix"])
 def kind(request: pytest.FixtureRequest) -> str:
@@ -155,7 +157,7 @@ async def test_a_message_whose_acknowledgement_is_lost_comes_back_though_it_has_
 
 @pytest.mark.req("T-044", "T-062")
 async def test_a_lost_acknowledgement_is_made_good_by_the_next_connection(kind: str, tmp_path: Path) -> None:
-    async with proxied(kind, tmp_path, link_timeout=0.2) as (rx, proxy, tx):
+    async with proxied(kind, tmp_path, **IMPATIENT) as (rx, proxy, tx):
         proxy.drops_backwards = True
         channel = tx.try_post(b"1")
         await until(lambda: rx.unread == 1)
@@ -260,7 +262,7 @@ async def test_attempts_to_connect_come_at_growing_intervals(tmp_path: Path) -> 
 
 @pytest.mark.req("T-037", "T-062")
 async def test_a_half_open_connection_is_replaced_and_overtaken(kind: str, tmp_path: Path) -> None:
-    async with proxied(kind, tmp_path, link_timeout=0.2) as (rx, proxy, tx):
+    async with proxied(kind, tmp_path, **IMPATIENT) as (rx, proxy, tx):
         await tx.send(b"1")
         proxy.stall()
         async with asyncio.timeout(10):

@@ -140,7 +140,6 @@ async def test_a_connection_that_begins_otherwise_is_closed_without_an_answer(op
         pytest.param(pack(">QQ", 32, 25) + bytes(24), "longer than its frame", id="part one longer"),
         pytest.param(pack(">Q", 4) + bytes(4), "longer than its frame", id="half a length"),
         pytest.param(frame(*[b""] * 2000), "more than 1024 parts", id="many parts"),
-        pytest.param(pack(">Q", 0), "without a sequence", id="empty frame"),
         pytest.param(frame(b"1234567"), "without a sequence", id="short body"),
         pytest.param(message(1, b"y", b"1", b"2"), "a body or one part", id="parts of no message"),
         pytest.param(message(2), "message 2 came where 1 was expected", id="gap"),
@@ -194,6 +193,19 @@ async def test_old_numbers_are_ignored_and_acknowledged_again() -> None:
             assert await read_answer(reader) == ("ack", 5)
         assert [await rx.recv() for _ in range(6)] == [b"%d" % number for number in range(6)]
         assert rx.statistics().duplicates == 3 and rx.unread == 0
+
+
+@pytest.mark.req("T-074")
+async def test_an_empty_frame_ends_a_session_whose_sender_has_nothing_more_to_say() -> None:
+    async with served() as rx, raw(rx) as (reader, writer):
+        writer.write(header(7) + message(0, b"last") + frame())
+        answers = await read_answers(reader)
+        assert answers and set(answers) == {("ack", 0)}
+        assert await rx.recv() == b"last"
+        async with raw(rx) as (again, writing):
+            writing.write(header(7) + message(1))
+            ((kind, reason),) = await read_answers(again)
+            assert kind == "reject" and "not known here" in str(reason), "it is forgotten"
 
 
 @pytest.mark.req("T-037")
@@ -315,6 +327,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class FakeServer:
     address: str
     connections: int = 0
+    open: int = 0
 
 
 @asynccontextmanager
@@ -324,6 +337,7 @@ async def fake_server(script: Script) -> AsyncIterator[FakeServer]:
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.connections += 1
+        server.open += 1
         try:
             await script(reader, writer)
             while await reader.read(2**16):
@@ -332,6 +346,7 @@ async def fake_server(script: Script) -> AsyncIterator[FakeServer]:
             pass
         finally:
             writer.transport.abort()
+            server.open -= 1
 
     listener = await asyncio.start_server(handle, "127.0.0.1", 0)
     server.address = f"tcp:127.0.0.1:{listener.sockets[0].getsockname()[1]}"
@@ -339,6 +354,7 @@ async def fake_server(script: Script) -> AsyncIterator[FakeServer]:
         yield server
     finally:
         listener.close()
+        await until(lambda: not server.open)
 
 
 @pytest.mark.req("T-029", "T-034", "T-055", "T-073", "T-080", "T-081", "T-082")
@@ -357,6 +373,7 @@ async def test_what_a_sender_writes() -> None:
         else:
             heard.append(await reader.readexactly(13 + len(first) - len(message(0, b"first"))))
             writer.write(ack(2))
+            heard.append(await reader.read())
 
     async with fake_server(listen) as server:
         async with await dial(server.address, bytes) as tx:
@@ -367,7 +384,8 @@ async def test_what_a_sender_writes() -> None:
     assert heard == [
         header(session) + first,
         header(session) + message(1, b"", large) + message(2, b"third"),
-    ]
+        pack(">Q", 0),
+    ], "again what was not acknowledged, and at the end an empty frame: nothing is left to say"
 
 
 @pytest.mark.req("T-049", "T-006", "T-012", "T-018", "T-048")
@@ -431,7 +449,9 @@ async def test_a_server_that_never_acknowledges_is_given_up() -> None:
         pass
 
     async with fake_server(nothing) as server:
-        settings = ChannelSettings(message_delivery_timeout=0.3, link_timeout=0.05)
+        settings = ChannelSettings(
+            message_delivery_timeout=1.0, link_timeout=0.05, message_ack_time_interval=0.02
+        )
         tx = await dial(server.address, bytes, settings=settings)
         channels = [tx.try_post(b"%d" % number) for number in range(5)]
         async with asyncio.timeout(10):

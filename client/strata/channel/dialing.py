@@ -139,7 +139,8 @@ class SessionTx(Tx[M]):
 
     def _flush(self) -> None:
         self._scheduled = False
-        self._step()
+        if self._session.outbox_size:  # else somebody was in a hurry, and it has been written
+            self._step()
 
     def _step(self) -> None:
         """Write what can be written, tell what has become of messages, arm the timer."""

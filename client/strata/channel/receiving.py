@@ -246,6 +246,9 @@ class ReceivingLink(Generic[M]):
                         append(decode(body, ()))
                 finally:
                     session.expected += len(messages) - before
+                if len(messages) < room and self._reader.is_between_frames:
+                    self.is_blocked = False
+                    return
                 continue
             frames = read(wanted)
             if not frames:

@@ -43,9 +43,9 @@ async def serve_net(
             hub.servers.append(server)
             await server.start_serving()
     except BaseException:
+        hub.close("the server could not start")
         for one in sockets:
             one.close()
-        hub.close("the server could not start")
         raise
     return NetRx(real, hub)
 

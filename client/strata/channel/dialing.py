@@ -129,6 +129,7 @@ class SessionTx(Tx[M]):
         return left
 
     def statistics(self) -> SenderCounters:
+        self._session.mark(self._loop.time())
         return self._session.counters
 
     def _close(self, error: ChannelError) -> None:

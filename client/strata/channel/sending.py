@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Generic, TypeAlias, TypeVar
@@ -53,8 +54,8 @@ __all__ = ["Returned", "SenderCounters", "SendingSession"]
 
 M = TypeVar("M")
 K = TypeVar("K")
-_Entry: TypeAlias = "tuple[bytes | list[bytes], M, K | None]"
-"""The frame, the message, and the caller's token."""
+_Entry: TypeAlias = "tuple[bytes, Sequence[bytes], M, K | None]"
+"""Body and parts, the message, the caller's token. Frames are made when they are written: less is copied."""
 
 _SMALL = Struct(">QQQ").pack
 _LARGE = 64 * 1024
@@ -110,6 +111,8 @@ class SendingSession(Generic[M, K]):
         self._unacked: deque[_Entry[M, K]] = deque()
         self._base = 0
         self._next = 0
+        self._marked = 0
+        """What `next` was at the last `mark`."""
         self._reached = 0
         """One past the highest sequence that was ever written."""
         self._reached_before = 0
@@ -167,34 +170,27 @@ class SendingSession(Generic[M, K]):
         except ChannelError:
             self.counters.messages_refused += 1
             raise
-        pieces: bytes | list[bytes]
         if not parts:
-            size = len(body)
-            if size + 16 > self._limit:
-                self._refuse_size(size + 16)
-            pieces = _SMALL(size + 16, size + 8, self._next) + body
+            size = len(body) + 16
+        elif len(parts) < MAX_PARTS:
+            size = frame_size(body, parts) + 8
         else:
-            if len(parts) >= MAX_PARTS:
-                self.counters.messages_refused += 1
-                raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
-            body = SEQUENCE.pack(self._next) + body
-            if frame_size(body, parts) > self._limit:
-                self._refuse_size(frame_size(body, parts))
-            pieces = frame_of(body, parts)
-        self._outbox.append((pieces, message, token))
+            self.counters.messages_refused += 1
+            raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
+        if size > self._limit:
+            self.counters.messages_refused += 1
+            raise OversizedMessage(size, self._limit)
+        self._outbox.append((body, parts, message, token))
         self._next += 1
-        self.counters.messages_posted += 1
-
-    def _refuse_size(self, size: int) -> None:
-        self.counters.messages_refused += 1
-        raise OversizedMessage(size, self._limit)
 
     def mark(self, now: float) -> None:
         """Everything posted since the last call was posted now: its age counts from here (A-163)."""
-        known = self._posted_at[-1][0] if self._posted_at else -1
-        newest = self._next - 1
-        if newest > known and newest >= self._base:
-            self._posted_at.append((newest, now))
+        new = self._next - self._marked
+        if new:
+            self.counters.messages_posted += new
+            self._marked = self._next
+            if self._next > self._base:
+                self._posted_at.append((self._next - 1, now))
 
     # Connections
 
@@ -279,7 +275,7 @@ class SendingSession(Generic[M, K]):
         for queue, some in ((self._unacked, written), (self._outbox, count - written)):
             popleft = queue.popleft
             for _ in range(some):
-                token = popleft()[2]
+                token = popleft()[3]
                 if token is not None:
                     delivered.append(token)
         self.counters.messages_delivered += count
@@ -297,30 +293,35 @@ class SendingSession(Generic[M, K]):
         if self._reader is None or self._is_dead or not self._outbox:
             return pieces
         outbox, unacked = self._outbox, self._unacked
-        size = count = 0
-        small: list[bytes] = []
+        first = sequence = self._base + len(unacked)
+        size = 0
+        all_small = True
         while outbox and size < most_bytes:
             entry = outbox.popleft()
             unacked.append(entry)
-            frame = entry[0]
-            count += 1
-            if isinstance(frame, bytes):
-                small.append(frame)
-                size += len(frame)
+            body, parts = entry[0], entry[1]
+            length = len(body)
+            if parts:
+                frame = frame_of(SEQUENCE.pack(sequence) + body, parts)
+                size += sum(map(len, frame))
+                pieces += frame
+                all_small = False
             else:
-                small.extend(frame)
-                size += sum(len(piece) for piece in frame)
-        return pieces + self._written(small, size, count)
+                pieces.append(_SMALL(length + 16, length + 8, sequence))
+                pieces.append(body)
+                size += length + 24
+                if length >= _LARGE:
+                    all_small = False
+            sequence += 1
+        self._count_written(first, sequence, size)
+        return [b"".join(pieces)] if all_small else _join(pieces)
 
-    def _written(self, frames: list[bytes], size: int, count: int) -> list[bytes]:
+    def _count_written(self, first: int, end: int, size: int) -> None:
         counters = self.counters
-        written = self._base + len(self._unacked)
-        again = min(count, max(0, self._reached - (written - count)))
-        self._reached = max(self._reached, written)
-        counters.retransmits += again
-        counters.frames_sent += count
+        counters.retransmits += max(0, min(end, self._reached) - first)
+        counters.frames_sent += end - first
         counters.bytes_sent += size
-        return _join(frames)
+        self._reached = max(self._reached, end)
 
     # Time
 
@@ -379,7 +380,7 @@ class SendingSession(Generic[M, K]):
         if refused:
             unknown = self._doubtful if self._is_known else self._reached_before
         pending = itertools.chain(self._unacked, self._outbox)
-        for sequence, (_, message, token) in enumerate(pending, self._base):
+        for sequence, (_, _, message, token) in enumerate(pending, self._base):
             delivery = Delivery.UNKNOWN if sequence < unknown else Delivery.NOT_DELIVERED
             self._returned.append(Returned(message, token, error, delivery))
         self.counters.messages_returned += len(self._returned)

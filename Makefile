@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fmt demo bench bench-pipeline conformance docs lock wheel deploy-test clean
+.PHONY: help run test lint types fmt demo bench bench-pipeline bench-tx-rx conformance docs lock wheel deploy-test clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
 
 bench-pipeline: $(STAMP) ## Measure the pipeline beside JDBC, COPY and a process pool (needs Java; takes a while)
 	$(BIN)/python -m benches.pipeline $(ARGS)
+
+bench-tx-rx: $(STAMP) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (five minutes)
+	$(BIN)/python -m benches.tx_rx $(ARGS)
 
 conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py

@@ -303,6 +303,7 @@ async def test_a_restart_while_nothing_is_pending_is_not_noticed(kind: str, tmp_
             await tx.send(b"after")
             assert await again.recv() == b"after"
             assert rx.unread == 3
+            assert tx.statistics().messages_posted == tx.statistics().messages_delivered == 4
             await tx.close()
 
 

@@ -186,7 +186,7 @@ class SessionTx(Tx[M]):
             self._timer = None
 
     def _reason(self, error: ChannelError) -> str:
-        if self._last_failure is None or self._connection is not None:
+        if self._last_failure is None:  # or there is a connection on which the peer was heard
             return str(error)
         return f"{error}; last attempt to connect: {self._last_failure}"
 

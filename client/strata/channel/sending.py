@@ -224,7 +224,7 @@ class SendingSession(Generic[M, K]):
         """
         if not self.pending:
             self.session_id = next_session_id
-            self._base = self._next = self._reached = self._doubtful = 0
+            self._base = self._next = self._marked = self._reached = self._doubtful = 0
         self._reader = None
         self._is_dead = False
         self._to_send.clear()

@@ -115,12 +115,14 @@ def _latency(name: str, rounds: int, seconds: float) -> list[Measure]:
     """From `send` to its return, which is the acknowledgement's arrival."""
     measures = []
     for transport, target in _P50_US.items():
-        runs = _rounds(_ALL, transport, 64, rounds, seconds, one_by_one=True)
-        measures += [
-            _duration(name, f"64 B over {transport}, p50", runs, 0.5, "µs", target),
-            _duration(name, f"64 B over {transport}, p99", runs, 0.99, "µs"),
-        ]
-        _say(f"latency, {transport}: {measures[-2].value:.1f} µs, p99 {measures[-1].value:.1f} µs")
+        for one_core in (True, False) if hasattr(os, "sched_setaffinity") else (False,):
+            runs = _rounds(_ALL, transport, 64, rounds, seconds, one_by_one=True, one_core=one_core)
+            where = f"64 B over {transport}, {'one core' if one_core else 'two cores'}"
+            measures += [
+                _duration(name, f"{where}, p50", runs, 0.5, "µs", target if one_core else None),
+                _duration(name, f"{where}, p99", runs, 0.99, "µs"),
+            ]
+            _say(f"latency, {where}: {measures[-2].value:.1f} µs, p99 {measures[-1].value:.1f} µs")
     return measures
 
 
@@ -132,12 +134,14 @@ def _rounds(
     seconds: float,
     *,
     one_by_one: bool = False,
+    one_core: bool = False,
 ) -> dict[str, list[Run]]:
     """Everybody in turn, so that a busy moment of the machine does not hit one alone."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, found in runs.items():
-            found.append(run(_CONTESTANTS[name], transport, size, seconds, one_by_one=one_by_one))
+            who = _CONTESTANTS[name]
+            found.append(run(who, transport, size, seconds, one_by_one=one_by_one, one_core=one_core))
     return runs
 
 

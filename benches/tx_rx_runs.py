@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class Job:
     one_by_one: bool = False
     """Each message is acknowledged before the next is sent."""
     folder: str = ""
+    one_core: bool = False
+    """Both processes share a core: what waking another one takes is the machine's affair, and varies."""
     """For sockets and certificates."""
 
     @property
@@ -198,10 +201,18 @@ class BlockingLink(ABC):
         return Sent(timed, clock() - started, timed + job.batch, sorted(times))
 
 
-def run(contestant: str, transport: str, size: int, seconds: float, *, one_by_one: bool = False) -> Run:
+def run(
+    contestant: str,
+    transport: str,
+    size: int,
+    seconds: float,
+    *,
+    one_by_one: bool = False,
+    one_core: bool = False,
+) -> Run:
     """Run a pair of processes. Raises `BenchError` where one of them failed, or a message was lost."""
     with TemporaryDirectory(prefix="bench-tx-rx-") as folder, contextlib.ExitStack() as processes:
-        job = Job(contestant, transport, size, seconds, one_by_one, folder)
+        job = Job(contestant, transport, size, seconds, one_by_one, folder, one_core)
         if transport == "tls":
             _make_certificates(Path(folder))
         receiver = processes.enter_context(_Process(_receive, job))
@@ -274,6 +285,8 @@ def _send(pipe: Connection, job: Job, where: str) -> None:
 
 
 def _made(job: Job) -> Contestant:
+    if job.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     module, _, name = job.contestant.partition(":")
     made: Contestant = getattr(importlib.import_module(module), name)(job)
     return made

@@ -51,12 +51,14 @@ class Tx(ABC, Generic[M]):
         return self._status
 
     def try_post(self, message: M, return_channel: ReturnChannel[M] | None = None) -> ReturnChannel[M]:
-        """Put a message into the outbox, and return at once: never raises, never waits.
+        """Put a message into the outbox, and return at once, whatever becomes of it.
 
         What is returned settles once: with None when the message is in the receiver's queue, with the
-        `SendError` that brings it back otherwise.
+        `SendError` that brings it back otherwise. Raises `ValueError` for a return channel that another
+        message has.
         """
         channel: ReturnChannel[M] = ReturnChannel() if return_channel is None else return_channel
+        channel._take()
         self._do_post(message, channel)
         return channel
 

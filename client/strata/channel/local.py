@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from typing import Any, TypeVar
 
 from strata.channel.addresses import LocalAddress
@@ -29,7 +30,7 @@ __all__ = ["LocalRx", "LocalTx", "dial_local", "serve_local_at"]
 
 M = TypeVar("M")
 
-_served: dict[int, LocalRx[Any]] = {}
+_served: weakref.WeakValueDictionary[int, LocalRx[Any]] = weakref.WeakValueDictionary()
 _ids = itertools.count(1)
 
 
@@ -38,21 +39,17 @@ class LocalRx(Rx[M]):
 
     def __init__(self, address: LocalAddress, message_type: Any, capacity: int | None) -> None:
         super().__init__(address, Inbox(capacity))
-        self._id = address.id
         self._loop = asyncio.get_running_loop()
         self._type = message_type if isinstance(message_type, type) else object
-        self._senders: list[LocalTx[M]] = []
+        self._senders: set[LocalTx[M]] = set()
         self._counters = ReceiverCounters()
-        _served[self._id] = self
+        # Senders hold on to the queue, and not to this: who forgets to close it has it closed.
+        self._finalizer = weakref.finalize(self, _close, address, self._inbox, self._senders)
+        self._finalizer.atexit = False
+        _served[address.id] = self
 
     def close(self) -> None:
-        if self._inbox.closed is None:
-            reason = ChannelClosed(f"{self._address} is closed")
-            self._inbox.close(reason)
-            del _served[self._id]
-            for sender in self._senders:
-                sender._receiver_closed(reason)
-            self._senders.clear()
+        self._finalizer()
 
     async def join(self) -> None:
         self.close()
@@ -61,18 +58,27 @@ class LocalRx(Rx[M]):
         return self._counters
 
 
+def _close(address: LocalAddress, inbox: Inbox[Any], senders: set[LocalTx[Any]]) -> None:
+    _served.pop(address.id, None)
+    reason = ChannelClosed(f"{address} is closed")
+    inbox.close(reason)
+    for sender in senders:
+        sender._receiver_closed(reason)
+    senders.clear()
+
+
 class LocalTx(Tx[M]):
     """The transmitting end. A message is delivered, or comes back, in the step that posts it."""
 
     def __init__(self, receiver: LocalRx[M]) -> None:
         super().__init__(receiver.addr())
-        self._receiver = receiver
+        self._senders = receiver._senders
         self._inbox = receiver._inbox
         self._received = receiver._counters
         self._type = receiver._type
         self._closed: ChannelError | None = None
         self._counters = SenderCounters()
-        receiver._senders.append(self)
+        self._senders.add(self)
 
     @property
     def pending(self) -> int:
@@ -101,7 +107,7 @@ class LocalTx(Tx[M]):
 
     async def close(self) -> list[SendError[M]]:
         if self._closed is None:
-            self._receiver._senders.remove(self)
+            self._senders.discard(self)
             self._receiver_closed(ChannelClosed("closed by its owner"))
         return []
 

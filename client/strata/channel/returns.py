@@ -20,9 +20,10 @@ class ReturnChannel(Generic[M]):
     only when somebody waits.
     """
 
-    __slots__ = ("_error", "_settled", "_waiting")
+    __slots__ = ("_error", "_settled", "_taken", "_waiting")
 
     def __init__(self) -> None:
+        self._taken = False
         self._settled = False
         self._error: SendError[M] | None = None
         self._waiting: list[asyncio.Future[None]] | None = None
@@ -51,9 +52,12 @@ class ReturnChannel(Generic[M]):
                 raise
         return self._error
 
+    def _take(self) -> None:
+        if self._taken:
+            raise ValueError("a return channel is for one message")
+        self._taken = True
+
     def _settle(self, error: SendError[M] | None = None) -> None:
-        if self._settled:
-            raise RuntimeError("a return channel is used for one message")
         self._settled, self._error = True, error
         waiting, self._waiting = self._waiting, None
         for waiter in waiting or ():

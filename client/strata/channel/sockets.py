@@ -21,6 +21,7 @@ NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
 
 _BACKLOG = 512
 _KEEPALIVE_SECONDS = 15
+_UNIX_BUFFER = 1024 * 1024
 
 
 class SocketFile:
@@ -75,7 +76,12 @@ async def connect(
 def tune(transport: asyncio.BaseTransport) -> None:
     """No waiting for more to send; a peer whose machine is gone is found out by the system."""
     found: socket.socket | None = transport.get_extra_info("socket")
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+    if found is None:
+        return
+    if found.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            # Unlike those of TCP, its buffers do not grow by themselves.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
         return
     with contextlib.suppress(OSError):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

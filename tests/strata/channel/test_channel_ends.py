@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import socket
@@ -11,7 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 import strata.channel
-from strata.channel import ChannelSettings, Rx, SendError, Tx, dial, serve, serve_local
+from strata.channel import (
+    ChannelClosed,
+    ChannelSettings,
+    ReturnChannel,
+    Rx,
+    SendError,
+    Tx,
+    dial,
+    serve,
+    serve_local,
+)
 from strata.channel.dialing import NetTx
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "tx-rx.md").read_text()
@@ -96,6 +107,30 @@ async def test_local_channels_have_no_acknowledgements():
         assert rx.unread == 1 and tx.pending == 0
         assert rx.statistics().acks_sent == tx.statistics().acks_received == 0
         assert await rx.recv() == b"message"
+
+
+@pytest.mark.req("T-024")
+async def test_a_local_receiver_that_nobody_holds_is_closed():
+    address, rx = serve_local(bytes)
+    tx = await dial(address, bytes)
+    await tx.send(b"message")
+    del rx
+    gc.collect()
+    assert tx.status().value.closed
+    assert (await tx.try_post(b"message")) is not None
+    with pytest.raises(ChannelClosed, match="nobody serves"):
+        await dial(address, bytes)
+
+
+async def test_a_return_channel_is_for_one_message():
+    address, rx = serve_local(bytes)
+    async with rx, await dial(address, bytes) as tx:
+        once: ReturnChannel[bytes] = ReturnChannel()
+        assert tx.try_post(b"one", once) is once and await once is None
+        with pytest.raises(ValueError, match="one message"):
+            tx.try_post(b"two", once)
+        assert rx.unread == 1
+        await rx.recv()
 
 
 @pytest.mark.req("T-070")

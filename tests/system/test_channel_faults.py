@@ -289,7 +289,7 @@ async def test_a_sender_that_stalls_within_a_frame_stops_no_other(kind: str, tmp
 # A server that starts again
 
 
-@pytest.mark.req("T-036")
+@pytest.mark.req("T-102")
 async def test_a_restart_while_nothing_is_pending_is_not_noticed(kind: str, tmp_path: Path) -> None:
     async with proxied(kind, tmp_path) as (rx, proxy, tx):
         for number in range(3):

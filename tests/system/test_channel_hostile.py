@@ -195,7 +195,7 @@ async def test_old_numbers_are_ignored_and_acknowledged_again() -> None:
         assert rx.statistics().duplicates == 3 and rx.unread == 0
 
 
-@pytest.mark.req("T-074")
+@pytest.mark.req("T-074", "T-103")
 async def test_an_empty_frame_ends_a_session_whose_sender_has_nothing_more_to_say() -> None:
     async with served() as rx, raw(rx) as (reader, writer):
         writer.write(header(7) + message(0, b"last") + frame())

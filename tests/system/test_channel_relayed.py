@@ -39,6 +39,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
     return [b"message %d" % number for number in range(first, first + count)]
 
 
+@pytest.mark.req("T-104")
 async def test_messages_arrive_once_in_order_and_large_ones_whole(address):
     where, rx = await serve(address, bytes, settings=PATIENT)
     assert where == parse_address(address) == rx.addr()
@@ -112,6 +113,18 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
             assert await second.recv() == b"for the second" and second.unread == 0
     first.close()
     await first.join()
+
+
+@pytest.mark.req("T-104")
+async def test_other_senders_are_no_receivers(address):
+    quick = ChannelSettings(message_delivery_timeout=3.0)
+    async with await dial(address, bytes, settings=quick) as one, await dial(address, bytes) as other:
+        returned = one.try_post(b"message"), other.try_post(b"message")
+        error = await returned[0]
+        assert error is not None and error.delivery is Delivery.NOT_DELIVERED
+        _, rx = await serve(address, bytes)
+        async with rx:
+            assert await returned[1] is None and await rx.recv() == b"message"
 
 
 async def test_only_who_has_the_key_understands(address):

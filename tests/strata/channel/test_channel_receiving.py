@@ -266,7 +266,7 @@ def test_a_server_that_was_not_running_gives_its_sessions_their_time_again() -> 
     assert server.queue == messages(0, 0) and Ack(0) in back.answers()
 
 
-@pytest.mark.req("T-074")
+@pytest.mark.req("T-074", "T-103")
 @pytest.mark.parametrize("settings", [{}, LAZY])
 def test_a_sender_that_has_closed_with_an_empty_frame_is_forgotten_at_once(settings: dict[str, Any]) -> None:
     server = Server(**settings)

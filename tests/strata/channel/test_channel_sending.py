@@ -216,7 +216,7 @@ def test_many_cut_connections_keep_the_order() -> None:
     assert written(session) == [-1, 5, 6, 7, 8]
 
 
-@pytest.mark.req("T-034")
+@pytest.mark.req("T-102")
 def test_with_nothing_pending_the_next_connection_begins_a_new_session() -> None:
     session = session_of(posts=3, connected=True)
     hear(session, Ack(2))
@@ -230,7 +230,7 @@ def test_with_nothing_pending_the_next_connection_begins_a_new_session() -> None
     assert session.take_delivered() == [0, 1, 2, "again"]
 
 
-@pytest.mark.req("T-074")
+@pytest.mark.req("T-103")
 def test_only_a_sender_with_everything_acknowledged_says_farewell() -> None:
     session = session_of(posts=2, connected=True)
     assert session.farewell() == b""

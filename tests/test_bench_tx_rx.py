@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,10 @@ MEASURES = {
     "local": ["two tasks"],
     "large": ["64 MiB over unix, p50"],
     "latency": [
-        f"64 B over {transport}, {share}" for transport in ("unix", "tcp") for share in ("p50", "p99")
+        f"64 B over {transport}, {where}, {share}"
+        for transport in ("unix", "tcp")
+        for where in (("one core", "two cores") if hasattr(os, "sched_setaffinity") else ("two cores",))
+        for share in ("p50", "p99")
     ],
 }
 BESIDE = {

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 from strata_pipeline.errors import UsageError
-from strata_pipeline.session import check_java, code_archive
+from strata_pipeline.session import check_java, code_archive, java_options
 from strata_pipeline.spark_defaults import configured, parse_defaults
 
 
@@ -39,6 +39,15 @@ def test_without_java_or_with_an_old_one_it_says_what_to_install(tmp_path, monke
         check_java()
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
     check_java()
+
+
+def test_a_collector_that_was_asked_for_is_the_only_one():
+    ours = java_options("", local=True)
+    assert ours.startswith("-XX:+UseSerialGC ") and "-Dlog4j2.configurationFile=file:" in ours
+    asked = java_options("-Dx=y -XX:+UseParallelGC", local=True)
+    assert asked.startswith("-Dx=y -XX:+UseParallelGC -Dlog4j2") and "Serial" not in asked
+    assert "GC" not in java_options("-Dx=y", local=False)
+    assert java_options("-XX:+UseG1GC -Dlog4j2.configurationFile=mine", local=True).endswith("=mine")
 
 
 def test_the_archive_for_executors_holds_both_packages_and_their_schemas():

@@ -18,7 +18,7 @@ from strata.backoff import Backoff
 from strata.channel.addresses import Address
 from strata.channel.codecs import Codec
 from strata.channel.ends import Tx
-from strata.channel.errors import ChannelClosed, ChannelError, Delivery, SendError
+from strata.channel.errors import ChannelClosed, ChannelError, SendError
 from strata.channel.framing import EMPTY_FRAME
 from strata.channel.returns import ReturnChannel
 from strata.channel.sending import SenderCounters, SendingSession
@@ -97,7 +97,7 @@ class SessionTx(Tx[M]):
                 raise ChannelClosed("the channel is being closed by its owner")
             self._post(message, return_channel)
         except ChannelError as error:
-            return self._refused(error, message, return_channel, Delivery.NOT_DELIVERED)
+            return self._refused(error, message, return_channel)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)

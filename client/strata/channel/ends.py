@@ -13,7 +13,6 @@ from strata.channel.errors import (
     ChannelClosed,
     ChannelError,
     CodecError,
-    Delivery,
     OversizedMessage,
     SendError,
 )
@@ -133,10 +132,8 @@ class Tx(ABC, Generic[M]):
         await self.close()
 
     @staticmethod
-    def _refused(
-        error: ChannelError, message: M, channel: ReturnChannel[M] | None, delivery: Delivery
-    ) -> SendError[M]:
-        returned = SendError(error, message, delivery=delivery)
+    def _refused(error: ChannelError, message: M, channel: ReturnChannel[M] | None) -> SendError[M]:
+        returned = SendError(error, message)
         if channel is not None:
             channel._settle(returned)
         return returned

@@ -18,7 +18,16 @@ from typing import TypeAlias
 
 from strata.channel.errors import ProtocolViolation
 
-__all__ = ["EMPTY_FRAME", "MAX_PARTS", "Frame", "FrameReader", "FrameTooLarge", "frame_of", "frame_size"]
+__all__ = [
+    "EMPTY_FRAME",
+    "LARGE",
+    "MAX_PARTS",
+    "Frame",
+    "FrameReader",
+    "FrameTooLarge",
+    "frame_of",
+    "frame_size",
+]
 
 Frame: TypeAlias = Sequence[bytes]
 """Body and parts."""
@@ -35,8 +44,8 @@ _PREFIX = LENGTH.size
 _BUFFER = 256 * 1024
 _SMALL_BUFFER = 8 * 1024
 """A reader begins with this, and gets the other once a read has filled it: most connections are quiet."""
-_LARGE = 64 * 1024
-"""A part above this gets a buffer of its own …"""
+LARGE = 64 * 1024
+"""A part from this size on is written uncopied, and read into a buffer of its own …"""
 _FIRST = 256 * 1024
 _GROWTH = 4
 """… which begins with `_FIRST` bytes, and is made so many times larger when it is full."""
@@ -60,7 +69,7 @@ def frame_of(body: bytes, parts: Frame = ()) -> list[bytes]:
     pieces = [LENGTH.pack(frame_size(body, parts)) + LENGTH.pack(len(body)) + body]
     for part in parts:
         prefix = LENGTH.pack(len(part))
-        if len(part) < _LARGE:
+        if len(part) < LARGE:
             pieces[-1] += prefix + part
         else:
             pieces[-1] += prefix
@@ -108,7 +117,7 @@ class FrameReader:
                 self._enlarge()
         elif self._is_filled:
             self._enlarge()
-        elif len(self._buffer) - self._end < _LARGE:
+        elif len(self._buffer) - self._end < LARGE:
             # Moves what is left of the last read: with small frames less than one of them.
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
@@ -172,11 +181,11 @@ class FrameReader:
         if self._frame_left is not None or self._end - start < 24:
             return messages
         size = 8 + _ONE(self._buffer, start)[0]
-        if start + size > self._end or size > _LARGE:
+        if start + size > self._end or size > LARGE:
             return messages
         # One copy of many, since slices of bytes take half as long as bytes of a view; of no more than can be
         # given out, were they all of one size.
-        data = bytes(self._view[start : min(self._end, start + min(most * size, _LARGE))])
+        data = bytes(self._view[start : min(self._end, start + min(most * size, LARGE))])
         at, end, limit, append = 0, len(data), self._limit, messages.append
         for due in range(first, first + most):
             if end - at < 24:
@@ -244,7 +253,7 @@ class FrameReader:
                 f"a frame of more than {MAX_PARTS} parts" if many else "a part that is longer than its frame"
             )
         here = self._end - self._start - _PREFIX
-        if size > _LARGE and here < size:
+        if size > LARGE and here < size:
             begun = self._start + _PREFIX
             self._large = _LargePart(size, self._view[begun : self._end])
             self._start = self._end

@@ -17,7 +17,6 @@ from strata.channel.errors import (
     ChannelClosed,
     ChannelError,
     CodecError,
-    Delivery,
     OutboxFull,
     SendError,
 )
@@ -100,7 +99,7 @@ class LocalTx(Tx[M]):
                 self._received.queue_full += 1
                 error = OutboxFull(f"{self._address} has {len(self._inbox)} messages waiting already")
         self._counters.messages_refused += 1
-        return self._refused(error, message, return_channel, Delivery.NOT_DELIVERED)
+        return self._refused(error, message, return_channel)
 
     async def drain(self, most: int = 0) -> None:
         pass

@@ -47,7 +47,7 @@ from strata.channel.frames import (
     encode_header,
     read_response,
 )
-from strata.channel.framing import EMPTY_FRAME, MAX_PARTS, FrameReader, frame_of, frame_size
+from strata.channel.framing import EMPTY_FRAME, LARGE, MAX_PARTS, FrameReader, frame_of, frame_size
 from strata.channel.settings import ChannelSettings
 
 __all__ = ["Returned", "SenderCounters", "SendingSession"]
@@ -58,7 +58,6 @@ _Entry: TypeAlias = "tuple[bytes, Sequence[bytes], M, K | None]"
 """Body and parts, the message, the caller's token. Frames are made when they are written: less is copied."""
 
 _SMALL = Struct(">QQQ").pack
-_LARGE = 64 * 1024
 _TOGETHER = 120 * 1024
 """Bytes written at once. From 128 KiB on the system is asked for the memory of each such piece anew."""
 _MOST_RESPONSES = 1000
@@ -100,7 +99,6 @@ class SendingSession(Generic[M, K]):
         self.counters = SenderCounters()
         self.closed: ChannelError | None = None
         """Why it is closed."""
-        self._codec = codec
         self._encode = codec.encode
         self._settings = settings
         self._limit = settings.codec_max_frame_length
@@ -159,27 +157,24 @@ class SendingSession(Generic[M, K]):
         Raises `CodecError`, `OversizedMessage`, `OutboxFull`, and whatever closed the session; then the
         message was not taken.
         """
-        if self.closed is not None:
-            self.counters.messages_refused += 1
-            raise self.closed
-        if self._most is not None and len(self._outbox) >= self._most:
-            self.counters.messages_refused += 1
-            raise OutboxFull(f"outbox full: {len(self._outbox)} messages wait already")
         try:
+            if self.closed is not None:
+                # One error for as many posts as there are: it must not collect the way of each.
+                raise self.closed.with_traceback(None)
+            if self._most is not None and len(self._outbox) >= self._most:
+                raise OutboxFull(f"outbox full: {len(self._outbox)} messages wait already")
             body, parts = self._encode(message)
+            if not parts:
+                size = len(body) + 16
+            elif len(parts) < MAX_PARTS:
+                size = frame_size(body, parts) + 8
+            else:
+                raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
+            if size > self._limit:
+                raise OversizedMessage(size, self._limit)
         except ChannelError:
             self.counters.messages_refused += 1
             raise
-        if not parts:
-            size = len(body) + 16
-        elif len(parts) < MAX_PARTS:
-            size = frame_size(body, parts) + 8
-        else:
-            self.counters.messages_refused += 1
-            raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
-        if size > self._limit:
-            self.counters.messages_refused += 1
-            raise OversizedMessage(size, self._limit)
         self._outbox.append((body, parts, message, token))
         self._next += 1
 
@@ -310,7 +305,7 @@ class SendingSession(Generic[M, K]):
                 pieces.append(_SMALL(length + 16, length + 8, sequence))
                 pieces.append(body)
                 size += length + 24
-                if length >= _LARGE:
+                if length >= LARGE:
                     all_small = False
             sequence += 1
         self._count_written(first, sequence, size)
@@ -409,7 +404,7 @@ def _join(pieces: list[bytes]) -> list[bytes]:
     joined: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:
-        if len(piece) < _LARGE:
+        if len(piece) < LARGE:
             small.append(piece)
         else:
             if small:

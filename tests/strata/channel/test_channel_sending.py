@@ -242,6 +242,15 @@ def test_only_a_sender_with_everything_acknowledged_says_farewell() -> None:
     assert session.farewell() == b""
 
 
+def test_posting_to_a_closed_session_again_and_again_keeps_nothing() -> None:
+    session = session_of()
+    session.close(ChannelClosed("over"))
+    for _ in range(3):
+        with pytest.raises(ChannelClosed) as refused:
+            session.post(b"message")
+        assert len(refused.traceback) == 2  # this function, and `post`
+
+
 def test_a_server_that_acknowledges_late_is_not_silent() -> None:
     session = session_of(posts=1, connected=True, link_timeout=1.0, message_ack_time_interval=5.0)
     session.handle_timer(9.9)

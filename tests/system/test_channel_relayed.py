@@ -64,6 +64,19 @@ async def test_what_was_posted_before_anybody_serves_arrives(address):
             assert [await one for one in returned] == [None] * 20
 
 
+@pytest.mark.req("T-039", "T-051")
+async def test_what_was_taken_is_acknowledged_though_the_queue_is_full(address):
+    small = ChannelSettings(message_delivery_timeout=60.0, queue_capacity=10)
+    _, rx = await serve(address, bytes, settings=small)
+    async with rx, await dial(address, bytes, settings=small) as tx:
+        returned = [tx.try_post(message) for message in numbered(30)]
+        async with asyncio.timeout(20):
+            assert [await one for one in returned[:10]] == [None] * 10
+        assert rx.unread == 10 and not returned[10].settled
+        assert await received(rx, 30) == numbered(30)
+        assert [await one for one in returned] == [None] * 30
+
+
 @pytest.mark.req("T-033")
 async def test_many_senders_each_in_its_own_order(address):
     _, rx = await serve(address, bytes, settings=PATIENT)

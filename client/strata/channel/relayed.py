@@ -387,11 +387,11 @@ class RelayRx(Rx[M]):
             session.link.refuse("a part of what was sent has been lost on the way")
         else:
             session.number += 1
-            await self._take(session, memoryview(rest)[_PLACE.size :])
+            await self._take(session_id, session, memoryview(rest)[_PLACE.size :])
         self._collect(session_id, session)
 
-    async def _take(self, session: _Session[M], data: memoryview) -> None:
-        """All messages of a piece; waits for room where there is none."""
+    async def _take(self, session_id: int, session: _Session[M], data: memoryview) -> None:
+        """All messages of a piece. Where there is no room, what was taken is acknowledged before it waits."""
         link = session.link
         while not link.is_finished:
             while data and not link.is_blocked:
@@ -403,6 +403,7 @@ class RelayRx(Rx[M]):
                 self._inbox.put(link.take(self._inbox.room, self._loop.time()))
             if not link.is_blocked:
                 return
+            self._collect(session_id, session)
             self._room.clear()
             self._inbox.when_room(self, self._room.set)
             if not self._inbox.room:

@@ -11,7 +11,7 @@ ARGS ?=
 .PHONY: help run test lint types fmt demo bench bench-pipeline bench-tx-rx conformance docs lock wheel deploy-test clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(STAMP) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
 	@exec $(BIN)/relayd serve $(ARGS)

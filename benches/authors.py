@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from strata.documents import method_id
-from strata.ids import Identity
-from strata.keys import KeyChain, add_content, rotate_content
-from strata.packets import MINIMAL_PROVENANCE_HEADER, Packet, build, byte_hash
-from strata.provenance import AI_MODEL, SOFTWARE, ProvenanceTrust, Root, VerifyingKey, attest
-from strata.provenance.chains import statement
-from strata.provenance.judgement import claim_bytes
-from strata.provenance.manifest import ClientKey, manifest_content
+from strata.protocol.documents import method_id
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyChain, add_content, rotate_content
+from strata.protocol.packets import MINIMAL_PROVENANCE_HEADER, Packet, build, byte_hash
+from strata.protocol.provenance import AI_MODEL, SOFTWARE, ProvenanceTrust, Root, VerifyingKey, attest
+from strata.protocol.provenance.chains import statement
+from strata.protocol.provenance.judgement import claim_bytes
+from strata.protocol.provenance.manifest import ClientKey, manifest_content
 
 from benches.load import CONTENT_TYPE, text_of
 

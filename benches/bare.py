@@ -21,8 +21,8 @@ from typing import Final, cast
 
 import psutil
 import uvloop
-from strata.ids import public_key_from_did
-from strata.packets import Packet, verify_signature
+from strata.protocol.ids import public_key_from_did
+from strata.protocol.packets import Packet, verify_signature
 
 from benches.load import client_frame, sign
 from benches.peer import Peer, Publisher, connect_peers

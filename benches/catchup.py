@@ -7,7 +7,7 @@ import statistics
 import time
 
 import msgspec
-from strata.wire import EndOfHistory, Event, Filters, Subscribe, encode
+from strata.protocol.wire import EndOfHistory, Event, Filters, Subscribe, encode
 
 from benches.bare import StoreCost
 from benches.daemon import RelayProcess

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.persistence.interface import StoredState, check_changes
-from strata.rate_limit.limiter import RateLimiter
-from strata.reliable.config import ReliableChannelConfig, configure
-from strata.reliable.engine import ChannelEngine
-from strata.reliable.events import ReliableMessageDelivered
+from strata.channels.persistence.interface import StoredState, check_changes
+from strata.channels.rate_limit.limiter import RateLimiter
+from strata.channels.reliable.config import ReliableChannelConfig, configure
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.events import ReliableMessageDelivered
 
 from benches.measures import Measure, Progress
 from benches.peer import BenchError

@@ -20,9 +20,9 @@ from typing import Any
 
 import strata
 import uvloop
-from strata.ids import Identity
-from strata.messaging.values import MessageEnvelope, NodeMessageReceived, NodeMessageSent
-from strata.reliable.events import ReliableMessageDelivered, ReliableMessageDeliveryError
+from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, NodeMessageSent
+from strata.channels.reliable.events import ReliableMessageDelivered, ReliableMessageDeliveryError
+from strata.protocol.ids import Identity
 
 from benches.measures import percentile
 from benches.peer import BenchError

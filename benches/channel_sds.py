@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.persistence.interface import StoredState
-from strata.persistence.state import sds_changes
-from strata.sds import Participant, SdsConfig
+from strata.channels.persistence.interface import StoredState
+from strata.channels.persistence.state import sds_changes
+from strata.channels.sds import Participant, SdsConfig
 
 __all__ = ["WAYS", "main", "measure_tracked"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
-from strata.documents import MAX_METHODS
-from strata.equivalence import equivalence_key
-from strata.ids import is_did, public_key_from_did
-from strata.keys import KeyChain, KeyRules
-from strata.packets import Packet, check_freshness, verify_signature
-from strata.typed import check_content
-from strata.wire import Publish, decode_client_message, encode
+from strata.protocol.documents import MAX_METHODS
+from strata.protocol.equivalence import equivalence_key
+from strata.protocol.ids import is_did, public_key_from_did
+from strata.protocol.keys import KeyChain, KeyRules
+from strata.protocol.packets import Packet, check_freshness, verify_signature
+from strata.protocol.typed import check_content
+from strata.protocol.wire import Publish, decode_client_message, encode
 
 from benches.authors import (
     CLIENT,

@@ -21,9 +21,9 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 import uvloop
-from strata.errors import InvalidMessage
-from strata.ids import Identity
-from strata.wire import Auth, AuthChallenge, Filters, Subscribe, decode_relay_message, encode
+from strata.protocol.errors import InvalidMessage
+from strata.protocol.ids import Identity
+from strata.protocol.wire import Auth, AuthChallenge, Filters, Subscribe, decode_relay_message, encode
 
 from benches.load import client_frame, publish_frame, sign
 from benches.peer import BenchError, connect_peers

@@ -7,7 +7,7 @@ import statistics
 import time
 
 import msgspec
-from strata.wire import Event, Filters, Subscribe, encode
+from strata.protocol.wire import Event, Filters, Subscribe, encode
 
 from benches.bare import writes
 from benches.daemon import RelayProcess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from strata.wire import Filters, Subscribe, encode
+from strata.protocol.wire import Filters, Subscribe, encode
 
 from benches.bare import bytes_per_socket
 from benches.daemon import RelayProcess

@@ -11,9 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
-from strata.ids import Identity
-from strata.packets import Packet, build
-from strata.wire import Publish, encode
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet, build
+from strata.protocol.wire import Publish, encode
 
 from benches.measures import Progress
 

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from strata.wire import AuthChallenge, EndOfHistory, Error, Event, Ok, RelayMessage, decode_relay_message
+from strata.protocol.wire import (
+    AuthChallenge,
+    EndOfHistory,
+    Error,
+    Event,
+    Ok,
+    RelayMessage,
+    decode_relay_message,
+)
 
 __all__ = ["BenchError", "Peer", "Publisher", "connect_peers", "messages"]
 

@@ -12,8 +12,8 @@ from functools import partial
 
 import asyncpg
 from blake3 import blake3
-from strata import canonical, packets
-from strata.ids import Identity
+from strata.protocol import canonical, packets
+from strata.protocol.ids import Identity
 
 __all__ = ["fill"]
 

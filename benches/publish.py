@@ -8,7 +8,7 @@ import statistics
 import time
 import urllib.request
 
-from strata.wire import Ok
+from strata.protocol.wire import Ok
 
 from benches.bare import SignatureCost, StoreCost
 from benches.daemon import CpuTimes, RelayProcess

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.sds import Participant, SdsConfig
+from strata.channels.sds import Participant, SdsConfig
 
 from benches.sds_plot import plot
 

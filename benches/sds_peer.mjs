@@ -1,4 +1,4 @@
-// Measures @waku/sds the way benches/sds.py measures strata.sds; run by it, in a folder with the package.
+// Measures @waku/sds the way benches/sds.py measures strata.channels.sds; run by it, in a folder with the package.
 // Arguments: history sizes, ascending; then the seconds after which no further size is begun.
 import { MessageChannel, Message } from "@waku/sds";
 

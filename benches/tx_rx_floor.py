@@ -13,7 +13,7 @@ from struct import Struct
 from typing import cast
 
 import uvloop
-from strata.channel.tls import client_context, server_context
+from strata.txrx.tls import client_context, server_context
 
 from benches.tx_rx_runs import AsyncLink, BlockingLink, Contestant, Job, Sent
 

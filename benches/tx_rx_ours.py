@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import uvloop
-from strata.channel import Tx, dial, serve, serve_local
+from strata.txrx import Tx, dial, serve, serve_local
 
 from benches.tx_rx_runs import AsyncLink, Contestant, Sent
 

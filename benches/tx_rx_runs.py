@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import trustme
-from strata.channel import ChannelSettings
+from strata.txrx import ChannelSettings
 
 from benches.peer import BenchError
 

@@ -30,10 +30,15 @@ from causal_svg import causal_svg
 from demo import Relay
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from strata.messaging.emitter import EventEmitter
-from strata.messaging.node import MessagingNode
-from strata.messaging.values import MESSAGE_EVENTS, MessageEnvelope, NodeMessageError, NodeMessageReceived
-from strata.reliable import ReliableChannel, create_reliable_channel
+from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.node import MessagingNode
+from strata.channels.messaging.values import (
+    MESSAGE_EVENTS,
+    MessageEnvelope,
+    NodeMessageError,
+    NodeMessageReceived,
+)
+from strata.channels.reliable import ReliableChannel, create_reliable_channel
 
 NAMES = ("ada", "bob", "cy", "dora", "eve")
 TOPIC = "/demo/1/room/proto"

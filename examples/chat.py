@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 
 import strata
-from strata.cli.lines import stdin_lines
-from strata.reliable import ReliableChannel, ReliableMessageDelivered, ReliableMessageSent
+from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered, ReliableMessageSent
+from strata.tools.cli.lines import stdin_lines
 
 
 async def show_messages(room: ReliableChannel) -> None:

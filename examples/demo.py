@@ -28,7 +28,7 @@ from pathlib import Path
 import strata
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from strata import packets
+from strata.protocol import packets
 
 PUBLISHERS = 8
 

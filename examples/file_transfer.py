@@ -16,7 +16,7 @@ from pathlib import Path
 
 import strata
 from rich.progress import Progress
-from strata.reliable import MessageAcknowledged, ReliableChannel, ReliableMessageDelivered
+from strata.channels.reliable import MessageAcknowledged, ReliableChannel, ReliableMessageDelivered
 
 
 async def send(room: ReliableChannel, path: Path) -> None:

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import strata
-from strata import packets
-from strata.pool import PoolOptions
+from strata.protocol import packets
+from strata.relays.pool import PoolOptions
 
 PACKETS = 100
 # Shorter than the defaults, so that the example need not wait a minute for the checks to come round.

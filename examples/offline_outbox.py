@@ -17,8 +17,8 @@ import math
 from pathlib import Path
 
 import strata
-from strata.persistence import SqlitePersistence
-from strata.reliable import ReliableChannel, ReliableMessageDelivered
+from strata.channels.persistence import SqlitePersistence
+from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered
 
 
 async def write(room: ReliableChannel, texts: list[str]) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import json
 
 import strata
-from strata.reliable import ReliableChannel, ReliableMessageDelivered
+from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered
 
 LIMIT = 80.0
 

@@ -11,6 +11,8 @@ Addresses are compared in one form: IPv4 inside IPv6 is IPv4, zones are dropped.
 which takes the /64 of an IPv6 address, for a subscriber is given at least that many.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import ipaddress

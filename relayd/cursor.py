@@ -7,6 +7,8 @@ and at no other relay. It is bound to the order of the walk and to nothing else 
 limit may change between pages.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import hashlib

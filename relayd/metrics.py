@@ -35,7 +35,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from strata.errors import ErrorCode
+from strata.protocol.errors import ErrorCode
 
 from relayd.version import VERSION
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import structlog
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import Identity
-from strata.provenance import ProvenanceTrust
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.access.gate import Access
 from relayd.access.limits import SessionLimits

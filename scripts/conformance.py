@@ -27,7 +27,7 @@ DONE_SECTIONS = {
 
 EXCEPTIONS = {
     "R-019": "an absence: no SHA-256 identifier is made or accepted anywhere, so there is no path to test",
-    "R-021": "an absence: ids are made in one place, `strata.packets.byte_hash`, which R-022 covers",
+    "R-021": "an absence: ids are made in one place, `strata.protocol.packets.byte_hash`, which R-022 covers",
     "R-125": "an absence: no helper takes inline media",
 }
 """MUST rows of those sections that no test can carry, and why."""

@@ -1,4 +1,4 @@
-// Records an exchange between two participants of @waku/sds 0.0.8, for tests/strata/sds/vectors/exchange.json.
+// Records an exchange between two participants of @waku/sds 0.0.8, for tests/strata/channels/sds/vectors/exchange.json.
 // Usage, in a folder where `npm install @waku/sds@0.0.8` was run, with this file copied there:
 //   node record_sds_exchange.mjs > exchange.json
 // With the argument `live` it is a participant instead: one JSON command a line on stdin, one answer on stdout.

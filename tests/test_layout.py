@@ -3,91 +3,13 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = [
-    "relayd/addresses.py",
-    "relayd/cursor.py",
-    *(f"relayd/access/{name}.py" for name in ("auth", "gate", "limits")),
-    *(f"relayd/sessions/{name}.py" for name in ("answers", "liveness", "session")),
-    *(f"relayd/feed/{name}.py" for name in ("events", "fanout", "filters", "interest", "subscription")),
-    "relayd/admission/checks.py",
-    "relayd/policy/policy.py",
-    "relayd/policy/rules.py",
-    "relayd/store/declined.py",
-    "relayd/store/types.py",
-    *(
-        f"client/strata/{name}.py"
-        for name in (
-            "auth",
-            "backoff",
-            "canonical",
-            "documents",
-            "equivalence",
-            "errors",
-            "packets",
-            "uris",
-            "wire",
-        )
-    ),
-    *(f"client/strata/{name}.py" for name in ("curation", "fields", "typed")),
-    *(
-        f"client/strata/provenance/{name}.py"
-        for name in (
-            *("attestation", "chains", "history", "judgement", "manifest", "origins", "serving"),
-            *("p256", "trust", "verifying", "x509"),
-            *(f"evidence/{name}" for name in ("__init__", "apple", "c2pa", "cbor", "jumbf", "play")),
-        )
-    ),
-    *(
-        f"client/strata/keys/{name}.py"
-        for name in ("chain", "entries", "ledger", "recovery", "roles", "statements", "states")
-    ),
-    *(
-        f"client/strata/conformance/{name}.py"
-        for name in ("coverage", "forge", "report", "verdicts", "witness")
-    ),
-    *(
-        f"client/strata/relay/{name}.py"
-        for name in (
-            "authenticating",
-            "connection",
-            "inspection",
-            "keyring",
-            "options",
-            "publishing",
-            "subscribing",
-            "values",
-        )
-    ),
-    *(
-        f"client/strata/pool/{name}.py"
-        for name in (
-            *("membership", "merging", "options", "presence", "probes", "profiles", "publishing"),
-            *("reputation", "sweeping", "values"),
-        )
-    ),
-    *(
-        f"client/strata/channel/{name}.py"
-        for name in ("addresses", "codecs", "errors", "frames", "framing", "receiving", "sending")
-    ),
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "client/strata/sds").glob("*.py"))),
-    *(f"client/strata/segmentation/{name}.py" for name in ("instances", "messages", "parity", "splitting")),
-    "client/strata/segmentation/reassembly.py",
-    *(f"client/strata/rate_limit/{name}.py" for name in ("budget", "limiter", "values")),
-    *(f"client/strata/persistence/{name}.py" for name in ("records", "state")),
-    *(f"client/strata/messaging/{name}.py" for name in ("binding", "values")),
-    *(
-        f"client/strata/reliable/{name}.py"
-        for name in (
-            *("catching_up", "codec", "config", "engine", "errors", "events", "inbox", "requests"),
-            *("retrieval", "sizes", "values"),
-        )
-    ),
-]
+CORE_MARK = "# Core: no I/O, no clock, no randomness (held by tests/test_layout.py)."
 IO_MODULES = {
     "asyncio",
     "socket",
@@ -112,13 +34,45 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", CORE)
+def core_modules() -> list[str]:
+    """Every module that says of itself that it is core."""
+    return [
+        str(path.relative_to(ROOT))
+        for folder in ("client", "relayd")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if CORE_MARK in path.read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize("name", core_modules())
 def test_the_core_has_no_io_clock_or_randomness(name):
     path = ROOT / name
     assert not {module.partition(".")[0] for module in imports(path)} & IO_MODULES
     assert not any(
         isinstance(n, ast.AsyncFunctionDef | ast.Await) for n in ast.walk(ast.parse(path.read_text()))
     )
+
+
+def arrows(package: str, folder: Path) -> dict[str, set[str]]:
+    """For each folder of a package, the others that its modules import, in functions and for types too."""
+    rooms = [path for path in sorted(folder.iterdir()) if (path / "__init__.py").exists()]
+    names = {room.name for room in rooms}
+    found: dict[str, set[str]] = {}
+    for room in rooms:
+        modules = {module for path in room.rglob("*.py") for module in imports(path)}
+        assert package not in modules, f"{room.name} imports {package} itself, which is outside every ring"
+        inside = {module.split(".")[1] for module in modules if module.startswith(f"{package}.")}
+        found[room.name] = (inside & names) - {room.name}
+    return found
+
+
+def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
+    """Each ring imports only what lies inside it: an arrow outwards would close a circle."""
+    rings = arrows("strata", ROOT / "client/strata")
+    TopologicalSorter(rings).prepare()  # raises CycleError, with the circle
+    (innermost,) = [ring for ring, inside in rings.items() if not inside]
+    used = {module for path in (ROOT / "relayd").rglob("*.py") for module in imports(path)}
+    assert {module.split(".")[1] for module in used if module.startswith("strata.")} == {innermost}
 
 
 def test_the_library_imports_nothing_of_the_daemon():
@@ -161,7 +115,7 @@ def test_every_public_module_says_what_it_exports(package):
 
 @pytest.mark.req("R-327")
 def test_the_relay_has_nothing_to_decrypt_with():
-    """No cipher is imported and nothing in it is named so; what it verifies with lives in `strata.ids`."""
+    """No cipher is imported and nothing in it is named so; it verifies with `strata.protocol.ids`."""
     ciphers = ("nacl.secret", "nacl.public", "nacl.bindings", "cryptography.fernet", "Crypto.Cipher")
     for path in (ROOT / "relayd").rglob("*.py"):
         text = path.read_text()

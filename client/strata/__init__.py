@@ -13,9 +13,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strata import _renamed
+
 if TYPE_CHECKING:
-    from strata.documents import DidDocument
-    from strata.errors import (
+    from strata.channels.connecting import Pool, Relay, connect, connect_pool
+    from strata.channels.nodes import NodeConfig, create_node
+    from strata.channels.reliable import (
+        ReliableChannel,
+        ReliableChannelConfig,
+        ReliableClient,
+        ReliableEnvelope,
+        create_reliable_channel,
+    )
+    from strata.protocol.documents import DidDocument
+    from strata.protocol.errors import (
         Closed,
         ConnectionFailed,
         ErrorCode,
@@ -30,12 +41,10 @@ if TYPE_CHECKING:
         StrataError,
         retry_advice,
     )
-    from strata.ids import Identity
-    from strata.keys import KeyChain, KeyRules, KeyState
-    from strata.nodes import NodeConfig, create_node
-    from strata.packets import Packet
-    from strata.pool import Pool, PoolOptions, PoolPublished, PoolSubscription, Profile, connect_pool
-    from strata.relay import (
+    from strata.protocol.ids import Identity
+    from strata.protocol.keys import KeyChain, KeyRules, KeyState
+    from strata.protocol.packets import Packet
+    from strata.relays.connection import (
         WHAT_RELAYS_SEE,
         Anchors,
         Announced,
@@ -44,18 +53,10 @@ if TYPE_CHECKING:
         Options,
         Published,
         Query,
-        Relay,
         Statistics,
         Subscription,
-        connect,
     )
-    from strata.reliable import (
-        ReliableChannel,
-        ReliableChannelConfig,
-        ReliableClient,
-        ReliableEnvelope,
-        create_reliable_channel,
-    )
+    from strata.relays.pool import PoolOptions, PoolPublished, PoolSubscription, Profile
 
 __all__ = [
     "WHAT_RELAYS_SEE",
@@ -105,8 +106,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "strata.documents": ("DidDocument",),
-    "strata.errors": (
+    "strata.channels.connecting": ("Pool", "Relay", "connect", "connect_pool"),
+    "strata.protocol.documents": ("DidDocument",),
+    "strata.protocol.errors": (
         "Closed",
         "ConnectionFailed",
         "ErrorCode",
@@ -121,19 +123,19 @@ _HOMES = {
         "StrataError",
         "retry_advice",
     ),
-    "strata.ids": ("Identity",),
-    "strata.keys": ("KeyChain", "KeyRules", "KeyState"),
-    "strata.nodes": ("NodeConfig", "create_node"),
-    "strata.packets": ("Packet",),
-    "strata.reliable": (
+    "strata.protocol.ids": ("Identity",),
+    "strata.protocol.keys": ("KeyChain", "KeyRules", "KeyState"),
+    "strata.channels.nodes": ("NodeConfig", "create_node"),
+    "strata.protocol.packets": ("Packet",),
+    "strata.channels.reliable": (
         "ReliableChannel",
         "ReliableChannelConfig",
         "ReliableClient",
         "ReliableEnvelope",
         "create_reliable_channel",
     ),
-    "strata.pool": ("Pool", "PoolOptions", "PoolPublished", "PoolSubscription", "Profile", "connect_pool"),
-    "strata.relay": (
+    "strata.relays.pool": ("PoolOptions", "PoolPublished", "PoolSubscription", "Profile"),
+    "strata.relays.connection": (
         "WHAT_RELAYS_SEE",
         "Anchors",
         "Announced",
@@ -142,17 +144,20 @@ _HOMES = {
         "Options",
         "Published",
         "Query",
-        "Relay",
         "Statistics",
         "Subscription",
-        "connect",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
+_renamed.install()
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
+    if home is None and f"{__name__}.{name}" in _renamed.OLD_MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(home), name)

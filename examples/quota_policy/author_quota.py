@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from strata.errors import ErrorCode
+from strata.protocol.errors import ErrorCode
 
 from relayd.policy import PolicyRequest, Refusal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.lake import LakeError
+from strata.protocol.lake import LakeError
 
 __all__ = [
     "DatasetError",

@@ -16,6 +16,8 @@ that answers each one as it comes would never stop. One that wants to become som
 the challenge it has and gets a fresh one with the refusal.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import base64
@@ -24,10 +26,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from strata.auth import signing_input
-from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
-from strata.ids import is_did
-from strata.wire import EXTENSIONS, Auth, AuthChallenge
+from strata.protocol.auth import signing_input
+from strata.protocol.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.protocol.ids import is_did
+from strata.protocol.wire import EXTENSIONS, Auth, AuthChallenge
 
 __all__ = [
     "CAPABILITIES",
@@ -59,7 +61,7 @@ _SIGNATURE = re.compile(r"0x[0-9a-fA-F]{128}")
 
 
 class AuthKeys(Protocol):
-    """The keys of one identity; `strata.keys.KeyChain` is one."""
+    """The keys of one identity; `strata.protocol.keys.KeyChain` is one."""
 
     def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
         """Raise `InvalidPacket` with `invalid_signature` and a detail, unless a key that may authenticate at

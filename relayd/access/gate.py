@@ -11,6 +11,8 @@ declared, all clients share that proxy's budgets, rather than being free of any.
 No I/O: the shell passes what the socket and the request say, and the time in monotonic seconds.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

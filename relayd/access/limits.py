@@ -14,6 +14,8 @@ full, for a full quota is like a new one; beyond `max_idle` the one left longest
 attacker with many addresses costs memory up to a bound, and buys nothing but what those addresses had.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import math

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
-from strata.errors import ErrorCode, InvalidPacket
-from strata.packets import Packet
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.packets import Packet
 
 from relayd.store.types import DAY_SECONDS, StoredPacket, first_sequence_of_day
 

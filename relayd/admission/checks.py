@@ -10,16 +10,18 @@
 The first failure decides the answer. Nothing here waits or keeps state, so that threads may run it.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
-from strata.equivalence import equivalence_key
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import public_key_from_did
-from strata.keys import IDENTITY_TYPES, KeyChain
-from strata.packets import Packet, check_freshness, verify_signature
-from strata.provenance import Downgrade, ProvenanceTrust
-from strata.provenance import judge as judge_provenance
-from strata.typed import check_content, has_checks
+from strata.protocol.equivalence import equivalence_key
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import public_key_from_did
+from strata.protocol.keys import IDENTITY_TYPES, KeyChain
+from strata.protocol.packets import Packet, check_freshness, verify_signature
+from strata.protocol.provenance import Downgrade, ProvenanceTrust
+from strata.protocol.provenance import judge as judge_provenance
+from strata.protocol.typed import check_content, has_checks
 
 from relayd.admission.knowledge import Known
 from relayd.policy import Policy

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 import msgspec
-from strata.ids import public_key_from_did
-from strata.keys import IDENTITY_TYPES, KeyChain
-from strata.packets import Packet
-from strata.provenance import needed_dids
+from strata.protocol.ids import public_key_from_did
+from strata.protocol.keys import IDENTITY_TYPES, KeyChain
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import needed_dids
 
 from relayd.identity.directory import Identities
 

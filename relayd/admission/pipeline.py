@@ -27,10 +27,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
-from strata.errors import ErrorCode, InvalidPacket
-from strata.keys import IDENTITY_TYPES
-from strata.packets import Packet
-from strata.provenance import ProvenanceTrust
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
 from relayd.admission.checks import judge, to_store, trace, weigh

@@ -6,9 +6,9 @@ import enum
 from collections import deque
 from typing import Protocol
 
-from strata.errors import InvalidPacket
-from strata.packets import Packet
-from strata.provenance import Downgrade
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import Downgrade
 
 from relayd.admission.knowledge import Known
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from strata.auth import MIN_LIFETIME_SECONDS
-from strata.ids import is_did
-from strata.keys import IDENTITY_TYPES
+from strata.protocol.auth import MIN_LIFETIME_SECONDS
+from strata.protocol.ids import is_did
+from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.addresses import is_network
 from relayd.config.settings import Settings, setting_table

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from strata.auth import MAX_LIFETIME_SECONDS
+from strata.protocol.auth import MAX_LIFETIME_SECONDS
 
 from relayd.config.checks import advice, contradictions, unknown
 from relayd.config.settings import (

@@ -9,13 +9,15 @@ claim about its origin did not hold: subscribers get it in the relay's `Form` wi
 beside it, and replication sessions as it was signed.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
-from strata.provenance import Downgrade, served
+from strata.protocol.provenance import Downgrade, served
 
 from relayd.cursor import CursorCodec
 from relayd.frames import text_frame_header

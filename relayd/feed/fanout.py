@@ -7,6 +7,8 @@ subscriber costs is one call and, later, one write.
 No I/O: a `Sink` is whatever carries a subscriber's bytes away, and says when it has had enough.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections import deque

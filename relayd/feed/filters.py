@@ -5,13 +5,15 @@ which rows of the log match, stored (`query`). Equal filters compare and hash eq
 subscribers who want the same packets cost one match.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from strata.errors import InvalidMessage
-from strata.wire import Filters
+from strata.protocol.errors import InvalidMessage
+from strata.protocol.wire import Filters
 
 from relayd.store.types import LogEntry, LogQuery
 

@@ -6,6 +6,8 @@ into four places, and only the groups found there are matched in full. So a pack
 it may be wanted, and a thousand equal subscriptions are matched once.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator

@@ -13,13 +13,15 @@ R-167, R-170; decisions A-045 and A-067), and no live packet is ever buffered: t
 No I/O and no clock here: `next_read` says what to read, `rows_read` takes the answer.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.wire import EndOfHistory, encode
+from strata.protocol.wire import EndOfHistory, encode
 
 from relayd.cursor import CursorCodec
 from relayd.feed.events import Form, event_frames, event_head, row_frames

@@ -4,7 +4,7 @@
     /did-docs/{did_doc_hash}   one document, its canonical bytes
 
 A reader need not believe the answer: the packets of the chain are signed, documents are named by their hash,
-and `strata.keys` draws the same conclusions from them.
+and `strata.protocol.keys` draws the same conclusions from them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
-from strata import canonical
-from strata.documents import document_hash, is_document_hash
-from strata.equivalence import document_key
-from strata.ids import base58_decode, is_did
-from strata.keys import KeyChain, KeyState
-from strata.packets import Packet
+from strata.protocol import canonical
+from strata.protocol.documents import document_hash, is_document_hash
+from strata.protocol.equivalence import document_key
+from strata.protocol.ids import base58_decode, is_did
+from strata.protocol.keys import KeyChain, KeyState
+from strata.protocol.packets import Packet
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities

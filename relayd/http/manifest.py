@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from strata.documents import DidDocument
-from strata.keys import DEFAULT_CLOCK_SKEW_SECONDS
-from strata.wire import EXTENSIONS
+from strata.protocol.documents import DidDocument
+from strata.protocol.keys import DEFAULT_CLOCK_SKEW_SECONDS
+from strata.protocol.wire import EXTENSIONS
 
 from relayd.access.auth import CAPABILITIES
 from relayd.config import Settings

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from strata import canonical
-from strata.documents import DidDocument
-from strata.errors import IdentityError, InvalidInput
-from strata.ids import is_did, public_key_from_method
-from strata.keys import KeyRules, allowed_clock_skew
-from strata.provenance import ProvenanceTrust, Root
-from strata.provenance.evidence import EvidenceVerifier
+from strata.protocol import canonical
+from strata.protocol.documents import DidDocument
+from strata.protocol.errors import IdentityError, InvalidInput
+from strata.protocol.ids import is_did, public_key_from_method
+from strata.protocol.keys import KeyRules, allowed_clock_skew
+from strata.protocol.provenance import ProvenanceTrust, Root
+from strata.protocol.provenance.evidence import EvidenceVerifier
 
 from relayd.config import ConfigurationError, Settings
 from relayd.identity.origins import EvidenceFile, load_verifiers, read_roots, read_verifiers
@@ -60,7 +60,7 @@ class _File(msgspec.Struct):
     clock_skew_seconds: int | None = None
     model_roots: dict[str, str] = {}
     hardware_roots: dict[str, str] = {}
-    # For clients, who read the same file (`strata.bootstrap`); a relay has no use for them.
+    # For clients, who read the same file (`strata.relays.bootstrap`); a relay has no use for them.
     relays: msgspec.Raw = msgspec.Raw(b"[]")
     did_docs: msgspec.Raw = msgspec.Raw(b"[]")
     evidence: EvidenceFile = msgspec.field(default_factory=EvidenceFile)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
-from strata.errors import InvalidPacket
-from strata.keys import IDENTITY_TYPES, KeyChain, KeyRules
-from strata.packets import Packet
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
+from strata.protocol.packets import Packet
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.store.types import LogEntry, StoredPacket, StoreError

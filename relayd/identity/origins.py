@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-from strata.provenance import Root, VerifyingKey
-from strata.provenance.evidence import EvidenceVerifier
-from strata.provenance.evidence.apple import AppAttestVerifier
-from strata.provenance.evidence.c2pa import C2paVerifier
-from strata.provenance.evidence.play import DeviceVerdict, PlayIntegrityVerifier
+from strata.protocol.provenance import Root, VerifyingKey
+from strata.protocol.provenance.evidence import EvidenceVerifier
+from strata.protocol.provenance.evidence.apple import AppAttestVerifier
+from strata.protocol.provenance.evidence.c2pa import C2paVerifier
+from strata.protocol.provenance.evidence.play import DeviceVerdict, PlayIntegrityVerifier
 
 from relayd.config import ConfigurationError
 

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Final, Literal, Self
 
 import structlog
-from strata.errors import ErrorCode, InvalidPacket
-from strata.packets import Packet
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.packets import Packet
 
 from relayd.config import ConfigurationError, Settings
 from relayd.policy.calls import Caller, Plugin, caller_of

@@ -1,11 +1,13 @@
 """The configured policies in their order, and how they come into effect on a running relay."""
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, Protocol, Self
 
-from strata.packets import Packet
+from strata.protocol.packets import Packet
 
 from relayd.config import Settings
 from relayd.policy.rules import RULES, Lists, Rule

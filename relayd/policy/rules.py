@@ -4,14 +4,16 @@ A policy has the name that the setting `policies` calls it by, and reads the one
 name. So a policy whose list is empty can refuse nothing, and is left out where the others are put in order.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from strata.errors import ErrorCode, InvalidPacket
-from strata.keys import IDENTITY_TYPES
-from strata.packets import Packet
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import Packet
 
 from relayd.store.declined import refers_to
 

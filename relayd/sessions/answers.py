@@ -4,14 +4,16 @@ They say what the peer needs in order to go on, and nothing it may not know: not
 others, not who else is connected, and no part of what it sent (R-199).
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
-from strata.wire import EXTENSIONS, AuthOk, Error, Ok, encode
+from strata.protocol.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.protocol.wire import EXTENSIONS, AuthOk, Error, Ok, encode
 
 from relayd.access.limits import Excess
 

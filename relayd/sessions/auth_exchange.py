@@ -16,8 +16,8 @@ import time
 from typing import Final, Protocol
 
 import structlog
-from strata.errors import ErrorCode, InvalidMessage
-from strata.wire import Auth, encode
+from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.wire import Auth, encode
 
 from relayd.access.auth import CHALLENGE_BYTES, Attempt, verify_attempt
 from relayd.access.gate import Visitor

@@ -13,7 +13,7 @@ import time
 from typing import Final, Protocol
 
 import structlog
-from strata.errors import ErrorCode
+from strata.protocol.errors import ErrorCode
 
 from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription

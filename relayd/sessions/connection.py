@@ -16,8 +16,8 @@ import time
 from typing import Final
 
 import structlog
-from strata.errors import ErrorCode, InvalidPacket
-from strata.provenance import served
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.provenance import served
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 

@@ -5,6 +5,8 @@ that takes none of the bytes waiting for it is stuck, whatever it sends (R-170);
 slowly, is alive.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import enum

@@ -14,14 +14,16 @@ Whatever a peer sends, nothing raises out of here: bad input becomes an Answer. 
 order of relay.md §11: its shape, then whether this session may ask for it, then whether it asks too often.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.errors import ErrorCode, InvalidMessage
-from strata.wire import (
+from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.wire import (
     Auth,
     Filters,
     Publish,

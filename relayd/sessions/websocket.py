@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from strata.errors import ErrorCode
+from strata.protocol.errors import ErrorCode
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response

@@ -1,6 +1,6 @@
 """Whether a lake holds a day of the log, asked before retention lets go of it.
 
-The lake's manifests are the witnesses (`strata.lake`), and none is believed alone:
+The lake's manifests are the witnesses (`strata.protocol.lake`), and none is believed alone:
 
 1. All of them are read: each must hash to what it says, and they must form one chain from the first.
 2. Those of the day must reach its last packet. The chain leaves no sequence out, so they begin at its border.
@@ -24,8 +24,17 @@ from typing import Any, NamedTuple
 
 import asyncpg
 from blake3 import blake3
-from strata.errors import StrataError
-from strata.lake import LakeError, Manifest, RowsDigest, check_chain, day_of, day_text, decode, first_of_day
+from strata.protocol.errors import StrataError
+from strata.protocol.lake import (
+    LakeError,
+    Manifest,
+    RowsDigest,
+    check_chain,
+    day_of,
+    day_text,
+    decode,
+    first_of_day,
+)
 
 __all__ = ["ArchivedDays", "NotArchived", "Reason"]
 

@@ -1,13 +1,13 @@
 """How packets become columns and columns become packets again.
 
-author_id and content_type are keys (`strata.lake.string_key`): UTF-8, or a hash where the string is too long
-to be indexed; then the string itself is in the body.
+author_id and content_type are keys (`protocol.lake.string_key`): UTF-8, or a hash where the string is too
+long to be indexed; then the string itself is in the body.
 """
 
 from __future__ import annotations
 
 import msgspec
-from strata.lake import HASHED, string_key
+from strata.protocol.lake import HASHED, string_key
 
 from relayd.store.types import LogEntry, NewPacket
 

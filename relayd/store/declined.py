@@ -5,6 +5,8 @@ member one way only, and a string cannot contain that spelling, because its quot
 body is searched as bytes, and never decoded.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import functools

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
-from strata.keys import IDENTITY_TYPES
+from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, translate_errors

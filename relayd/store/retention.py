@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import structlog
-from strata.keys import IDENTITY_TYPES
-from strata.lake import day_text
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.lake import day_text
 
 from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors

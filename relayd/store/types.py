@@ -5,6 +5,8 @@ upper part is the UTC day of `received_at`, its lower 32 bits count up from 1 wi
 gap. So a day is a range of sequences, retention drops days, and a missing number is a missing row.
 """
 
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
 from __future__ import annotations
 
 import enum
@@ -93,7 +95,7 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     """32 bytes shared by packets of which the log keeps only the first, beside the id (R-113, R-114)."""
     annotation: bytes | None = None
     """What this relay found about the packet's provenance, where it serves another origin than the signed
-    one (R-208): an encoded `strata.provenance.Downgrade`."""
+    one (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self
 
-from strata.errors import InvalidPacket
-from strata.keys import KeyRules
-from strata.packets import Packet
-from strata.provenance import ProvenanceTrust
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import KeyRules
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.admission.checks import judge, to_store, trace
 from relayd.admission.knowledge import Known, known_of, missing_for

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
-from strata.errors import ErrorCode, InvalidPacket
-from strata.packets import Packet
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.packets import Packet
 
 from relayd.config import HARD_MAX_PACKET_BYTES, Settings
 from relayd.identity.directory import DECISIVE_TYPES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from strata.packets import Packet
-from strata.provenance import Downgrade
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import Downgrade
 
 from benches.authors import (
     TRUST,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.wire import EndOfHistory, Event, Ok, RelayMessage, encode
+from strata.protocol.wire import EndOfHistory, Event, Ok, RelayMessage, encode
 
 from benches.measures import Measure, percentile
 from benches.peer import BenchError, Peer, messages

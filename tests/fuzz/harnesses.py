@@ -15,10 +15,10 @@ from collections.abc import Callable
 import atheris
 
 with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
-    from strata import canonical
-    from strata.errors import InvalidMessage, InvalidPacket
-    from strata.packets import Packet
-    from strata.wire import decode_client_message, encode
+    from strata.protocol import canonical
+    from strata.protocol.errors import InvalidMessage, InvalidPacket
+    from strata.protocol.packets import Packet
+    from strata.protocol.wire import decode_client_message, encode
     from websockets.protocol import OPEN, Protocol
     from websockets.server import ServerProtocol
 

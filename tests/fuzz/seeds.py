@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strata import packets
-from strata.ids import Identity
+from strata.protocol import packets
+from strata.protocol.ids import Identity
 
 from relayd.cursor import CursorCodec
 

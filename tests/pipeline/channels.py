@@ -7,12 +7,12 @@ from typing import Any
 
 import logs
 from pyspark.sql import SparkSession
-from strata import packets
-from strata.lake import first_of_day
-from strata.messaging.binding import PROFILE, build_packet
-from strata.messaging.values import MessageEnvelope
-from strata.packets import Packet
-from strata.sds import HistoryEntry, SdsMessage
+from strata.channels.messaging.binding import PROFILE, build_packet
+from strata.channels.messaging.values import MessageEnvelope
+from strata.channels.sds import HistoryEntry, SdsMessage
+from strata.protocol import packets
+from strata.protocol.lake import first_of_day
+from strata.protocol.packets import Packet
 from strata_pipeline.datasets import Packets
 from strata_pipeline.schemas import schema
 

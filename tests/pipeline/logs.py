@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from blake3 import blake3
-from strata import packets
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
 from relayd.admission.checks import to_store
 from relayd.store import Store

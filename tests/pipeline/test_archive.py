@@ -11,7 +11,7 @@ import logs
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from strata.lake import LakeError
+from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, LogError, LogUnavailable
 from strata_pipeline.jobs import archive as archiving
 from strata_pipeline.jobs.archive import archive

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from strata import packets
-from strata.documents import key_multibase
-from strata.ids import Identity
-from strata.keys import rotate_content
-from strata.lake import LakeError
+from strata.protocol import packets
+from strata.protocol.documents import key_multibase
+from strata.protocol.ids import Identity
+from strata.protocol.keys import rotate_content
+from strata.protocol.lake import LakeError
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit

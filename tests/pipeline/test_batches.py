@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
-from strata.lake import GENESIS, Manifest, Span
+from strata.protocol.lake import GENESIS, Manifest, Span
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.batches import Batch, Part, leading_days_with_holes
 from strata_pipeline.lake.lake import Lake

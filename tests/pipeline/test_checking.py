@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata import canonical, packets
-from strata.packets import Packet
+from strata.protocol import canonical, packets
+from strata.protocol.packets import Packet
 from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.lake.kinds import KINDS, kind_of
 from strata_pipeline.transforms.checking import CHECKED, check_batch, fault_of

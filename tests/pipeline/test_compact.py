@@ -7,7 +7,7 @@ import shutil
 import logs
 import pyarrow.parquet as pq
 import pytest
-from strata.lake import LakeError
+from strata.protocol.lake import LakeError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact

@@ -15,7 +15,7 @@ import asyncpg
 import logs
 import pytest
 import typer
-from strata.lake import Span
+from strata.protocol.lake import Span
 from strata_pipeline.cli import app
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
 

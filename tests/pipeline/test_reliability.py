@@ -9,9 +9,9 @@ import logs
 import pyarrow.parquet as pq
 import pytest
 from channels import DAY, NOON, TOPIC, bare, carry, dataset, ephemeral, row, sds
-from strata.encryption import GroupKey, GroupKeyEncryption
-from strata.messaging.binding import build_repair
-from strata.sds import Participant
+from strata.channels.encryption import GroupKey, GroupKeyEncryption
+from strata.channels.messaging.binding import build_repair
+from strata.channels.sds import Participant
 from strata_pipeline.cli.reliability import reliability_command
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, UsageError

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-from strata import packets
-from strata.keys import add_content
+from strata.protocol import packets
+from strata.protocol.keys import add_content
 from strata_pipeline.cli.restore import restore_command
 from strata_pipeline.errors import LakeError, LogError, LogUnavailable
 from strata_pipeline.jobs import restore as job

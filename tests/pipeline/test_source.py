@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringContains,
 )
-from strata.lake import Span, day_of
+from strata.protocol.lake import Span, day_of
 from strata_pipeline.errors import DatasetError, UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import structlog
-from strata import packets
-from strata.ids import Identity
+from strata.protocol import packets
+from strata.protocol.ids import Identity
 from typer.testing import CliRunner
 
 from relayd import cli, daemon

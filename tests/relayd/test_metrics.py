@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from strata.errors import ErrorCode
+from strata.protocol.errors import ErrorCode
 
 from relayd.metrics import CLOSE_REASONS, MESSAGE_TYPES, OTHER, PUBLISH_OUTCOMES, READ_OUTCOMES, Metrics
 

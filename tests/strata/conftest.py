@@ -12,9 +12,9 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from strata import ids, packets, wire
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import ids, packets, wire
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 

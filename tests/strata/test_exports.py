@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import strata
+from strata import _renamed
 
-MODULES = ["strata.errors", "strata.ids", "strata.packets", "strata.relay"]
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_name_can_be_had_from_the_package_and_is_public_where_it_lives():
@@ -22,9 +23,10 @@ def test_every_name_can_be_had_from_the_package_and_is_public_where_it_lives():
     assert set(strata._HOME_OF) == set(strata.__all__)
 
 
-@pytest.mark.parametrize("module", ["strata.errors", "strata.relay"])
+@pytest.mark.parametrize("module", ["strata.protocol.errors", "strata.relays.connection"])
 def test_these_modules_are_offered_whole(module):
-    assert set(importlib.import_module(module).__all__) <= set(strata.__all__)
+    offered_by_another_name = {"PacketRelay"}  # as `Relay`, with channels
+    assert set(importlib.import_module(module).__all__) - offered_by_another_name <= set(strata.__all__)
 
 
 def test_every_module_says_what_is_public():
@@ -45,8 +47,8 @@ def test_an_unknown_name_is_an_attribute_error():
     ("statement", "spared"),
     [
         ("import strata", {"asyncio", "websockets", "nacl", "msgspec"}),
-        ("import strata.cli", {"asyncio", "websockets", "nacl", "msgspec", "rich.progress"}),
-        ("import strata.wire, strata.packets", {"asyncio", "websockets"}),
+        ("import strata.tools.cli", {"asyncio", "websockets", "nacl", "msgspec", "rich.progress"}),
+        ("import strata.protocol.wire, strata.protocol.packets", {"asyncio", "websockets"}),
     ],
 )
 def test_importing_one_part_costs_no_other(statement, spared):
@@ -62,3 +64,24 @@ def test_the_notice_names_what_relays_see_and_promises_nothing():
     for seen in ("network address", "filters", "author, type, time", "size", "authenticate", "limit"):
         assert seen in " ".join(notice.split())
     assert "does not make your metadata private" in " ".join(notice.split())
+
+
+@pytest.mark.parametrize("old", sorted(_renamed.OLD_MODULES))
+def test_the_paths_of_before_the_rings_lead_to_the_new_modules(old):
+    before, now = importlib.import_module(old), importlib.import_module(_renamed.OLD_MODULES[old])
+    for name in now.__all__:
+        assert getattr(before, name) is getattr(strata, name, getattr(now, name))
+
+
+def test_what_stood_below_an_old_path_is_found_there_too():
+    module = importlib.import_module("strata.relay.options")
+    assert module.Options is strata.Options
+    assert importlib.import_module("strata.relay").connect is strata.connect
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("strata.relay.nonsense")
+
+
+def test_an_old_path_runs_as_a_program():
+    command = [sys.executable, "-m", "strata.cli", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "client")
+    assert "publish" in shown.stdout

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 
 __all__ = ["TIMEOUT", "BareClient", "Message", "open_client", "publish_text"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import strata
-from strata.ids import Identity
-from strata.persistence import SqlitePersistence
+from strata.channels.persistence import SqlitePersistence
+from strata.protocol.ids import Identity
 
 __all__: list[str] = []
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Self, cast
 
-from strata.channel import TcpAddress, UnixAddress, parse_address
+from strata.txrx import TcpAddress, UnixAddress, parse_address
 
 __all__ = ["ChannelProxy", "ProxyLink", "free_port", "listening", "open_sockets", "until"]
 

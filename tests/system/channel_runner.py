@@ -13,7 +13,7 @@ from dataclasses import asdict
 from struct import Struct
 
 import uvloop
-from strata.channel import ChannelSettings, dial, serve
+from strata.txrx import ChannelSettings, dial, serve
 
 __all__: list[str] = []
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from blake3 import blake3
-from strata import canonical, packets
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import canonical, packets
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
 __all__ = ["ids_of", "make", "new_identity", "seal", "sized"]
 

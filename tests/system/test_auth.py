@@ -13,9 +13,9 @@ import pytest
 from bare_client import BareClient, Message, open_client, publish_text
 from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess, running
-from strata import packets
-from strata.ids import Identity
-from strata.keys import revoke_content, rotate_content
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.keys import revoke_content, rotate_content
 from websockets.exceptions import ConnectionClosedError
 
 PEER = new_identity()

@@ -20,7 +20,7 @@ import pytest
 import trustme
 import uvloop
 from channel_proxy import ChannelProxy, listening, open_sockets, until
-from strata.channel import (
+from strata.txrx import (
     ChannelClosed,
     ChannelSettings,
     Delivery,

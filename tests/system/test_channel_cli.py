@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from relay_process import RelayProcess, environment, running, wait_until
 from strata import Identity
-from strata.encryption import GroupKey
+from strata.channels.encryption import GroupKey
 
 TIMEOUT = 40.0
 
@@ -42,7 +42,7 @@ class Chat:
         if not key_file.exists():
             Identity.generate().save(key_file)
         relay_options = [part for url in relays for part in ("--relay", url)]
-        command = [sys.executable, "-m", "strata.cli", "channel", "room", "--topic", topic_of(folder)]
+        command = [sys.executable, "-m", "strata.tools.cli", "channel", "room", "--topic", topic_of(folder)]
         command += ["--identity", str(key_file), "--sender", name, *relay_options, *map(str, arguments)]
         self.json = json
         self.lines: list[str] = []
@@ -240,7 +240,7 @@ def test_on_a_terminal_states_change_in_place_and_the_terminal_is_left_as_it_was
         before = termios.tcgetattr(terminal)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "strata.cli", "channel", "room", "--topic", topic_of(tmp_path)),
+                *(sys.executable, "-m", "strata.tools.cli", "channel", "room", "--topic", topic_of(tmp_path)),
                 *("--relay", relay.ws, "--identity", str(tmp_path / "alice.json"), "--sender", "alice"),
             ],
             stdin=terminal,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from channel_proxy import ChannelProxy, free_port, listening, open_sockets, until
-from strata.channel import (
+from strata.txrx import (
     ChannelClosed,
     ChannelSettings,
     Delivery,

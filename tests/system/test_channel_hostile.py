@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from strata.channel import (
+from strata.txrx import (
     ChannelClosed,
     ChannelIOError,
     ChannelSettings,

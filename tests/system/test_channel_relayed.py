@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 from relay_process import RelayProcess, running
-from strata.channel import (
+from strata.channels.encryption import GroupKey, GroupKeyEncryption
+from strata.protocol.ids import Identity
+from strata.relays.connection import Options
+from strata.txrx import (
     ChannelClosed,
     ChannelIOError,
     ChannelSettings,
@@ -17,9 +20,6 @@ from strata.channel import (
     parse_address,
     serve,
 )
-from strata.encryption import GroupKey, GroupKeyEncryption
-from strata.ids import Identity
-from strata.relay import Options
 
 PATIENT = ChannelSettings(message_delivery_timeout=60.0)
 TOPICS = iter(range(1000))

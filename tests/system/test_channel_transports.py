@@ -16,7 +16,7 @@ import pytest
 import trustme
 import uvloop
 from channel_proxy import free_port, until
-from strata.channel import (
+from strata.txrx import (
     Address,
     AddressInUse,
     ChannelClosed,

@@ -22,18 +22,18 @@ import psutil
 import pytest
 import strata
 from relay_process import ROOT, RelayProcess, environment, running
-from strata.encryption import GroupKey, GroupKeyEncryption
-from strata.ids import Identity
-from strata.messaging import MessageEnvelope
-from strata.messaging.binding import build_packet, build_repair
-from strata.packets import Packet
-from strata.pool import PoolOptions
-from strata.reliable import ReliableChannel
-from strata.sds import SdsMessage
-from strata.segmentation.messages import encode_segment
-from strata.segmentation.splitting import SegmentationConfig, segment_message
+from strata.channels.encryption import GroupKey, GroupKeyEncryption
+from strata.channels.messaging import MessageEnvelope
+from strata.channels.messaging.binding import build_packet, build_repair
+from strata.channels.reliable import ReliableChannel
+from strata.channels.sds import SdsMessage
+from strata.channels.segmentation.messages import encode_segment
+from strata.channels.segmentation.splitting import SegmentationConfig, segment_message
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+from strata.relays.pool import PoolOptions
 
-sys.path.insert(0, str(ROOT / "tests/strata/conformance"))
+sys.path.insert(0, str(ROOT / "tests/strata/tools/conformance"))
 
 from faulty_relay import faulty_relay
 
@@ -447,7 +447,7 @@ async def test_a_genuine_repair_is_accepted_and_a_forged_one_is_not(relay: Relay
     genuine, other = said(b"said two days ago"), said(b"never said")
     value = json.loads(genuine.canonical)
     value["content"] = other.content
-    forged = strata.packets.build(
+    forged = strata.protocol.packets.build(
         helper,
         {"type": topic, "profile": "reliable-channel/1", "original": value},
         timestamp=int(time.time()),

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import strata
 from relay_process import RelayProcess, running
-from strata import packets
-from strata.ids import Identity
-from strata.keys import revoke_content, rotate_content
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.keys import revoke_content, rotate_content
 
 pytestmark = pytest.mark.timeout(180)
 

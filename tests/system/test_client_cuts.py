@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import strata
 from relay_process import RelayProcess
-from strata import packets
+from strata.protocol import packets
 
 CUTS = 8
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from relay_process import ROOT, RelayProcess, running
-from strata.conformance import all_checks
+from strata.tools.conformance import all_checks
 
 DEADLINE = 110
 ROWS = sorted(
@@ -25,7 +25,7 @@ def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `strata conformance`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])}
     return subprocess.run(
-        [sys.executable, "-m", "strata.cli", "conformance", *arguments],
+        [sys.executable, "-m", "strata.tools.cli", "conformance", *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

@@ -21,7 +21,7 @@ import pytest
 from bare_client import publish_text
 from made_packets import make, new_identity
 from relay_process import RelayProcess, running
-from strata.packets import Packet
+from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 

@@ -2,7 +2,7 @@
 
 import pytest
 from made_packets import make, new_identity
-from strata import canonical
+from strata.protocol import canonical
 
 TARGET = "0x" + "a" * 64
 

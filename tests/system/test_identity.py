@@ -14,10 +14,16 @@ import pytest
 from bare_client import BareClient, open_client, publish_text
 from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess, running
-from strata import canonical
-from strata.documents import RecoveryPolicy, VerificationMethod, build_document, key_multibase, method_id
-from strata.ids import Identity
-from strata.keys import (
+from strata.protocol import canonical
+from strata.protocol.documents import (
+    RecoveryPolicy,
+    VerificationMethod,
+    build_document,
+    key_multibase,
+    method_id,
+)
+from strata.protocol.ids import Identity
+from strata.protocol.keys import (
     KeyChain,
     add_content,
     approval_content,
@@ -25,7 +31,7 @@ from strata.keys import (
     revoke_content,
     rotate_content,
 )
-from strata.packets import Packet, build
+from strata.protocol.packets import Packet, build
 
 _nonces = itertools.count(1)
 

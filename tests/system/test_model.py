@@ -19,8 +19,8 @@ import pytest
 from bare_client import BareClient, open_client
 from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess, running
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 

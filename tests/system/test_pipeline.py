@@ -18,8 +18,8 @@ import pyarrow.dataset as pads
 import pytest
 import strata
 from relay_process import PostgresHost, RelayProcess, running
-from strata import packets
-from strata.ids import Identity
+from strata.protocol import packets
+from strata.protocol.ids import Identity
 
 from relayd.store.migrate import migrate
 

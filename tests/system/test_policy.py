@@ -17,9 +17,9 @@ import pytest
 from bare_client import BareClient, open_client
 from made_packets import ids_of, make, new_identity
 from relay_process import ROOT, RelayProcess, running, wait_until
-from strata.auth import answer_challenge
-from strata.packets import Packet
-from strata.wire import AuthChallenge, encode
+from strata.protocol.auth import answer_challenge
+from strata.protocol.packets import Packet
+from strata.protocol.wire import AuthChallenge, encode
 
 HASH = "0x" + "ce" * 32
 

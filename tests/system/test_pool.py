@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import strata
 from relay_process import RelayProcess
-from strata import packets
-from strata.pool import PoolOptions, Standing
+from strata.protocol import packets
+from strata.relays.pool import PoolOptions, Standing
 from websocket_proxy import LyingProxy, SlowProxy
 
 KILLS = 4

@@ -12,8 +12,8 @@ import pytest
 from bare_client import BareClient, open_client, publish_text
 from made_packets import ids_of, make, new_identity, seal, sized
 from relay_process import RelayProcess, running, wait_until
-from strata import canonical
-from strata.ids import Identity
+from strata.protocol import canonical
+from strata.protocol.ids import Identity
 from websockets.exceptions import ConnectionClosedError
 
 LIMIT = 8192

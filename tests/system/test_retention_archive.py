@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 from made_packets import make, new_identity
 from relay_process import PostgresHost, RelayProcess, running
-from strata.lake import GENESIS, Manifest, RowsDigest, encode, seal
-from strata.packets import Packet
+from strata.protocol.lake import GENESIS, Manifest, RowsDigest, encode, seal
+from strata.protocol.packets import Packet
 
 from relayd.store import NewPacket, Store, migrate
 

@@ -14,13 +14,13 @@ import pytest
 from bare_client import BareClient, Message, open_client
 from made_packets import new_identity
 from relay_process import RelayProcess, running
-from strata import packets
-from strata.auth import answer_challenge
-from strata.ids import Identity
-from strata.keys import add_content, revoke_content
-from strata.packets import Packet
-from strata.provenance import attest, restore
-from strata.wire import AuthChallenge, encode
+from strata.protocol import packets
+from strata.protocol.auth import answer_challenge
+from strata.protocol.ids import Identity
+from strata.protocol.keys import add_content, revoke_content
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import attest, restore
+from strata.protocol.wire import AuthChallenge, encode
 
 CLIENT, PEER = new_identity(), new_identity()
 HASH = "0x" + "d1" * 32

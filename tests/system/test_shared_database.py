@@ -11,7 +11,7 @@ import pytest
 from bare_client import open_client
 from made_packets import ids_of, make, new_identity
 from relay_process import PostgresHost, RelayProcess, running
-from strata.packets import Packet
+from strata.protocol.packets import Packet
 
 from relayd.store import Store
 from relayd.store.migrate import migrate

@@ -14,7 +14,7 @@ import pytest
 from bare_client import open_client
 from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess, running, wait_until
-from strata.packets import Packet
+from strata.protocol.packets import Packet
 
 MIB = 2**20
 HANDSHAKE = (

@@ -9,7 +9,7 @@ import pytest
 from bare_client import BareClient, open_client
 from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess
-from strata.packets import Packet
+from strata.protocol.packets import Packet
 
 
 async def stored(client: BareClient, identity, count: int, **members) -> list[Packet]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from strata.lake import LakeError
+from strata.protocol.lake import LakeError
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from strata.lake import parse_day
+from strata.protocol.lake import parse_day
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.errors import UsageError

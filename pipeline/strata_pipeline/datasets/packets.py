@@ -8,7 +8,7 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.lake import day_text
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets.dataset import Dataset
 from strata_pipeline.lake.lake import Lake

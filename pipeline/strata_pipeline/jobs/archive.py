@@ -17,7 +17,7 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.lake import Manifest, Span
+from strata.protocol.lake import Manifest, Span
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures

@@ -19,7 +19,7 @@ import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.lake import Manifest
+from strata.protocol.lake import Manifest
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import log_too_short

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from strata.lake import Manifest, Span, day_of, day_text, manifests_of_day
+from strata.protocol.lake import Manifest, Span, day_of, day_text, manifests_of_day
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from strata.lake import Manifest, Span
+from strata.protocol.lake import Manifest, Span
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError

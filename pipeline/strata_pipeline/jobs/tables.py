@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.lake import day_text
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Dataset, Packets
 from strata_pipeline.errors import UsageError

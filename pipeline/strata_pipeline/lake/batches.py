@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from strata.lake import Manifest, Span, day_of, first_of_day
+from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.lake import Lake

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from strata.lake import GENESIS, Manifest, Span, check_chain, day_of, day_text, decode, encode, seal
+from strata.protocol.lake import GENESIS, Manifest, Span, check_chain, day_of, day_text, decode, encode, seal
 
 from strata_pipeline.errors import LakeError, UsageError
 from strata_pipeline.lake import files

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.lake import RowsDigest, Span, row_bytes
+from strata.protocol.lake import RowsDigest, Span, row_bytes
 
 __all__ = ["PLACES", "add_rows", "digest_of", "read_places"]
 

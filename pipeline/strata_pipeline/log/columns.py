@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
-from strata.lake import HASHED, string_key
+from strata.protocol.lake import HASHED, string_key
 
 from strata_pipeline.bodies import read_body
 from strata_pipeline.errors import DatasetError
@@ -14,7 +14,7 @@ __all__ = ["BYTEA_STRINGS", "NUMBERS", "arrow_schema", "convert", "select_list"]
 
 NUMBERS = ("sequence", "received_at", "timestamp", "expires_at")
 BYTEA_STRINGS = ("author_id", "content_type")
-"""bytea in the log: keys of strings (`strata.lake.string_key`)."""
+"""bytea in the log: keys of strings (`strata.protocol.lake.string_key`)."""
 
 _BODY_OF_LONG = "body_of_long"
 _TYPES = {

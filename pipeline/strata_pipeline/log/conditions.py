@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from strata.lake import Span, string_key
+from strata.protocol.lake import Span, string_key
 
 from strata_pipeline.log.columns import BYTEA_STRINGS, NUMBERS
 from strata_pipeline.log.database import literal

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import adbc_driver_postgresql
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi as adbc
-from strata.lake import Span
+from strata.protocol.lake import Span
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.log.spans import LogState

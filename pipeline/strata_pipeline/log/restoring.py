@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi as adbc
-from strata.keys import IDENTITY_TYPES
-from strata.lake import Span, first_of_day
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.lake import Span, first_of_day
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.lake.batches import Part

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from strata.sds import Kind
+from strata.channels.sds import Kind
 
 from strata_pipeline.datasets.channels import ChannelMessages, ChannelPackets
 from strata_pipeline.schemas import schema

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from strata.errors import InvalidPacket
-from strata.messaging.binding import read_packet
-from strata.packets import Packet
-from strata.sds import Kind, SdsMessage
-from strata.sds.ids import is_usable_id
+from strata.channels.messaging.binding import read_packet
+from strata.channels.sds import Kind, SdsMessage
+from strata.channels.sds.ids import is_usable_id
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.channels import ChannelPackets

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from strata.errors import InvalidPacket
-from strata.packets import Packet
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
 
 from strata_pipeline.bodies import Body, read_body, signed_bytes
 from strata_pipeline.lake.kinds import kind_of

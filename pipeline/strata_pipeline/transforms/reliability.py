@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from strata.sds import Kind
+from strata.channels.sds import Kind
 
 from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, ChannelPackets, Gaps, Silences
 

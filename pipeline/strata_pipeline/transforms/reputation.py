@@ -1,9 +1,9 @@
 """The probe logs of many clients as one score for each relay, by the code that a client scores with.
 
 A client's score depends on the order in which its numbers are added, if only in the last digit. So each
-relay's observations are sorted by time and given, one after the other, to `strata.pool.reputation`: whoever
-gives the same observations to a client gets the very same figures. What is kept of them is a few hundred sums
-a relay, so memory stays the same however many clients there are.
+relay's observations are sorted by time and given, one after the other, to the client's own `pool.reputation`:
+whoever gives the same observations to a client gets the very same figures. What is kept of them is a few
+hundred sums a relay, so memory stays the same however many clients there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from strata.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
 
 from strata_pipeline.datasets.probes import Probes, RelayScores
 from strata_pipeline.schemas import schema

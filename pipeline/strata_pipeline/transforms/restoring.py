@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from strata.equivalence import EQUIVALENT_TYPES, equivalence_key
-from strata.lake import string_key
-from strata.packets import Packet
+from strata.protocol.equivalence import EQUIVALENT_TYPES, equivalence_key
+from strata.protocol.lake import string_key
+from strata.protocol.packets import Packet
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.log.restoring import STAGED, write_staged

@@ -16,12 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from strata import ids
-from strata.bootstrap import Bootstrap, read_bootstrap
-from strata.errors import InvalidPacket
-from strata.ids import public_key_from_did
-from strata.keys import IDENTITY_TYPES, KeyChain, KeyRules
-from strata.packets import Packet
+from strata.protocol import ids
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import public_key_from_did
+from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
+from strata.protocol.packets import Packet
+from strata.relays.bootstrap import Bootstrap, read_bootstrap
 
 from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.datasets import Packets

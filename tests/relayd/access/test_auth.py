@@ -7,11 +7,11 @@ import dataclasses
 import itertools
 
 import pytest
-from strata.auth import answer_challenge, signing_input
-from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
-from strata.ids import Identity
-from strata.keys import KeyChain, KeyRules
-from strata.wire import EXTENSIONS, Auth, AuthChallenge, decode_relay_message, encode
+from strata.protocol.auth import answer_challenge, signing_input
+from strata.protocol.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyChain, KeyRules
+from strata.protocol.wire import EXTENSIONS, Auth, AuthChallenge, decode_relay_message, encode
 
 from relayd.access.auth import CAPABILITIES, MAX_FAILURES, Attempt, Authentication, Grants, verify_attempt
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from strata import canonical, packets
-from strata.errors import InvalidPacket
-from strata.ids import Identity, Signer
-from strata.keys import KeyRules
-from strata.packets import Packet
-from strata.provenance import ProvenanceTrust
+from strata.protocol import canonical, packets
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import Identity, Signer
+from strata.protocol.keys import KeyRules
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.admission.budgets import Budget, TrustBudgets
 from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from admission_rig import ALICE, NOW, Peer, Rig, signed
-from strata.errors import ErrorCode
-from strata.ids import Identity
+from strata.protocol.errors import ErrorCode
+from strata.protocol.ids import Identity
 
 from relayd.admission.budgets import Budget
 

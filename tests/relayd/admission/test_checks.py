@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from strata import packets
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import packets
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
 from relayd.admission.checks import judge, weigh
 from relayd.admission.knowledge import Known

@@ -9,11 +9,11 @@ import pytest
 from admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strata.documents import VerificationMethod, build_document, method_id
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import Identity
-from strata.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
-from strata.packets import Packet
+from strata.protocol.documents import VerificationMethod, build_document, method_id
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
+from strata.protocol.packets import Packet
 
 BOB = Identity(bytes(32))
 SECOND = Identity(bytes([7]) * 32)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from admission_rig import ALICE, NOW, Peer, Rig, signed
-from strata.errors import ErrorCode
-from strata.provenance import Downgrade
+from strata.protocol.errors import ErrorCode
+from strata.protocol.provenance import Downgrade
 
 from relayd.policy import Plugins
 

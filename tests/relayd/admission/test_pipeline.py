@@ -8,9 +8,9 @@ import pytest
 from admission_rig import ALICE, NOW, Peer, Rig, made, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strata import packets
-from strata.errors import ErrorCode
-from strata.ids import Identity
+from strata.protocol import packets
+from strata.protocol.errors import ErrorCode
+from strata.protocol.ids import Identity
 
 from relayd.policy import Policy
 from relayd.policy.rules import Lists

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.errors import InvalidMessage
-from strata.wire import Filters
+from strata.protocol.errors import InvalidMessage
+from strata.protocol.wire import Filters
 
 from relayd.feed.filters import CompiledFilter, compile_filter
 from relayd.feed.interest import InterestIndex

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from strata.wire import EndOfHistory, Event, Filters, decode_relay_message
+from strata.protocol.wire import EndOfHistory, Event, Filters, decode_relay_message
 
 from relayd.cursor import CursorCodec
 from relayd.feed.fanout import Fanout

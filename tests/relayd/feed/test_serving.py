@@ -6,11 +6,11 @@ import itertools
 from typing import Any
 
 import pytest
-from strata import packets
-from strata.ids import Identity
-from strata.packets import Packet
-from strata.provenance import Downgrade, restore
-from strata.wire import Event, decode_relay_message
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import Downgrade, restore
+from strata.protocol.wire import Event, decode_relay_message
 
 from relayd.cursor import CursorCodec
 from relayd.feed import events

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from strata import packets
-from strata.ids import Identity
-from strata.provenance import Downgrade, served
-from strata.wire import EXTENSIONS
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import Downgrade, served
+from strata.protocol.wire import EXTENSIONS
 
 from relayd.config import Settings
 from relayd.http.api import HttpApi, MetricsApi

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from strata import canonical, packets
-from strata.documents import DidDocument, VerificationMethod, build_document, method_id
-from strata.equivalence import equivalence_key
-from strata.ids import Identity
-from strata.keys import KeyChain, KeyRules, add_content, document_content
-from strata.packets import Packet
+from strata.protocol import canonical, packets
+from strata.protocol.documents import DidDocument, VerificationMethod, build_document, method_id
+from strata.protocol.equivalence import equivalence_key
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyChain, KeyRules, add_content, document_content
+from strata.protocol.packets import Packet
 
 from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import Bootstrap

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from strata.documents import VerificationMethod, build_document, key_multibase, method_id
-from strata.ids import Identity
+from strata.protocol.documents import VerificationMethod, build_document, key_multibase, method_id
+from strata.protocol.ids import Identity
 
 from relayd.config import ConfigurationError
 from relayd.identity.bootstrap import Bootstrap, effective_clock_skew, read_bootstrap

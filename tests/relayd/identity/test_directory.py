@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 import pytest
-from strata import packets
-from strata.documents import VerificationMethod, build_document, method_id
-from strata.ids import Identity
-from strata.keys import KeyRules, revoke_content
+from strata.protocol import packets
+from strata.protocol.documents import VerificationMethod, build_document, method_id
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyRules, revoke_content
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities

@@ -10,10 +10,10 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 import structlog
-from strata import packets
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import packets
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 from typer.testing import CliRunner
 
 from relayd.cli import app

@@ -6,10 +6,10 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from strata import packets
-from strata.errors import ErrorCode, InvalidPacket
-from strata.ids import Identity
-from strata.packets import Packet
+from strata.protocol import packets
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
 from relayd.config import ConfigurationError, Settings, load
 from relayd.policy import Policy, apply_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from strata.errors import ErrorCode, InvalidMessage, InvalidPacket
+from strata.protocol.errors import ErrorCode, InvalidMessage, InvalidPacket
 
 from relayd.access.limits import Excess
 from relayd.sessions.answers import (

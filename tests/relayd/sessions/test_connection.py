@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from strata import packets
-from strata.ids import Identity
-from strata.keys import KeyChain, KeyRules
+from strata.protocol import packets
+from strata.protocol.ids import Identity
+from strata.protocol.keys import KeyChain, KeyRules
 
 from relayd.access.auth import Grants
 from relayd.config import Settings

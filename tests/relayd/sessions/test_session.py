@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.auth import answer_challenge
-from strata.errors import ErrorCode, InvalidMessage
-from strata.ids import Identity
-from strata.wire import Auth
+from strata.protocol.auth import answer_challenge
+from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.ids import Identity
+from strata.protocol.wire import Auth
 
 from relayd.access.auth import Attempt, Authentication, Grants
 from relayd.access.limits import Limits, Quotas, SessionLimits

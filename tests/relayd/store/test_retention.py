@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from strata.keys import IDENTITY_TYPES
+from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.retention import EXEMPT_TYPES, Swept

@@ -10,7 +10,7 @@ import shutil
 import msgspec
 import pytest
 import structlog
-from strata.lake import GENESIS, Manifest, RowsDigest, day_of, encode, first_of_day, seal
+from strata.protocol.lake import GENESIS, Manifest, RowsDigest, day_of, encode, first_of_day, seal
 
 from relayd.metrics import RETENTION_REASONS
 from relayd.store import Store, archived

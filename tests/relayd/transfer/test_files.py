@@ -4,11 +4,11 @@ import io
 import json
 
 import pytest
-from strata import packets
-from strata.equivalence import equivalence_key
-from strata.ids import Identity
-from strata.keys import IDENTITY_TYPES, add_content, revoke_content
-from strata.provenance import Downgrade, ProvenanceTrust
+from strata.protocol import packets
+from strata.protocol.equivalence import equivalence_key
+from strata.protocol.ids import Identity
+from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
+from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
 from relayd.store.types import (
     Appended,

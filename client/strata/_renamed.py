@@ -1,0 +1,105 @@
+"""Where modules stood before the rings: `strata.channel` is `strata.txrx` now, and so on.
+
+The old paths lead to the new modules until 1.0, so that programs written for them keep running; nothing in
+this project uses them. Classes are the same objects under either path (docs/reference/versioning.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+__all__ = ["OLD_MODULES", "OLD_NAMES", "install"]
+
+_RINGS = {
+    "protocol": (
+        *("auth", "canonical", "documents", "equivalence", "errors", "fields", "ids", "keys", "lake"),
+        *("packets", "provenance", "secret_files", "typed", "wire"),
+    ),
+    "relays": ("backoff", "bootstrap", "curation", "pool", "resolver", "uris"),
+    "channels": (
+        *("encryption", "messaging", "nodes", "persistence", "rate_limit", "reliable", "sds"),
+        "segmentation",
+    ),
+    "tools": ("cli", "conformance", "sim"),
+}
+OLD_MODULES = {
+    **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names},
+    "strata.channel": "strata.txrx",
+    "strata.relay": "strata.relays.connection",
+}
+"""The old module, and the new one. What is below a package moved with it."""
+
+OLD_NAMES: dict[str, dict[str, str]] = {}
+"""By old module: names that are called otherwise in the new one."""
+
+
+class _OldModule(ModuleType):
+    """A module under its old path; its names are looked up in the new one when they are asked for."""
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(old)
+        self.__dict__["_new"] = new
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__all__", "__doc__"):
+            raise AttributeError(name)
+        renamed = OLD_NAMES.get(self.__name__, {}).get(name, name)
+        strata = sys.modules["strata"]
+        if renamed in strata.__all__:  # what a program gets there is the outermost class of that name
+            return getattr(strata, renamed)
+        return getattr(importlib.import_module(self.__dict__["_new"]), renamed)
+
+    def __dir__(self) -> list[str]:
+        return sorted(
+            {*dir(importlib.import_module(self.__dict__["_new"])), *OLD_NAMES.get(self.__name__, ())}
+        )
+
+
+class _Finder(MetaPathFinder, InspectLoader):
+    """Finds old modules, after everybody else has found nothing under that name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        new = _moved(fullname)
+        found = None if new is None else importlib.util.find_spec(new)
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, self, origin=found.origin, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = _moved(spec.name)
+        assert new is not None, "only old modules are found here"
+        return _OldModule(spec.name, new)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: the new module is loaded when a name is asked for."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For `python -m` with an old name."""
+        new = _moved(fullname)
+        found = None if new is None else importlib.util.find_spec(new)
+        loader = None if found is None else found.loader
+        return loader.get_code(found.name) if found and isinstance(loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> str | None:
+        return None
+
+
+def _moved(fullname: str) -> str | None:
+    parts = fullname.split(".")
+    head = ".".join(parts[:2])
+    return ".".join([OLD_MODULES[head], *parts[2:]]) if head in OLD_MODULES else None
+
+
+def install() -> None:
+    """Let the old paths be imported. Done once, when `strata` is."""
+    sys.meta_path.append(_Finder())

@@ -1,0 +1,144 @@
+"""How a program comes to relays: `connect`, `connect_pool`, and what they give, which opens channels too."""
+
+from __future__ import annotations
+
+import os
+import ssl as ssl_module
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from strata.protocol.ids import Signer
+from strata.relays.bootstrap import KnownRelay
+from strata.relays.connection.client import PacketRelay
+from strata.relays.connection.keyring import Anchors
+from strata.relays.connection.options import Options
+from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.pool import PacketPool
+
+if TYPE_CHECKING:
+    from strata.channels.messaging.relay_node import RelayNode
+    from strata.channels.reliable.channel import ReliableChannel
+
+__all__ = ["Pool", "Relay", "connect", "connect_pool"]
+
+# The modules of channels are loaded by the first channel: a program that only publishes and reads needs none.
+
+
+def connect(
+    url: str,
+    *,
+    identity: Signer | None = None,
+    ssl: ssl_module.SSLContext | None = None,
+    pins: str | os.PathLike[str] | None = None,
+    anchors: Anchors | None = None,
+    options: Options | None = None,
+) -> Relay:
+    """A connection to the relay at a ws or wss URL, to be opened by `async with` (or `await relay.open()`).
+
+        async with strata.connect("ws://127.0.0.1:7447/strata", identity=me) as relay:
+            await relay.post({"type": "POST", "text": "hello"})
+
+    `identity` signs what `Relay.post` publishes, and proves to the relay who is asking where that is needed
+    (`Options.authenticate`). `pins` names a file that remembers which relay was met at which address (R-298).
+    `anchors` are identities trusted beforehand, as `relays.bootstrap` reads them (R-055). `ssl` replaces the
+    system's TLS settings for wss. Opening raises what `Relay.open` does.
+    """
+    return Relay(url, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
+
+
+class Relay(PacketRelay):
+    """One relay, kept connected until `close`: packets, and channels over them. Made by `connect`."""
+
+    _node: RelayNode | None = None
+
+    async def close(self) -> None:
+        """Close the node of its channels, then the connection, as `PacketRelay.close` does. Idempotent."""
+        if self._node is not None:
+            await self._node.close()
+        await super().close()
+
+    @property
+    def node(self) -> RelayNode:
+        """This relay as a messaging node of the connection's identity, for channels (C-259).
+
+        Raises `ValueError` without an identity: what is sent is signed.
+        """
+        if self._node is None:
+            if self._identity is None:
+                raise ValueError("channels need an identity: connect(url, identity=...)")
+            from strata.channels.messaging.relay_node import RelayNode
+
+            self._node = RelayNode(self, identity=self._identity)
+        return self._node
+
+    def channel(
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+    ) -> ReliableChannel:
+        """A reliable channel over this relay, to be opened by `async with`: see `ReliableChannel`.
+
+            async with relay.channel("room", topic="/chat/1/room/proto") as room:
+                await room.send(b"hello")
+
+        `options` are `config`, `encryption`, `profile` and the settings of `ReliableChannelConfig`, its
+        sections' among them. Raises `ValueError` for what cannot work.
+        """
+        from strata.channels.reliable.client import open_channel
+
+        return open_channel(self.node, channel_id, topic, sender_id, options)
+
+
+def connect_pool(
+    relays: Iterable[str | KnownRelay],
+    *,
+    identity: Signer | None = None,
+    ssl: ssl_module.SSLContext | None = None,
+    pins: str | os.PathLike[str] | None = None,
+    anchors: Anchors | None = None,
+    options: PoolOptions | None = None,
+) -> Pool:
+    """Several relays as one, to be opened by `async with` (or `await pool.open()`).
+
+        async with strata.connect_pool(["ws://a/strata", "ws://b/strata", "ws://c/strata"]) as relays:
+            await relays.publish(packet)
+
+    Relays are given by their URLs, or as a bootstrap file has them: `read_bootstrap(path).relays` is all a
+    client needs to start (R-347). Earlier ones are preferred until experience says otherwise. `identity`
+    signs what `Pool.post` publishes; it, `ssl`, `pins` and `anchors` are for every connection what they are
+    for `connect`. Opening raises `ConnectionFailed` if no relay could be reached within
+    `Options.connect_timeout`, and `OSError` for an unusable scores file.
+    """
+    return Pool.of(relays, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
+
+
+class Pool(PacketPool):
+    """Several relays behind the face of one: packets, and channels over them. Made by `connect_pool`."""
+
+    _node: RelayNode | None = None
+
+    async def close(self) -> None:
+        """Close the node of its channels, then the connections, as `PacketPool.close` does. Idempotent."""
+        if self._node is not None:
+            await self._node.close()
+        await super().close()
+
+    @property
+    def node(self) -> RelayNode:
+        """These relays as a messaging node of the pool's identity, for channels (C-259).
+
+        Raises `ValueError` without an identity: what is sent is signed.
+        """
+        if self._node is None:
+            if self._identity is None:
+                raise ValueError("channels need an identity: connect_pool(urls, identity=...)")
+            from strata.channels.messaging.relay_node import RelayNode
+
+            self._node = RelayNode(self, identity=self._identity, wall=self._wall)
+        return self._node
+
+    def channel(
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+    ) -> ReliableChannel:
+        """A reliable channel over these relays, to be opened by `async with`: as `Relay.channel`."""
+        from strata.channels.reliable.client import open_channel
+
+        return open_channel(self.node, channel_id, topic, sender_id, options)

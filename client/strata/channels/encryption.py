@@ -1,0 +1,269 @@
+"""The encryption hook of a channel, and a ready group-key implementation of it (channel.md §12).
+
+Without a hook nothing that a channel sends is confidential. Relays, and whoever else sees the packets, read
+the payloads, and with them who sends in which channel, the message ids and what each message follows, and
+of each segment its index, how many there are and the hash of the whole (C-245). With a hook they see the
+content topic, the packet's author, times and sizes.
+
+A hook is anything with `encrypt` and `decrypt`, bytes to bytes, plain functions or coroutines (C-237). It
+gets each encoded SDS message as a whole, sync, repair and in-channel ephemeral messages included, and all
+participants must have it: who cannot decrypt hears nothing (C-241, C-246). The channel manages no keys and
+asks for no particular scheme (C-242).
+
+`GroupKeyEncryption` is such a hook: XChaCha20-Poly1305 under keys that the participants share. It hides
+what is said from whoever has no key. It does not tell one key holder from another, nor take back what a
+former one knows; for the first see the channel's `sender_binding`, for the second give out a new key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import NoReturn, Protocol, runtime_checkable
+
+import blake3
+import nacl.bindings
+import nacl.exceptions
+
+from strata.protocol import secret_files
+from strata.protocol.errors import StrataError
+
+__all__ = [
+    "KEY_BYTES",
+    "DecryptionFailed",
+    "Encryption",
+    "EncryptionFailed",
+    "EncryptionHook",
+    "GroupKey",
+    "GroupKeyEncryption",
+    "GroupKeyError",
+]
+
+KEY_BYTES = 32
+
+_FORMAT = b"\x01"
+_KEY_ID_BYTES = 8
+_NONCE_BYTES = nacl.bindings.crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+_TAG_BYTES = nacl.bindings.crypto_aead_xchacha20poly1305_ietf_ABYTES
+_HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES + _NONCE_BYTES
+_KEY_ID_CONTEXT = "strata group key id 2026"
+_ASSOCIATED_DATA = b"strata group-key 1\x00"
+_FILE_KIND = "strata-group-key"
+
+
+class EncryptionFailed(StrataError):
+    """The hook could not encrypt: this chunk fails for good (C-244). The cause is the hook's own error."""
+
+    def __str__(self) -> str:
+        return "the encryption hook failed"
+
+
+class DecryptionFailed(StrataError):
+    """What arrived cannot be decrypted: it is dropped and counted (C-244)."""
+
+    def __str__(self) -> str:
+        return "the message cannot be decrypted"
+
+
+class GroupKeyError(StrataError, ValueError):
+    """A group key, key file or set of keys that cannot be what it claims to be. It never quotes the key."""
+
+
+@runtime_checkable
+class Encryption(Protocol):
+    """What a channel takes as `encryption`. An attribute `overhead` tells by how many bytes it expands."""
+
+    def encrypt(self, content: bytes, /) -> bytes | Awaitable[bytes]:
+        """The bytes to send for this content. Whatever it raises fails the chunk."""
+        ...
+
+    def decrypt(self, payload: bytes, /) -> bytes | Awaitable[bytes]:
+        """The content of these bytes. Whatever it raises drops them; they may come from anyone."""
+        ...
+
+
+class EncryptionHook:
+    """A user's hook behind one face: asynchronous, and failing in two known ways."""
+
+    def __init__(self, hook: Encryption) -> None:
+        """Raises `TypeError` unless both functions are there, and for an overhead that is no size (C-238)."""
+        self._encrypt = _function(hook, "encrypt")
+        self._decrypt = _function(hook, "decrypt")
+        overhead = getattr(hook, "overhead", 0)
+        if type(overhead) is not int or overhead < 0:
+            raise TypeError("the overhead of an encryption hook is a number of bytes")
+        self.overhead = overhead
+        """By how many bytes the hook says it expands; it enters the size check of the channel (C-243)."""
+
+    async def encrypt(self, content: bytes) -> bytes:
+        """Run the hook. Raises `EncryptionFailed` whatever it raised, or returned instead of bytes."""
+        try:
+            return await _run(self._encrypt, content)
+        except Exception as error:
+            raise EncryptionFailed from error
+
+    async def decrypt(self, payload: bytes) -> bytes:
+        """Run the hook. Raises `DecryptionFailed` whatever it raised, or returned instead of bytes."""
+        try:
+            return await _run(self._decrypt, payload)
+        except Exception as error:
+            raise DecryptionFailed from error
+
+
+_Function = Callable[[bytes], bytes | Awaitable[bytes]]
+
+
+def _function(hook: object, name: str) -> _Function:
+    function = getattr(hook, name, None)
+    if not callable(function):
+        raise TypeError(f"an encryption hook needs both encrypt and decrypt; {name} is missing")
+    return function  # type: ignore[no-any-return]
+
+
+async def _run(function: _Function, data: bytes) -> bytes:
+    result = function(data)
+    if inspect.isawaitable(result):
+        result = await result
+    if not isinstance(result, bytes):
+        raise TypeError(f"the hook returned {type(result).__name__} instead of bytes")
+    return result
+
+
+class GroupKey:
+    """A 32-byte key that the participants of a channel share.
+
+    It never shows itself: `repr` and errors name it by `key_id`, which is derived from it one way, and only
+    `save` and `secret` give it away.
+    """
+
+    __slots__ = ("_secret", "key_id")
+
+    def __init__(self, secret: bytes) -> None:
+        """Raises `GroupKeyError` if `secret` is not 32 bytes."""
+        if len(secret) != KEY_BYTES:
+            raise GroupKeyError(f"a group key has {KEY_BYTES} bytes, not {len(secret)}")
+        self._secret = bytes(secret)
+        self.key_id = blake3.blake3(self._secret, derive_key_context=_KEY_ID_CONTEXT).digest(_KEY_ID_BYTES)
+        """Eight bytes that name the key in every message."""
+
+    @classmethod
+    def generate(cls) -> GroupKey:
+        """A new key from the system's random source."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @property
+    def secret(self) -> bytes:
+        """The 32 bytes: whoever holds them reads the channel and writes in it."""
+        return self._secret
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GroupKey):
+            return NotImplemented
+        return secrets.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self.key_id)
+
+    def __repr__(self) -> str:
+        return f"GroupKey({self.key_id.hex()})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a group key is saved with save(), not pickled: it would travel unseen")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the key to a new file that only its owner can read.
+
+        Raises `FileExistsError` rather than replace a key, and `OSError` as the file system does.
+        """
+        members = {"kind": _FILE_KIND, "key_id": f"0x{self.key_id.hex()}", "key": f"0x{self._secret.hex()}"}
+        secret_files.write_secret(path, members)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> GroupKey:
+        """Read a file that `save` wrote.
+
+        Raises `GroupKeyError` if others can read the file or it is no key file, and `OSError` as the file
+        system does. No error quotes the file.
+        """
+        try:
+            body = secret_files.read_secret(path)
+        except secret_files.SharedSecret as error:
+            raise GroupKeyError(str(error)) from None
+        key = _key_from_file(body)
+        if key is None:
+            raise GroupKeyError(f"{Path(path)} is not a group key file")
+        return key
+
+
+def _key_from_file(body: bytes) -> GroupKey | None:
+    try:
+        members = json.loads(body)
+        if members["kind"] != _FILE_KIND or not members["key"].startswith("0x"):
+            return None
+        key = GroupKey(bytes.fromhex(members["key"][2:]))
+        # The id stands beside the key, so that a damaged key is noticed and not taken for another one.
+        return key if members["key_id"] == f"0x{key.key_id.hex()}" else None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+class GroupKeyEncryption:
+    """XChaCha20-Poly1305 with shared keys, as the hook of one channel.
+
+    A message is: format (1 byte, 01) ‖ key id (8) ‖ nonce (24, random) ‖ ciphertext and tag (16 more than the
+    content). The header and the channel id are authenticated with it, so a message that is moved to another
+    channel, under the same key, does not decrypt there.
+
+    To rotate a key, first give the new one to everybody as a further key, then make it the first: the first
+    encrypts, all of them decrypt, and the key id finds the one.
+    """
+
+    overhead = _HEADER_BYTES + _TAG_BYTES
+
+    def __init__(
+        self,
+        channel_id: str,
+        keys: GroupKey | Iterable[GroupKey],
+        *,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        """The first key encrypts. Raises `GroupKeyError` for no key, or two different ones of one id."""
+        given = (keys,) if isinstance(keys, GroupKey) else tuple(keys)
+        if not given:
+            raise GroupKeyError("a channel needs a group key at least")
+        self._keys = {key.key_id: key for key in given}
+        if any(self._keys[key.key_id] != key for key in given):
+            raise GroupKeyError("two different group keys have one id")
+        self._current = given[0]
+        self._channel = _ASSOCIATED_DATA + channel_id.encode() + b"\x00"
+        self._random_bytes = random_bytes
+
+    def encrypt(self, content: bytes) -> bytes:
+        """The content under the current key, `overhead` bytes longer. Equal contents come out different."""
+        # 24 random bytes never repeat in practice, so participants need not agree on a counter.
+        nonce = self._random_bytes(_NONCE_BYTES)
+        header = _FORMAT + self._current.key_id + nonce
+        return header + nacl.bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
+            content, self._channel + header, nonce, self._current.secret
+        )
+
+    def decrypt(self, payload: bytes) -> bytes:
+        """The content. Raises `DecryptionFailed` for anything but what a key holder made for this channel."""
+        header = payload[:_HEADER_BYTES]
+        key = self._keys.get(header[len(_FORMAT) : len(_FORMAT) + _KEY_ID_BYTES])
+        # The binding hands C a pointer and a length: what is too short for a tag must not reach it.
+        if key is None or not header.startswith(_FORMAT) or len(payload) < self.overhead:
+            raise DecryptionFailed
+        try:
+            return nacl.bindings.crypto_aead_xchacha20poly1305_ietf_decrypt(
+                payload[_HEADER_BYTES:], self._channel + header, header[-_NONCE_BYTES:], key.secret
+            )
+        except nacl.exceptions.CryptoError:
+            raise DecryptionFailed from None
+
+    def __repr__(self) -> str:
+        return f"GroupKeyEncryption({', '.join(key.hex() for key in self._keys)})"

@@ -1,0 +1,164 @@
+"""A transport message as a packet, and back (channel.md §15; decisions A-049, A-131).
+
+    content = {"type": <content topic>, "profile": "reliable-channel/1", "payload": <base64>}
+
+and `"ephemeral": true` where it is so. The topic is the packet's type, so every RFC-0004 relay files and
+filters channels without knowing of them.
+
+With `sender_binding` a message that someone else sends again keeps its proof of origin: the packet then has
+`original`, the packet as its author signed it, in the place of `payload` (A-130).
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
+from strata.protocol import canonical, ids, packets
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
+
+__all__ = [
+    "EPHEMERAL_SECONDS",
+    "PROFILE",
+    "build_packet",
+    "build_repair",
+    "largest_payload",
+    "original_of",
+    "read_packet",
+]
+
+PROFILE = "reliable-channel/1"
+EPHEMERAL_SECONDS = 60
+"""How long a relay serves an ephemeral message (C-185)."""
+
+_EXPIRES_BYTES = len(b'"expires_at":,') + 12
+_EPHEMERAL_BYTES = len(b'"ephemeral":true,')
+_ORIGINAL_BYTES = len(b'"original":')
+
+
+def build_packet(
+    signer: ids.Signer,
+    envelope: MessageEnvelope,
+    *,
+    now: int,
+    nonce: str,
+    retention_seconds: int | None = None,
+    max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
+) -> Packet:
+    """A packet around a message, as of `now` in Unix seconds (C-280, C-282, C-293).
+
+    Raises `InvalidPacket` if it comes out larger than `max_bytes` (C-289).
+    """
+    content: dict[str, Any] = {
+        "type": envelope.content_topic,
+        "profile": PROFILE,
+        "payload": base64.b64encode(envelope.payload).decode("ascii"),
+    }
+    expires_at = None if retention_seconds is None else now + retention_seconds
+    if envelope.ephemeral:
+        content["ephemeral"] = True
+        expires_at = now + EPHEMERAL_SECONDS
+    return packets.build(
+        signer, content, timestamp=now, expires_at=expires_at, nonce=nonce, max_bytes=max_bytes
+    )
+
+
+def build_repair(
+    signer: ids.Signer,
+    original: Packet,
+    *,
+    now: int,
+    nonce: str,
+    retention_seconds: int | None = None,
+    max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
+) -> Packet:
+    """A packet of one's own around the packet that another has signed (C-294). Raises as `build_packet`."""
+    content = {"type": original.content_type, "profile": PROFILE, "original": original.value}
+    expires_at = None if retention_seconds is None else now + retention_seconds
+    return packets.build(
+        signer, content, timestamp=now, expires_at=expires_at, nonce=nonce, max_bytes=max_bytes
+    )
+
+
+def read_packet(packet: Packet, topic: str) -> NodeMessageReceived | None:
+    """The message in a verified packet; None if it is none of this topic (C-284, C-286)."""
+    content = packet.content
+    if packet.content_type != topic or content.get("profile") != PROFILE:
+        return None
+    carrier = packet
+    if "original" in content:
+        original = original_of(packet)
+        if original is None or "payload" in content:
+            return None
+        carrier, content = original, original.content
+    payload = _payload(content)
+    if payload is None:
+        return None
+    return NodeMessageReceived(
+        packet.digest,
+        ReceivedEnvelope(
+            content_topic=topic,
+            payload=payload,
+            ephemeral=content.get("ephemeral") is True,
+            author=carrier.author_id,
+            timestamp=packet.timestamp,
+        ),
+    )
+
+
+def original_of(packet: Packet) -> Packet | None:
+    """The packet to embed in a repair of this one: itself, or the one it embeds if that is genuine.
+
+    Genuine means signed by the key in its author's own DID; its age does not matter.
+    """
+    embedded = packet.content.get("original")
+    if embedded is None:
+        return packet
+    try:
+        original = Packet.parse(canonical.encode(embedded), media_needs_header=False)
+        original.verify()
+    except InvalidPacket:
+        return None
+    same = original.content_type == packet.content_type and original.content.get("profile") == PROFILE
+    return original if same and "original" not in original.content else None
+
+
+def largest_payload(author: str, topic: str, max_packet_bytes: int, *, repairable: bool = False) -> int:
+    """Bytes of payload that fit into a packet, base64 included (C-289); 0 if none do.
+
+    `repairable` leaves room for the packet to be embedded in another one.
+    """
+    blank = packets.build(
+        _Measure(author),
+        {"type": topic, "profile": PROFILE, "payload": ""},
+        timestamp=10**10 - 1,
+        nonce="0x" + "00" * 16,
+    )
+    around = blank.size_bytes + _EXPIRES_BYTES + _EPHEMERAL_BYTES
+    room = max_packet_bytes - around - (around + _ORIGINAL_BYTES if repairable else 0)
+    return max(0, room // 4 * 3)
+
+
+def _payload(content: dict[str, Any]) -> bytes | None:
+    text = content.get("payload")
+    if type(text) is not str:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+class _Measure:
+    """Signs nothing: for packets that are only measured."""
+
+    def __init__(self, did: str) -> None:
+        self.did = did
+
+    def sign(self, message: bytes) -> bytes:
+        return bytes(64)

@@ -1,0 +1,130 @@
+"""What a channel asks of the transport below it (C-259). Relays are one such transport."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Protocol
+
+from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.values import ConnectionStatus, MessageEnvelope, NodeMessageReceived
+from strata.protocol.errors import StrataError
+
+__all__ = ["InvalidContentTopic", "MessagingNode", "NodeError", "check_content_topic"]
+
+_MAX_TOPIC_BYTES = 256
+
+
+class NodeError(StrataError):
+    """A call of a messaging node that can never succeed (C-265)."""
+
+
+class InvalidContentTopic(NodeError, ValueError):
+    """A content topic that no relay could file."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic[:80]!r} is no content topic: those begin with '/', have 2 to {_MAX_TOPIC_BYTES} "
+            "bytes and no control characters, as /chat/1/room/proto"
+        )
+
+
+def check_content_topic(topic: str) -> str:
+    """The topic. Raises `InvalidContentTopic` unless it can be one (C-281)."""
+    usable = (
+        topic.startswith("/")
+        # By category, for these two are the same in every version of Unicode.
+        and not any(unicodedata.category(character) in ("Cc", "Cs") for character in topic)
+        and 2 <= len(topic.encode()) <= _MAX_TOPIC_BYTES
+    )
+    if not usable:
+        raise InvalidContentTopic(topic)
+    return topic
+
+
+class MessagingNode(Protocol):
+    """A transport that carries bytes on content topics and keeps what it carried.
+
+    Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
+    """
+
+    @property
+    def transport_identity(self) -> str:
+        """Who the transport takes this node for: whoever shares it shares its limits (C-234)."""
+        ...
+
+    @property
+    def defaults(self) -> object:
+        """A `ReliableChannelConfig` that holds where a channel's own says nothing (C-031), or None."""
+        ...
+
+    def wall(self) -> float:
+        """The time by this node's clock, in Unix seconds."""
+        ...
+
+    @property
+    def message_events(self) -> EventEmitter:
+        """`message_received`, `message_sent`, `message_propagated`, `message_error`."""
+        ...
+
+    @property
+    def health_events(self) -> EventEmitter:
+        """`connection_status_change`, `content_topic_health_change`."""
+        ...
+
+    @property
+    def connection_status(self) -> ConnectionStatus:
+        """How the node is connected at this moment."""
+        ...
+
+    def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
+        """Bytes of payload in one message of this topic; None without a limit (C-035).
+
+        `repairable`: so that `send_again` can send it too.
+        """
+        ...
+
+    def declared_limit(self) -> tuple[int, int] | None:
+        """How many messages the transport takes in how many milliseconds, if it has said so (C-221)."""
+        ...
+
+    async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
+        """Begin to send; returns the request id, the one given or a new one, at once (C-012).
+
+        Then follows `message_sent` or `message_error` with that id, once. Raises `NodeError` for a message
+        that can never be sent.
+        """
+        ...
+
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
+        """Send what is stored under this hash again, so that whoever receives it can prove who wrote it
+        (C-294). Then follows an event as after `send`."""
+        ...
+
+    async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        """Receive what is sent on these topics from now on, by these authors alone if any are named.
+
+        Raises `NodeError` for what can never be.
+        """
+        ...
+
+    async def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Receive it no more. Raises `NodeError` for a topic that is not subscribed."""
+        ...
+
+    def history(self, topic: str, *, since_ms: int) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        """What the store has of a topic since then, in pages, newest first (C-172).
+
+        Raises `StrataError` if no store answers in time.
+        """
+        ...
+
+    def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
+        """What the store has under these hashes, in any order. Raises as `history` does."""
+        ...

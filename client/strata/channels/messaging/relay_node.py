@@ -1,0 +1,452 @@
+"""A messaging node over relays: one, or a pool of them (channel.md §14 and §15). An asyncio shell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Literal, Protocol, Self
+
+from strata.channels.messaging import binding
+from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.values import (
+    HEALTH_EVENTS,
+    MESSAGE_EVENTS,
+    ConnectionStatus,
+    ConnectionStatusChange,
+    ContentTopicHealthChange,
+    MessageEnvelope,
+    NodeMessageError,
+    NodeMessagePropagated,
+    NodeMessageReceived,
+    NodeMessageSent,
+    TopicHealth,
+)
+from strata.protocol import ids, packets
+from strata.protocol.errors import (
+    Closed,
+    ConnectionFailed,
+    ErrorCode,
+    InvalidPacket,
+    MissingCapability,
+    RequestRefused,
+    Retry,
+    StrataError,
+)
+from strata.protocol.packets import Packet
+
+__all__ = ["Delivered", "RelayNode", "Relays"]
+
+_log = logging.getLogger("strata.messaging")
+
+_OVERLAP_SECONDS = 600
+"""How far back a new subscription looks at relays' clocks: they may be behind ours."""
+_PAGE_MESSAGES = 500
+_HEALTH_INTERVAL = 0.25
+_RETRY_BASE, _RETRY_CAP = 1.0, 60.0
+_STANDS_AFTER = 5.0
+"""A subscription that a relay has not refused within this time is taken for standing."""
+_MAX_UNDER_WAY = 1024
+_FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
+
+
+class Delivered(Protocol):
+    """What a relay hands on: a verified packet."""
+
+    @property
+    def packet(self) -> Packet: ...
+
+
+class Relays(Protocol):
+    """What a node needs of a relay or a pool: `strata.Relay` and `strata.Pool` are such."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        """How many relays are connected, and how many should be."""
+        ...
+
+    @property
+    def max_packet_bytes(self) -> int | None:
+        """The smallest limit that a connected relay has told."""
+        ...
+
+    async def publish(
+        self, packet: Packet, *, timeout: float | None = None, on_stored: Callable[[], None] | None = None
+    ) -> object: ...
+
+    def subscribe(
+        self,
+        *,
+        authors: tuple[str, ...] = (),
+        types: str = "",
+        since: int | None = None,
+        received_since: int | None = None,
+        live: bool = True,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> Any: ...
+
+    def find(
+        self, packet_ids: Sequence[str], *, types: str, since: int
+    ) -> AsyncGenerator[Delivered, None]: ...
+
+
+class RelayNode:
+    """Carries messages as packets of one identity over a relay or a pool, which stay the caller's to close.
+
+    `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
+    none of their own. With 1024 messages under way, `send` waits for one of them to end. What is received is
+    handed on as fast as the handlers of `message_received` take it: a slow one slows the subscription, and
+    the relay's store is the buffer. `dropped` counts packets without a message.
+
+    Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
+    """
+
+    def __init__(
+        self,
+        relays: Relays,
+        *,
+        identity: ids.Signer,
+        publish_timeout: float | None = None,
+        defaults: object = None,
+        max_payload: int | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.message_events = EventEmitter(MESSAGE_EVENTS)
+        self.health_events = EventEmitter(HEALTH_EVENTS)
+        self.dropped = 0
+        self._relays = relays
+        self._identity = identity
+        self._timeout = publish_timeout
+        self._max_payload = max_payload
+        self.wall = wall
+        self.defaults = defaults
+        """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
+        self._status = ConnectionStatus.DISCONNECTED
+        self._topics: dict[str, asyncio.Task[None]] = {}
+        self._authors: dict[str, tuple[str, ...]] = {}
+        self._failing: Counter[str] = Counter()
+        self._health: dict[str, TopicHealth] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
+        self._monitor: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every task; what is being sent may arrive or not. Idempotent, and the node can go on after it.
+
+        Takes no time: nobody is waited for.
+        """
+        tasks = [*self._topics.values(), *self._under_way]
+        if self._monitor is not None:
+            tasks.append(self._monitor)
+            self._monitor = None
+        self._topics.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._status = ConnectionStatus.DISCONNECTED
+
+    @property
+    def transport_identity(self) -> str:
+        """The DID that signs the packets."""
+        return self._identity.did
+
+    @property
+    def connection_status(self) -> ConnectionStatus:
+        """How many of the relays that should be connected are."""
+        connected, wanted = self._relays.seats
+        if not connected:
+            return ConnectionStatus.DISCONNECTED
+        return ConnectionStatus.PARTIALLY_CONNECTED if connected < wanted else ConnectionStatus.CONNECTED
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What is subscribed (C-268)."""
+        return tuple(self._topics)
+
+    def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int:
+        """Bytes of payload that fit into a packet, at the smallest limit that is known."""
+        limit = self._relays.max_packet_bytes or packets.DEFAULT_MAX_PACKET_BYTES
+        limit = min(limit, packets.DEFAULT_MAX_PACKET_BYTES)
+        fits = binding.largest_payload(self.transport_identity, content_topic, limit, repairable=repairable)
+        return fits if self._max_payload is None else min(fits, self._max_payload)
+
+    def declared_limit(self) -> tuple[int, int] | None:
+        """Relays say what they take when they refuse, not before."""
+        return None
+
+    # Sending.
+
+    async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
+        """Sign a message and publish it; what becomes of it is told by `message_events`.
+
+        A first message on a topic subscribes it (C-264). Raises `NodeError` for a topic or size that can
+        never be. Cancelling sends nothing, or everything.
+        """
+        topic = check_content_topic(envelope.content_topic)
+        request_id = request_id or secrets.token_hex(16)
+        if self._max_payload is not None and len(envelope.payload) > self._max_payload:
+            raise NodeError(f"{len(envelope.payload)} bytes exceed the node's limit of {self._max_payload}")
+        packet = self._build(lambda: self._packet(envelope))
+        if topic not in self._topics:
+            await self.subscribe([topic])
+        await self._start(packet, request_id)
+        return request_id
+
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
+        """Publish a packet of one's own that embeds a stored one as its author signed it (C-294)."""
+        work = self._repair(message_hash, topic, request_id, retention_seconds)
+        await self._spawn(work, f"strata-repair {request_id}")
+
+    def _packet(self, envelope: MessageEnvelope) -> Packet:
+        return binding.build_packet(
+            self._identity,
+            envelope,
+            now=int(self.wall()),
+            nonce=f"0x{secrets.token_hex(16)}",
+            retention_seconds=envelope.retention_seconds,
+        )
+
+    def _build(self, build: Callable[[], Packet]) -> Packet:
+        try:
+            packet = build()
+        except InvalidPacket as error:
+            raise NodeError(str(error)) from error
+        limit = self._relays.max_packet_bytes
+        if limit is not None and packet.size_bytes > limit:
+            raise NodeError(f"the packet would have {packet.size_bytes} bytes, the relay takes {limit}")
+        return packet
+
+    async def _start(self, packet: Packet, request_id: str) -> None:
+        await self._spawn(self._publish(packet, request_id), f"strata-send {request_id}")
+
+    async def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._watch()
+        try:
+            await self._slots.acquire()
+        except BaseException:
+            work.close()
+            raise
+        task = asyncio.create_task(work, name=name)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._slots.release()
+
+    async def _publish(self, packet: Packet, request_id: str) -> None:
+        propagated: list[asyncio.Task[None]] = []
+
+        def stored() -> None:
+            if not propagated:
+                event = NodeMessagePropagated(request_id, packet.digest)
+                propagated.append(asyncio.create_task(self.message_events.emit(event)))
+
+        try:
+            await self._relays.publish(packet, timeout=self._timeout, on_stored=stored)
+        except (StrataError, OSError) as error:
+            for task in propagated:
+                await task
+            await self.message_events.emit(_failure(request_id, packet.digest, error))
+            return
+        stored()
+        for task in propagated:
+            await task
+        await self.message_events.emit(NodeMessageSent(request_id, packet.digest))
+
+    async def _repair(
+        self, message_hash: bytes, topic: str, request_id: str, retention_seconds: int | None
+    ) -> None:
+        try:
+            found: Packet | None = None
+            wanted = [f"0x{message_hash.hex()}"]
+            async with aclosing(self._relays.find(wanted, types=topic, since=0)) as deliveries:
+                async for delivery in deliveries:
+                    found = binding.original_of(delivery.packet)
+            if found is None:
+                raise NodeError("the original packet cannot be had")
+            original = found
+            packet = self._build(
+                lambda: binding.build_repair(
+                    self._identity,
+                    original,
+                    now=int(self.wall()),
+                    nonce=f"0x{secrets.token_hex(16)}",
+                    retention_seconds=retention_seconds,
+                )
+            )
+        except (StrataError, OSError) as error:
+            await self.message_events.emit(_failure(request_id, None, error))
+            return
+        await self._publish(packet, request_id)
+
+    # Receiving.
+
+    async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        """Receive what comes in on these topics, of these authors alone if any are named (C-284, C-288).
+
+        One that is subscribed already stays as it is. A relay that is away is no error: it is read from once
+        it is there. Raises `NodeError` for what is no topic; then none was subscribed.
+        """
+        for topic in topics:
+            check_content_topic(topic)
+        for topic in topics:
+            if topic not in self._topics:
+                self._authors[topic] = tuple(authors)
+                self._topics[topic] = asyncio.create_task(self._receive(topic), name=f"strata-topic {topic}")
+        self._watch()
+
+    async def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Receive it no more. Raises `NodeError` for a topic that is not subscribed (C-265)."""
+        for topic in topics:
+            if topic not in self._topics:
+                raise NodeError(f"{topic} is not subscribed")
+        tasks = [self._topics.pop(topic) for topic in topics]
+        for task in tasks:
+            task.cancel()
+        # A handler may unsubscribe: the task that runs it must not wait for itself.
+        others = [task for task in tasks if task is not asyncio.current_task()]
+        if others:
+            await asyncio.wait(others)
+        for topic in topics:
+            self._failing.pop(topic, None)
+        await self._tell_health()
+
+    async def _receive(self, topic: str) -> None:
+        """Read a topic for as long as it is subscribed."""
+        since = int(self.wall())
+        while True:
+            try:
+                subscription = self._relays.subscribe(
+                    types=topic,
+                    authors=self._authors[topic],
+                    # The first says it exactly, to relays that have it; the second loses nothing at others,
+                    # for no relay takes a packet older than that.
+                    received_since=since - _OVERLAP_SECONDS,
+                    since=since - _OVERLAP_SECONDS - packets.DEFAULT_MAX_PACKET_AGE_SECONDS,
+                )
+                stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, self._failing.pop, topic, None)
+                try:
+                    async with aclosing(subscription):
+                        async for delivery in subscription:
+                            self._failing.pop(topic, None)
+                            await self._hand_on(delivery.packet, topic)
+                finally:
+                    stands.cancel()
+                return  # closed by the relay object
+            except (StrataError, OSError) as error:
+                if isinstance(error, Closed):
+                    return
+                self._failing[topic] += 1
+                _log.warning("%s cannot be read: %s", topic, error)
+                bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))
+            await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
+
+    async def _hand_on(self, packet: Packet, topic: str) -> None:
+        message = binding.read_packet(packet, topic)
+        if message is None:
+            self.dropped += 1
+        else:
+            await self.message_events.emit(message)
+
+    async def history(
+        self, topic: str, *, since_ms: int
+    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        """What the relays have, in pages of up to 500, newest first. Raises as iterating a subscription."""
+        query = self._relays.subscribe(
+            types=topic,
+            authors=self._authors.get(topic, ()),
+            since=since_ms // 1000,
+            order="desc",
+            live=False,
+        )
+        page: list[NodeMessageReceived] = []
+        async with aclosing(query) as found:
+            async for delivery in found:
+                message = binding.read_packet(delivery.packet, topic)
+                if message is None:
+                    self.dropped += 1
+                    continue
+                page.append(message)
+                if len(page) == _PAGE_MESSAGES:
+                    yield page
+                    page = []
+        if page:
+            yield page
+
+    async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
+        """The messages in these packets, by whatever way a relay has to find them (C-285)."""
+        wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
+        since = int(self.wall()) - 30 * 86_400
+        async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
+            async for delivery in found:
+                message = binding.read_packet(delivery.packet, topic)
+                if message is not None:
+                    yield message
+
+    # Health.
+
+    def _watch(self) -> None:
+        if self._monitor is None:
+            self._monitor = asyncio.create_task(self._monitor_health(), name="strata-node-health")
+
+    async def _monitor_health(self) -> None:
+        # Relays mend their own connections; what is wanted here is only to know of it.
+        while True:
+            status = self.connection_status
+            if status is not self._status:
+                self._status = status
+                await self.health_events.emit(ConnectionStatusChange(status))
+            await self._tell_health()
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _tell_health(self) -> None:
+        for topic in {*self._topics, *self._health}:
+            health = self.topic_health(topic)
+            if self._health.get(topic, TopicHealth.NOT_SUBSCRIBED) is not health:
+                self._health[topic] = health
+                await self.health_events.emit(ContentTopicHealthChange(topic, health))
+            if health is TopicHealth.NOT_SUBSCRIBED:
+                self._health.pop(topic, None)
+
+    def topic_health(self, topic: str) -> TopicHealth:
+        """How well a topic is heard at this moment."""
+        if topic not in self._topics:
+            return TopicHealth.NOT_SUBSCRIBED
+        connected, wanted = self._relays.seats
+        if not connected or self._failing[topic]:
+            return TopicHealth.UNHEALTHY
+        return TopicHealth.MINIMALLY_HEALTHY if connected < wanted else TopicHealth.SUFFICIENTLY_HEALTHY
+
+
+def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> NodeMessageError:
+    """What an error of a relay means for the message (C-292)."""
+    code, recoverable, retry_after_ms = type(error).__name__, True, None
+    if isinstance(error, RequestRefused):
+        code, recoverable = error.code, error.retry not in _FINAL
+        if error.code == ErrorCode.RATE_LIMITED or error.retry is Retry.LATER:
+            retry_after_ms = 1000 * (error.retry_after or 1)
+    elif isinstance(error, InvalidPacket | MissingCapability | NodeError):
+        recoverable = False
+    elif isinstance(error, ConnectionFailed | Closed):
+        # The relay cannot be had any more, which a channel over several may outlive: its node is offline.
+        recoverable = True
+    return NodeMessageError(request_id, message_hash, str(error), code, recoverable, retry_after_ms)

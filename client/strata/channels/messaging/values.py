@@ -1,0 +1,137 @@
+"""What a messaging node takes and tells (LIP-168; channel.md §14)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = [
+    "HEALTH_EVENTS",
+    "MESSAGE_EVENTS",
+    "ConnectionStatus",
+    "ConnectionStatusChange",
+    "ContentTopicHealthChange",
+    "MessageEnvelope",
+    "NodeMessageError",
+    "NodeMessagePropagated",
+    "NodeMessageReceived",
+    "NodeMessageSent",
+    "ReceivedEnvelope",
+    "TopicHealth",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageEnvelope:
+    """One message to send (C-260)."""
+
+    content_topic: str
+    payload: bytes
+    ephemeral: bool = False
+    meta: bytes | None = None
+    """Beside the payload: a proof, for transports that ask for one (C-236). Relays carry none."""
+    retention_seconds: int | None = None
+    """How long stores should keep it; None is up to them (C-295)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedEnvelope:
+    """One message as it came from the transport."""
+
+    content_topic: str
+    payload: bytes
+    ephemeral: bool = False
+    author: str | None = None
+    """Who signed it, where the transport proves that: on relays the DID of the packet's author."""
+    timestamp: int | None = None
+    """When its author says to have sent it, in Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMessageReceived:
+    """A message of a subscribed topic (C-261)."""
+
+    name: ClassVar[str] = "message_received"
+    message_hash: bytes
+    """What finds it in a store: on relays the 32 bytes of the packet id (C-283)."""
+    message: ReceivedEnvelope
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMessageSent:
+    """As many relays as were asked for have the message."""
+
+    name: ClassVar[str] = "message_sent"
+    request_id: str
+    message_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMessagePropagated:
+    """The first relay has the message (C-262)."""
+
+    name: ClassVar[str] = "message_propagated"
+    request_id: str
+    message_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMessageError:
+    """A message could not be sent."""
+
+    name: ClassVar[str] = "message_error"
+    request_id: str
+    message_hash: bytes | None
+    error: str
+    """For people."""
+    code: str = "error"
+    recoverable: bool = True
+    """Whether sending it again may succeed (C-292)."""
+    retry_after_ms: int | None = None
+    """The transport is over its limit: send nothing for so long."""
+
+
+class ConnectionStatus(enum.StrEnum):
+    """How a node is connected (C-266)."""
+
+    DISCONNECTED = "Disconnected"
+    PARTIALLY_CONNECTED = "PartiallyConnected"
+    CONNECTED = "Connected"
+
+
+class TopicHealth(enum.StrEnum):
+    """How well a content topic is heard."""
+
+    UNHEALTHY = "UNHEALTHY"
+    MINIMALLY_HEALTHY = "MINIMALLY_HEALTHY"
+    SUFFICIENTLY_HEALTHY = "SUFFICIENTLY_HEALTHY"
+    NOT_SUBSCRIBED = "NOT_SUBSCRIBED"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatusChange:
+    """The node is connected otherwise than before."""
+
+    name: ClassVar[str] = "connection_status_change"
+    status: ConnectionStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ContentTopicHealthChange:
+    """A topic is heard better or worse than before."""
+
+    name: ClassVar[str] = "content_topic_health_change"
+    content_topic: str
+    health: TopicHealth
+
+
+MESSAGE_EVENTS = (
+    NodeMessageReceived.name,
+    NodeMessageSent.name,
+    NodeMessagePropagated.name,
+    NodeMessageError.name,
+)
+HEALTH_EVENTS = (ConnectionStatusChange.name, ContentTopicHealthChange.name)

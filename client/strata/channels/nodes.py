@@ -1,0 +1,115 @@
+"""Messaging nodes from one configuration: `create_node` of the documents (C-259, C-267, C-268)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from strata.channels.connecting import Pool, connect_pool
+from strata.channels.messaging.relay_node import RelayNode
+from strata.channels.reliable.channel import ReliableChannel
+from strata.channels.reliable.client import open_channel
+from strata.channels.reliable.config import ReliableChannelConfig
+from strata.protocol.ids import Signer
+from strata.relays.bootstrap import KnownRelay
+from strata.relays.pool import PoolOptions
+
+__all__ = ["Node", "NodeConfig", "create_node", "parse_size"]
+
+_SIZE = re.compile(r"\s*([0-9]+)\s*(KiB|KB|B)?\s*")
+_POOL_OPTIONS = tuple(each.name for each in fields(PoolOptions))
+_UNITS = {"KiB": 1024, "KB": 1000, "B": 1, None: 1}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "150 KiB", "150 KB", "150 B" or a number (C-267). Raises `ValueError` for anything else."""
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a size: {text!r}; one looks like '150 KiB'")
+        size = int(match[1]) * _UNITS[match[2]]
+    if size < 1:
+        raise ValueError("a size must be at least 1 byte")
+    return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a node is made of. Raises `ValueError` for a size that is none."""
+
+    relays: tuple[str | KnownRelay, ...]
+    identity: Signer
+    pool: PoolOptions = field(default_factory=PoolOptions)
+    channel: ReliableChannelConfig | None = None
+    """Holds for every channel that says nothing else (C-031)."""
+    max_message_size: str | int | None = None
+    """A limit on payloads of one's own, "150 KiB" say, below the one that packets set anyway."""
+
+    def __post_init__(self) -> None:
+        if self.max_message_size is not None:
+            parse_size(self.max_message_size)
+
+
+class Node(RelayNode):
+    """A messaging node with a pool of its own. Made by `create_node`; a context manager, else `close` it."""
+
+    def __init__(self, config: NodeConfig, pool: Pool) -> None:
+        limit = config.max_message_size
+        super().__init__(
+            pool,
+            identity=config.identity,
+            defaults=config.channel,
+            max_payload=None if limit is None else parse_size(limit),
+        )
+        self._config = config
+        self._pool = pool
+
+    async def close(self) -> None:
+        """Close every connection and leave nothing behind. Idempotent."""
+        await super().close()
+        await self._pool.close()
+
+    def channel(
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+    ) -> ReliableChannel:
+        """A reliable channel over this node, to be opened by `async with`: as `Relay.channel`."""
+        return open_channel(self, channel_id, topic, sender_id, options)
+
+    def info(self) -> Mapping[str, Any]:
+        """What the node is and stands, as JSON has it (C-268)."""
+        return {
+            "identity": self.transport_identity,
+            "status": str(self.connection_status),
+            "topics": {topic: str(self.topic_health(topic)) for topic in self.topics},
+            "relays": [
+                {"url": view.url, "connected": view.connected, "standing": str(view.standing)}
+                for view in self._pool.relays
+            ],
+        }
+
+    def config(self) -> Mapping[str, Any]:
+        """The settings in force, as JSON has them (C-268); no key is among them."""
+        return {
+            "max_message_size": self._config.max_message_size,
+            "pool": {
+                each.name: _plain(getattr(self._config.pool, each.name)) for each in fields(PoolOptions)
+            },
+        }
+
+
+async def create_node(config: NodeConfig) -> Node:
+    """Connect to relays and make a messaging node of them (C-259).
+
+    Raises `ConnectionFailed` if none can be reached, and what `connect_pool` raises. Cancelling closes all.
+    """
+    pool = connect_pool(config.relays, identity=config.identity, options=config.pool)
+    await pool.open()
+    return Node(config, pool)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else str(value)

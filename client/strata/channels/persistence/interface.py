@@ -1,0 +1,189 @@
+"""What a store of channel state has to do, whatever it is made of (C-248 … C-258).
+
+State belongs to a participant: one sender in one channel (C-258). It is a set of records, each under a kind
+and a key, and of counters that only rise. A backend knows nothing of what the bytes mean, so a custom one
+(C-253) is a page of code; `state` beside this module gives the meaning, `testing` the proof.
+
+    apply(participant, changes)   all of the changes or none, and durable once it has returned
+    load(participant)             what the changes applied so far amount to
+
+Changes are idempotent: applied once or again, in the same order, they lead to the same state. So a batch
+whose fate is unknown, because the disk failed or the program died, is simply applied again (C-255, C-256).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from strata.protocol.errors import StrataError
+
+__all__ = [
+    "MAX_COUNTER",
+    "Change",
+    "CorruptStore",
+    "ParticipantKey",
+    "Persistence",
+    "PersistenceClosed",
+    "PersistenceError",
+    "Put",
+    "Raise",
+    "Remove",
+    "StorageFull",
+    "StoreInUse",
+    "StoredState",
+    "WrongStoreVersion",
+    "check_changes",
+]
+
+MAX_COUNTER = 2**63 - 1
+"""The highest value of a counter."""
+
+
+class PersistenceError(StrataError):
+    """A store could not do what was asked; what was stored before is untouched.
+
+    `retry` tells whether the same call may succeed later.
+    """
+
+    retry = True
+
+
+class StorageFull(PersistenceError):
+    """The disk, or the room the store may take, is full (C-256)."""
+
+
+class StoreInUse(PersistenceError):
+    """Another process, or another object in this one, has the store open."""
+
+
+class WrongStoreVersion(PersistenceError):
+    """The store was written by a version of this library with another layout; it was left as it is."""
+
+    retry = False
+
+    def __init__(self, path: str, found: int, expected: int) -> None:
+        super().__init__(path, found, expected)
+        self.path = path
+        self.found = found
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.path} has layout {self.found}; this version of strata reads layout {self.expected}"
+
+
+class CorruptStore(PersistenceError):
+    """What was read is not what was written: no store of ours, or a damaged one."""
+
+    retry = False
+
+
+class PersistenceClosed(PersistenceError):
+    """The store was closed on this side."""
+
+    retry = False
+
+
+class ParticipantKey(NamedTuple):
+    """Whose state it is. What several channels share, such as a budget, has an empty `channel_id`."""
+
+    channel_id: str
+    sender_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Set the record under a kind and key, new or not."""
+
+    kind: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Take away the record under a kind and key; none there is no fault."""
+
+    kind: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Lift a counter to at least this value. It never falls: a Lamport time does not go back."""
+
+    counter: str
+    value: int
+
+
+Change = Put | Remove | Raise
+
+
+@dataclass(slots=True)
+class StoredState:
+    """What a store holds for one participant.
+
+    `records[kind]` maps keys to values, in the order in which the keys were put: a key put again keeps its
+    place, one put after its removal comes last.
+    """
+
+    records: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Do to this value what a store does to its own: the definition that every backend is held to."""
+        for change in changes:
+            match change:
+                case Put(kind, key, value):
+                    self.records.setdefault(kind, {})[key] = value
+                case Remove(kind, key):
+                    held = self.records.get(kind, {})
+                    held.pop(key, None)
+                    if not held:
+                        self.records.pop(kind, None)
+                case Raise(counter, value):
+                    self.counters[counter] = max(value, self.counters.get(counter, 0))
+
+
+@runtime_checkable
+class Persistence(Protocol):
+    """A store of channel state. One object is used by one event loop.
+
+    Every call may raise `PersistenceError`. Cancelling a call abandons the wait and not the work: a cancelled
+    `apply` may still take effect, as a whole.
+    """
+
+    async def load(self, participant: ParticipantKey) -> StoredState:
+        """The state of a participant; empty for one that is not known."""
+        ...
+
+    async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+        """Make these changes, all or none. When it returns they are as durable as the store is.
+
+        Calls for one participant take effect in the order they were made. Raises `ValueError` for a change
+        that cannot be stored; then none was.
+        """
+        ...
+
+    async def participants(self) -> list[ParticipantKey]:
+        """Everyone whose state is held, in order."""
+        ...
+
+    async def purge(self, participant: ParticipantKey) -> None:
+        """Forget a participant, counters included (C-020)."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked and let go of the store. A second call does nothing."""
+        ...
+
+
+def check_changes(changes: Iterable[Change]) -> None:
+    """Raise `ValueError` unless every change can be stored. Backends call it before they begin."""
+    for change in changes:
+        if isinstance(change, Raise):
+            if not 0 <= change.value <= MAX_COUNTER:
+                raise ValueError(f"counter {change.counter!r} is not between 0 and {MAX_COUNTER}")
+        elif not change.kind:
+            raise ValueError("a record needs a kind")

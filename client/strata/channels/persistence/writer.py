@@ -1,0 +1,223 @@
+"""Changes on their way to a store: in order, in batches, again after a failure (C-255, C-256).
+
+The engine changes its memory first and hands the changes here. They are kept until the store has confirmed
+them, and applied again when it could not: since changes are idempotent, a batch that did take effect before
+its failure was reported does no harm. The memory of the engine is right whatever the disk does; what must not
+happen before it is durable waits on `written`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from strata.channels.persistence.interface import (
+    Change,
+    ParticipantKey,
+    Persistence,
+    PersistenceClosed,
+    PersistenceError,
+    check_changes,
+)
+
+__all__ = ["ChangeWriter", "WriterHealth"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WriterHealth:
+    """How the writing goes."""
+
+    pending: int
+    """Changes that the store has not confirmed."""
+    failures: int
+    """Failed attempts since the last one that succeeded; 0 means healthy."""
+    error: PersistenceError | None
+    """What the last attempt failed of; None means healthy."""
+
+
+class ChangeWriter:
+    """Writes the changes of one participant, as its only writer.
+
+    `submit` never waits; it refuses what would exceed `max_pending` changes, so that a store out of order for
+    hours does not fill the memory. Use as an asynchronous context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        persistence: Persistence,
+        participant: ParticipantKey,
+        *,
+        max_pending: int = 100_000,
+        retry_interval: float = 0.5,
+        retry_interval_max: float = 30.0,
+        on_health: Callable[[WriterHealth], None] | None = None,
+        on_written: Callable[[], None] | None = None,
+        sleep: Callable[[float], Coroutine[None, None, object]] = asyncio.sleep,
+    ) -> None:
+        """`retry_interval` (seconds) is the wait after a first failure; it doubles up to the maximum.
+
+        `on_health` hears of each failure and of the recovery, `on_written` of each progress of `confirmed`;
+        they must not raise. `sleep` is for simulators.
+        """
+        self._persistence = persistence
+        self._participant = participant
+        self._max_pending = max_pending
+        self._interval = retry_interval
+        self._interval_max = retry_interval_max
+        self._on_health = on_health
+        self._on_written = on_written
+        self._sleep = sleep
+        self._pending: deque[Sequence[Change]] = deque()
+        self._pending_changes = 0
+        self._confirmed = 0  # submissions, as is the number beside each waiter
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._failures = 0
+        self._error: PersistenceError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pause: asyncio.Task[object] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> ChangeWriter:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    @property
+    def health(self) -> WriterHealth:
+        """How the writing goes at this moment."""
+        return WriterHealth(self._pending_changes, self._failures, self._error)
+
+    @property
+    def confirmed(self) -> int:
+        """How many submissions are durable: those whose number `submit` gave is at most this."""
+        return self._confirmed
+
+    def submit(self, changes: Sequence[Change]) -> int:
+        """Take changes in, to be applied after all earlier ones and never torn apart. Needs a running loop.
+
+        Returns the number of this submission; without changes, that of the one before.
+
+        Raises `PersistenceError` if too much waits already or the store failed for good, and `ValueError` for
+        a change that no store can hold. Then none was taken.
+        """
+        if self._closed:
+            raise PersistenceClosed("the writer is closed")
+        if self._error is not None and not self._error.retry:
+            raise self._error
+        if self._pending_changes + len(changes) > self._max_pending:
+            raise PersistenceError(f"{self._pending_changes} changes wait for the store already")
+        check_changes(changes)
+        if not changes:
+            return self._confirmed + len(self._pending)
+        self._pending.append(tuple(changes))
+        self._pending_changes += len(changes)
+        if self._task is None:
+            self._task = asyncio.create_task(
+                self._write(), name=f"strata-writer {self._participant.channel_id}"
+            )
+        return self._confirmed + len(self._pending)
+
+    async def written(self) -> None:
+        """Wait until everything submitted so far is durable, however long the store is out of order.
+
+        Raises `PersistenceError` when it failed for good or the writer was closed before. Cancelling it stops
+        the wait, not the writing.
+        """
+        if not self._pending:
+            return
+        if self._task is None:
+            raise self._error or PersistenceClosed("the writer is closed")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((self._confirmed + len(self._pending), waiter))
+        await waiter
+
+    async def close(self) -> None:
+        """Write what waits, with one last attempt if the store is out of order, and take no more.
+
+        Raises the `PersistenceError` of that attempt; what it names was not written. Cancelling it leaves the
+        last attempt running.
+        """
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if self._pending and self._error is not None:
+            raise self._error
+
+    async def _write(self) -> None:
+        try:
+            while self._pending:
+                batch = self._next_batch()
+                try:
+                    await self._persistence.apply(
+                        self._participant, [c for changes in batch for c in changes]
+                    )
+                except Exception as error:
+                    if not await self._again(error):
+                        return
+                else:
+                    self._settle(len(batch))
+        finally:
+            self._task = None
+            self._release(self._error or PersistenceClosed("the writer was stopped"))
+
+    def _next_batch(self) -> list[Sequence[Change]]:
+        batch: list[Sequence[Change]] = []
+        size = 0
+        for changes in self._pending:
+            if batch and size + len(changes) > _MAX_BATCH:
+                break
+            batch.append(changes)
+            size += len(changes)
+        return batch
+
+    def _settle(self, submissions: int) -> None:
+        for _ in range(submissions):
+            self._pending_changes -= len(self._pending.popleft())
+        self._confirmed += submissions
+        while self._waiters and self._waiters[0][0] <= self._confirmed:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():  # its task may have been cancelled
+                waiter.set_result(None)
+        if self._on_written is not None:
+            self._on_written()
+        if self._failures:
+            _log.warning("%s: the store works again", self._participant.channel_id)
+            self._failures, self._error = 0, None
+            self._report()
+
+    async def _again(self, error: Exception) -> bool:
+        """Note a failure and wait for the next attempt; False if there is to be none."""
+        if not isinstance(error, PersistenceError):  # a backend of someone else's
+            error = PersistenceError(f"the store failed: {error!r}")
+        wait = min(self._interval * 2**self._failures, self._interval_max)
+        self._failures += 1
+        self._error = error
+        _log.error("%s: state could not be written: %s", self._participant.channel_id, error)
+        self._report()
+        if not error.retry or self._closed:
+            return False
+        self._pause = asyncio.ensure_future(self._sleep(wait))
+        await asyncio.wait([self._pause])  # `close` cancels the pause, not this task
+        self._pause = None
+        return True
+
+    def _release(self, error: PersistenceError) -> None:
+        """Tell whoever still waits that it will not be written."""
+        while self._waiters:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _report(self) -> None:
+        if self._on_health is not None:
+            self._on_health(self.health)

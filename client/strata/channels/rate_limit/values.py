@@ -1,0 +1,106 @@
+"""What the rate limit manager is set by and speaks in."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.protocol.errors import StrataError
+
+__all__ = [
+    "DEFAULT_RATE_LIMIT_CONFIG",
+    "DefaultRateLimitConfig",
+    "EphemeralDropReason",
+    "Priority",
+    "RateLimitConfig",
+    "SendQueueFull",
+    "Transmission",
+]
+
+
+class SendQueueFull(StrataError):
+    """A channel has as many chunks waiting for the rate limit as it may have (C-227); nothing was queued."""
+
+    def __init__(self, lane: str, waiting: int, max_queued: int) -> None:
+        super().__init__(lane, waiting, max_queued)
+        self.lane = lane
+        self.waiting = waiting
+        self.max_queued = max_queued
+
+    def __str__(self) -> str:
+        return f"{self.waiting} of at most {self.max_queued} chunks wait for the rate limit already"
+
+
+class Priority(enum.IntEnum):
+    """What a transmission is; lower goes first (C-230)."""
+
+    CONTENT = 0
+    RETRANSMISSION = 1
+    BACKGROUND = 2
+    """Sync and repair."""
+
+
+class EphemeralDropReason(enum.StrEnum):
+    """Why an ephemeral message was dropped (C-057)."""
+
+    APPROACHED = "rate_limit_approached"
+    REACHED = "rate_limit_reached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimitConfig:
+    """What may be sent. Raises `ValueError` for a value that cannot work; None means that no limit is known.
+
+    With `enabled` false nothing is delayed, except by a relay that asks for a pause (C-220, C-232).
+    """
+
+    enabled: bool = True
+    epoch_size_ms: int = 600_000
+    messages_per_epoch: int | None = None
+    segments_per_epoch: int | None = None
+    chunk_accounting: Literal["first", "each"] = "first"
+    """Whether a message counts once, or each of its chunks does (C-223, C-224)."""
+    approach_threshold: float = 0.9
+    """The part of the budget from which ephemerals are dropped and retransmissions wait (C-229)."""
+    max_queued: int = 10_000
+    """Most first transmissions that wait in one lane, and as many of each other kind."""
+    max_pause_ms: int = 3_600_000
+    """The longest pause that a relay can cause at once; it can ask again (C-302)."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "epoch_size_ms",
+            "messages_per_epoch",
+            "segments_per_epoch",
+            "max_queued",
+            "max_pause_ms",
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 < self.approach_threshold <= 1:
+            raise ValueError("approach_threshold must be above 0 and at most 1")
+        if self.chunk_accounting not in ("first", "each"):
+            raise ValueError("chunk_accounting must be 'first' or 'each'")
+
+
+DEFAULT_RATE_LIMIT_CONFIG = RateLimitConfig()
+DefaultRateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG
+"""Its name in the documents (C-029)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transmission:
+    """One chunk or other message whose turn has come, or will."""
+
+    lane: str
+    message_id: str
+    priority: Priority
+    opens_message: bool = False
+    counted_in: int = -1
+    """The epoch whose message budget was charged for it; -1 for none."""
+    position: int = 0
+    """Its place in the stored queue; 0 if it is not stored."""

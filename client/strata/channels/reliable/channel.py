@@ -1,0 +1,374 @@
+"""A reliable channel as a program sees it: every message to every participant, once, in causal order.
+
+`opened` is the channel while it is open, and `engine` decides; `hub` sends, `asking` reads the store and
+`handing_over` tells the program.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from strata.channels.encryption import EncryptionHook
+from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.node import MessagingNode, check_content_topic
+from strata.channels.persistence.interface import ParticipantKey, Persistence
+from strata.channels.persistence.memory import MemoryPersistence
+from strata.channels.persistence.records import SenderName, put, read_records
+from strata.channels.persistence.state import ChannelState
+from strata.channels.persistence.writer import WriterHealth
+from strata.channels.reliable.codec import Codec, Decoder, Encoder
+from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
+from strata.channels.reliable.events import (
+    CHANNEL_EVENTS,
+    ChunkInfo,
+    MessageReceived,
+    SendingMessageIrrecoverableError,
+)
+from strata.channels.reliable.handing_over import Events
+from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.opened import OpenChannel
+from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
+from strata.channels.reliable.values import (
+    AtRisk,
+    ChannelHealth,
+    ChannelStatistics,
+    SyncStatus,
+)
+from strata.channels.sds.ids import check_id
+from strata.channels.sds.messages import SdsMessage
+from strata.channels.segmentation.messages import message_hash
+from strata.protocol.errors import StrataError
+
+__all__ = ["ReliableChannel"]
+
+
+class ReliableChannel:
+    """One participant's part in a channel, made by `relay.channel` or `create_reliable_channel`.
+
+        async with relay.channel("room", topic="/chat/1/room/proto") as room:
+            await room.send(b"hello")
+            async for message in room:
+                print(message.sender_id, message.payload)
+
+    It belongs to one event loop. What was sent and not acknowledged, and received and not taken, outlives
+    `stop` and `close`, and the process with a durable store.
+    """
+
+    def __init__(
+        self,
+        node: MessagingNode,
+        channel_id: str,
+        content_topic: str | None,
+        sender_id: str | None,
+        config: ReliableChannelConfig,
+        *,
+        encoder: Encoder | None = None,
+        decoder: Decoder | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`config` has its sections filled in. Raises `ValueError` and `TypeError` for what cannot work."""
+        self._opened: OpenChannel | None = None
+        self._closed = False
+        self._codec = Codec(encoder, decoder)
+        self.message_events = EventEmitter(CHANNEL_EVENTS, on_change=self._heard)
+        """Handlers by event name (C-026)."""
+        self.config = config
+        self._node = node
+        self._channel_id = check_id("channel_id", channel_id)
+        self._content_topic = check_content_topic(self._codec.content_topic or content_topic or "")
+        self._sender_id = None if sender_id is None else check_id("sender_id", sender_id)
+        self._hook = None if config.encryption is None else EncryptionHook(config.encryption)
+        self._store: Persistence = config.persistence or MemoryPersistence()
+        self._rng = rng or random.SystemRandom()
+
+    def _heard(self) -> None:
+        """Somebody new listens: perhaps to what waits in the inbox."""
+        if self._opened is not None:
+            self._opened.handing.wake()
+
+    # What it is.
+
+    @property
+    def channel_id(self) -> str:
+        """What all participants call the channel (C-005)."""
+        return self._channel_id
+
+    @property
+    def content_topic(self) -> str:
+        """Where its messages travel."""
+        return self._content_topic
+
+    @property
+    def sender_id(self) -> str:
+        """This participant. Raises `ChannelNotOpen` while one that was left to be made is not known."""
+        if self._sender_id is None:
+            raise ChannelNotOpen
+        return self._sender_id
+
+    @staticmethod
+    def get_message_id(payload: bytes) -> str:
+        """The logical id that events will carry for this payload (C-018)."""
+        return message_hash(payload).hex()
+
+    getMessageId = get_message_id
+    """Its name in the documents, as those below."""
+
+    # Opening and closing.
+
+    async def open(self) -> Self:
+        """Load what is stored and, with `auto_start`, `start`. Cancelling leaves the channel closed.
+
+        Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
+        settings that contradict those of the node's other channels, and what `start` raises.
+        """
+        if self._closed or self._opened is not None:
+            raise RuntimeError("a channel is opened once; make a new one")
+        sender_id = self._sender_id = self._sender_id or await self._named()
+        hub = Hub.enter(self._node)
+        lane = f"{self._channel_id}\x1f{sender_id}"
+        try:
+            if lane in hub.lanes:
+                raise AlreadyOpen(self._channel_id, sender_id)
+            self._check_sizes(sender_id)
+            assert self.config.rate_limit is not None
+            limiter = await hub.prepare(self.config.rate_limit, self._store)
+            key = ParticipantKey(self._channel_id, sender_id)
+            state = ChannelState.read(await self._store.load(key))
+            if lane in hub.lanes:
+                raise AlreadyOpen(self._channel_id, sender_id)
+            self._opened = OpenChannel(
+                *(self, hub, limiter, lane, key, state),
+                store=self._store,
+                hook=self._hook,
+                codec=self._codec,
+                rng=self._rng,
+            )
+        except BaseException:
+            await hub.leave()
+            raise
+        if self.config.auto_start:
+            try:
+                await self.start()
+            except BaseException:
+                await self.close()
+                raise
+        return self
+
+    async def _named(self) -> str:
+        """A sender id of this channel's own, the same one after a restart with a durable store (C-006)."""
+        if self.config.sender_binding == "did":
+            return self._node.transport_identity
+        key = ParticipantKey(self._channel_id, "")
+        stored = (await self._store.load(key)).records.get(SenderName.KIND, {})
+        known = read_records(SenderName, stored).get("current")
+        if known is not None:
+            return known.sender_id
+        made = SenderName(f"{self._rng.getrandbits(128):032x}")
+        await self._store.apply(key, [put(made)])
+        return made.sender_id
+
+    def _check_sizes(self, sender_id: str) -> None:
+        config = self.config
+        assert config.sds is not None and config.segmentation is not None
+        largest = largest_segment(
+            self._largest_payload(), self._channel_id, sender_id, config.sds, hook_overhead=self._overhead
+        )
+        size = config.segmentation.segment_size_bytes
+        if largest is not None and size > largest:
+            raise SegmentDoesNotFit(size, largest)
+
+    def _largest_payload(self) -> int | None:
+        repairable = self.config.sender_binding == "did"
+        return self._node.largest_payload(self._content_topic, repairable=repairable)
+
+    @property
+    def _overhead(self) -> int:
+        return self._codec.overhead + (0 if self._hook is None else self._hook.overhead)
+
+    async def close(self, *, purge: bool = False) -> None:
+        """Stop, and let go of everything in memory (C-019, C-020). What is stored stays for the next opening,
+        unless `purge`; events that are told already are told first.
+
+        Takes about five seconds at most, for what is under way. Raises `ChannelNotOpen` if it is not open,
+        and `PersistenceError` if the store could not take the last changes.
+        """
+        opened, self._opened = self._opened, None
+        if opened is None:
+            raise ChannelNotOpen
+        self._closed = True
+        await opened.close()
+        if purge:
+            await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._opened is not None:
+            await self.close()
+
+    async def start(self) -> bool:
+        """Subscribe, and begin to send, receive, sync and retrieve; True, also if it had begun (C-021).
+
+        Raises `ChannelNotOpen`, and `StrataError` if the topic cannot be subscribed: then it stays stopped.
+        """
+        await self._open_one().start()
+        return True
+
+    async def stop(self) -> None:
+        """End all that, once nothing is under way; idempotent. `start` goes on where it stood (C-023)."""
+        await self._open_one().stop()
+
+    def is_started(self) -> bool:
+        """Whether the channel works."""
+        return self._opened is not None and self._opened.started
+
+    # Sending.
+
+    async def send(self, payload: bytes) -> str:
+        """Give a message to the channel; returns its request id once it is stored (C-012).
+
+        What becomes of it is told by events. It is sent as often as it takes, also after a restart with a
+        durable store. Cancelling stops the wait and not the message.
+
+        Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` with
+        too much on its way already, `PersistenceError` while the store is out of order, `NotStarted`,
+        `ChannelNotOpen`. The event `sending-message-irrecoverable-error` tells of the refusal too.
+        """
+        request_id = self._request_id()
+        try:
+            opened = self._open_one(started=True)
+            opened.check_store()
+            opened.engine.send(payload, request_id, opened.now_ms())
+        except StrataError as error:
+            await self._tell_refusal(payload, request_id, error)
+            raise
+        opened.flush()
+        await opened.writer.written()
+        return request_id
+
+    async def send_ephemeral(self, payload: bytes) -> str:
+        """Send a message once, to whoever listens now: no history, no acknowledgement, no retry (C-017).
+
+        Returns its request id; `message-sent` tells that the transport has it, `ephemeral-message-dropped`
+        that the rate limit did not allow it. Raises `EmptyPayload`, `MessageTooLarge`, `EncryptionFailed`,
+        `NotStarted`, `ChannelNotOpen`. Cancelling may send it or not.
+        """
+        request_id = self._request_id()
+        try:
+            opened = self._open_one(started=True)
+            most = largest_ephemeral(
+                *(self._largest_payload(), self._channel_id, self.sender_id), hook_overhead=self._overhead
+            )
+            ephemeral = opened.engine.send_ephemeral(payload, request_id, opened.now_ms(), most)
+            if ephemeral is not None:
+                await opened.send_ephemeral(ephemeral)
+        except StrataError as error:
+            await self._tell_refusal(payload, request_id, error)
+            raise
+        opened.flush()
+        return request_id
+
+    def _request_id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    async def _tell_refusal(self, payload: bytes, request_id: str, error: StrataError) -> None:
+        await self.message_events.emit(
+            SendingMessageIrrecoverableError(
+                request_id=request_id,
+                message_id=self.get_message_id(payload),
+                chunk_info=ChunkInfo(),
+                error=str(error),
+                code=type(error).__name__,
+            )
+        )
+
+    sendEphemeral = send_ephemeral
+    isStarted = is_started
+
+    # Receiving.
+
+    def __aiter__(self) -> AsyncIterator[MessageReceived]:
+        return self
+
+    async def __anext__(self) -> MessageReceived:
+        """The next message of another participant, in causal order, once. Cancelling loses nothing.
+
+        Ends when the channel is closed. Raises `PersistenceError` if its store failed for good, and
+        `RuntimeError` if another task is receiving already.
+        """
+        opened = self._opened
+        if opened is None:
+            raise StopAsyncIteration
+        return await opened.handing.next()
+
+    def events(self, *names: str) -> Events:
+        """The events of these names, or all of them, as an asynchronous iterator (C-027).
+
+        Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
+        received events, and by an iterator that names one of them. One of all events only looks on.
+
+        Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
+        """
+        return self._open_one().handing.events(names)
+
+    # Looking.
+
+    def sync_status(self) -> SyncStatus:
+        """What is outstanding, what is missing, since when. Raises `ChannelNotOpen`."""
+        return self._open_one().sync_status()
+
+    @property
+    def health(self) -> ChannelHealth:
+        """Whether the channel can do its work."""
+        opened = self._opened
+        store = opened.writer.health if opened is not None else WriterHealth(0, 0, None)
+        return ChannelHealth(self.is_started(), self._node.connection_status, store)
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
+        return self._open_one().statistics()
+
+    def at_risk(self) -> AtRisk:
+        """What a crash at this very moment would keep from the program for good: see `AtRisk`."""
+        handing = self._open_one().handing
+        return AtRisk(handing.in_hand, handing.untold)
+
+    def log(self) -> list[str]:
+        """The ids of all SDS messages in the order that every participant shares (C-141).
+
+        Only for looking: a message may still be put between two others. Raises `ChannelNotOpen`.
+        """
+        return [entry.message_id for entry in self._open_one().engine.sds.log()]
+
+    def causal_log(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
+        """The log with what follows what: message id, sender id, Lamport time, ids of its causal history.
+
+        In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
+        """
+        sds = self._open_one().engine.sds
+        found = []
+        for entry in sds.log():
+            data = sds.encoded(entry.message_id)
+            message = None if data is None else SdsMessage.decode(data)
+            if message is not None:
+                follows = tuple(each.message_id for each in message.causal_history)
+                found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
+        return found
+
+    def _open_one(self, *, started: bool = False) -> OpenChannel:
+        if self._opened is None:
+            raise ChannelNotOpen
+        if started and not self._opened.started:
+            raise NotStarted
+        return self._opened

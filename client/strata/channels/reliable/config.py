@@ -1,0 +1,203 @@
+"""Every setting of a channel, under all the names the documents ever gave it (channel.md §2)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from strata.channels.encryption import Encryption
+from strata.channels.messaging.node import MessagingNode
+from strata.channels.persistence.interface import Persistence
+from strata.channels.rate_limit.proof import ProofProvider
+from strata.channels.rate_limit.values import RateLimitConfig
+from strata.channels.sds.config import SdsConfig
+from strata.channels.segmentation.splitting import SegmentationConfig
+
+__all__ = [
+    "ALIASES",
+    "DEFAULT_RELIABLE_CHANNEL_CONFIG",
+    "PROFILES",
+    "DefaultReliableChannelOptions",
+    "ReliableChannelConfig",
+    "configure",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliableChannelConfig:
+    """Settings of one channel; times are milliseconds. None in a section takes the node's, else the default.
+
+    Raises `ValueError` on construction for a value that cannot work (C-032).
+    """
+
+    sds: SdsConfig | None = None
+    segmentation: SegmentationConfig | None = None
+    rate_limit: RateLimitConfig | None = None
+    """Shared by all channels of a transport identity (C-234): the first one opened sets it."""
+    encryption: Encryption | None = None
+    persistence: Persistence | None = None
+    """None: memory, which forgets at the end of the process (C-251)."""
+
+    node: MessagingNode | None = None
+    channel_id: str | None = None
+    content_topic: str | None = None
+
+    retrieve_frequency_ms: int = 10_000
+    """How often the store is asked for missing messages; 0: never (C-163)."""
+    process_task_min_elapse_ms: int = 1_000
+    """Least time between two rounds of what is due: retransmissions, syncs, sweeps (C-080). What arrives is
+    handled when it arrives."""
+    query_on_connect: bool = True
+    force_query_threshold_ms: int = 300_000
+    """A reconnection later than this after the last query asks the store for what was missed (C-170)."""
+    query_window_ms: int = 30 * 86_400_000
+    """The longest time that such a query looks back (C-173)."""
+    auto_start: bool = True
+    sent_event_on: Literal["network", "participants"] = "network"
+    """When `reliable:message:sent` is told: the transport has all chunks, or a participant has (C-051)."""
+    send_request_id: bool = True
+    """Whether segments carry the request id, so that the receiver's events name it (C-187)."""
+    sender_binding: Literal["off", "did"] = "off"
+    """`did`: a message whose sender id is a DID must be signed by it (C-287)."""
+    members: tuple[str, ...] = ()
+    """The authors to hear, if they are known (C-288)."""
+    retention_seconds: int | None = None
+    """How long stores should keep this channel's messages; None is up to them (C-295)."""
+    proof_provider: ProofProvider | None = None
+    """Makes the proof of each transmission, where the transport asks for one (C-236)."""
+
+    receive: bool = True
+    """False for a channel that only sends: what others say keeps it in step, and is not kept for reading."""
+    hand_over: Literal["once", "again"] = "once"
+    """What a crash does to the message a program is working on: `once` never hands it over again; `again`
+    does, until the program has asked for the one after it."""
+    max_inbox_messages: int = 10_000
+    """Messages kept for a program that does not take them; then the channel reads no further."""
+    max_inbox_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
+            if not getattr(self, name) >= 0:  # neither is what is not a number
+                raise ValueError(f"{name} must not be negative")
+        for name in ("query_window_ms", "max_inbox_messages", "max_inbox_bytes"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.retention_seconds is not None and self.retention_seconds < 1:
+            raise ValueError("retention_seconds must be at least 1")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}")
+        if self.rate_limit is not None and self.sds is not None:
+            if self.rate_limit.max_queued < self.sds.max_unacknowledged:
+                raise ValueError("rate_limit.max_queued must be at least sds.max_unacknowledged")
+
+
+_CHOICES = {
+    "sent_event_on": ("network", "participants"),
+    "sender_binding": ("off", "did"),
+    "hand_over": ("once", "again"),
+}
+_SECTIONS: dict[str, type[Any]] = {
+    "sds": SdsConfig,
+    "segmentation": SegmentationConfig,
+    "rate_limit": RateLimitConfig,
+}
+_SECTION_OF = {each.name: section for section, kind in _SECTIONS.items() for each in fields(kind)} | {
+    "enabled": "rate_limit"
+}
+_PLAIN = {each.name for each in fields(ReliableChannelConfig)} - set(_SECTIONS)
+
+ALIASES: Mapping[str, str] = {
+    "retry_interval_ms": "acknowledgement_timeout_ms",
+    "max_retry_attempts": "max_retransmissions",
+    "history_backend": "persistence",
+    "epoch_period_sec": "epoch_size_ms",
+}
+"""Older names of options (C-030); `epoch_period_sec` is in seconds, as it was."""
+
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200}
+}
+"""Presets (C-033)."""
+
+DEFAULT_RELIABLE_CHANNEL_CONFIG = ReliableChannelConfig(
+    sds=SdsConfig(), segmentation=SegmentationConfig(), rate_limit=RateLimitConfig()
+)
+"""Every default, sections filled in (C-029)."""
+DefaultReliableChannelOptions = DEFAULT_RELIABLE_CHANNEL_CONFIG
+"""Its name in the documents."""
+
+
+@dataclass(slots=True)
+class _Given:
+    """Options under their canonical names, by section; "" is the configuration itself."""
+
+    by_section: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def set(self, name: str, value: Any) -> None:
+        section, _, member = name.rpartition(".")
+        member, value = _canonical(member, value)
+        if not section:
+            section = "" if member in _PLAIN else _SECTION_OF.get(member, "?")
+        elif member == "persistence" and section in ("sds", "segmentation"):
+            section = ""
+        kind = _SECTIONS.get(section)
+        known = member in _PLAIN if section == "" else kind is not None and _has(kind, member)
+        if not known:
+            raise ValueError(f"no option is called {name!r}")
+        held = self.by_section.setdefault(section, {})
+        if member in held and held[member] != value:
+            raise ValueError(f"{name} is given twice, as {held[member]!r} and {value!r}")
+        held[member] = value
+
+
+def configure(
+    config: ReliableChannelConfig | None,
+    *,
+    defaults: ReliableChannelConfig | None = None,
+    profile: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    encryption: Encryption | None = None,
+) -> ReliableChannelConfig:
+    """The settings in force, sections filled in.
+
+    From the weakest: the defaults, the node's `defaults`, the preset `profile`, the channel's `config`, and
+    `options`, a mapping of flat names, old or new, `acknowledgement_timeout_ms` as well as
+    `sds.acknowledgement_timeout_ms` (C-003). Raises `ValueError` for an unknown option or profile, for one
+    given twice with different values, and for values that cannot work.
+    """
+    own = config or ReliableChannelConfig()
+    node = defaults or ReliableChannelConfig()
+    if profile is not None and profile not in PROFILES:
+        raise ValueError(f"no profile is called {profile!r}; there is {', '.join(PROFILES)}")
+    preset, given = _Given(), _Given()
+    for name, value in PROFILES.get(profile or "", {}).items():
+        preset.set(name, value)
+    for name, value in (options or {}).items():
+        given.set(name, value)
+    if encryption is not None:
+        given.set("encryption", encryption)
+    merged: dict[str, Any] = {}
+    for section, kind in _SECTIONS.items():
+        chosen = getattr(own, section)
+        if chosen is None:
+            chosen = replace(getattr(node, section) or kind(), **preset.by_section.get(section, {}))
+        merged[section] = replace(chosen, **given.by_section.get(section, {}))
+    for name in ("encryption", "persistence", "node", "channel_id", "content_topic"):
+        if getattr(own, name) is None:
+            merged[name] = getattr(node, name)
+    merged |= given.by_section.get("", {})
+    return replace(own, **merged)
+
+
+def _canonical(name: str, value: Any) -> tuple[str, Any]:
+    if name == "epoch_period_sec":
+        value = value * 1000
+    return ALIASES.get(name, name), value
+
+
+def _has(kind: type[Any], name: str) -> bool:
+    return any(each.name == name for each in fields(kind))

@@ -1,0 +1,547 @@
+"""The reliable channel without I/O or clock: every step of channel.md §4 and §5 but the ones that may wait.
+
+    send ──▶ segments ──▶ SDS ──▶ [encrypt] ──▶ rate limiter ──▶ [dispatch]
+    receive ◀── inbox ◀── segments ◀── SDS ◀── [decrypt]
+
+What is in brackets is done by `opened`, for a hook and a transport may take their time. It
+tells the engine what happens; after each step it takes `events()`, stores `changes()` in one transaction, and
+arms one timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
+
+What waits to be sent stands in the rate limiter, in this channel's lane, by its SDS message id; `data` has
+the bytes for it.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from strata.channels.persistence.interface import Change
+from strata.channels.persistence.state import ChannelState, sds_changes
+from strata.channels.rate_limit.limiter import RateLimiter
+from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
+from strata.channels.reliable.catching_up import CatchingUp
+from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
+from strata.channels.reliable.events import (
+    ChannelEvent,
+    ChunkInfo,
+    EphemeralMessageDropped,
+    IrretrievableMessage,
+    MessageReceived,
+    MessageSent,
+    SendingMessageIrrecoverableError,
+)
+from strata.channels.reliable.inbox import Inbox
+from strata.channels.reliable.requests import Requests
+from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
+from strata.channels.sds import events as sds
+from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds.outgoing import OutgoingState
+from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
+from strata.channels.segmentation.reassembly import Reassembled, Reassembler
+from strata.channels.segmentation.splitting import segment_counts, segment_message
+
+__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "follows_others"]
+
+_REMEMBERED_EPHEMERALS = 4_096
+_SYNC = "sync:"
+_REPAIR = "repair:"
+_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ephemeral:
+    """An ephemeral message on its way: it is sent at once or never."""
+
+    request_id: str
+    message_id: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """What was dropped, and why, beside what SDS and the reassembly count."""
+
+    ephemerals_invalid: int = 0
+    ephemerals_repeated: int = 0
+    senders_forged: int = 0
+    """The packet was signed by another than the sender it names (C-287)."""
+
+
+class ChannelEngine:
+    """One participant's part in one channel, from payload to SDS message and back.
+
+    `config` has its sections filled in (`configure`). `limiter` may be shared with other channels. `state` is
+    what earlier `changes()` add up to.
+    """
+
+    def __init__(
+        self,
+        channel_id: str,
+        sender_id: str,
+        content_topic: str,
+        config: ReliableChannelConfig,
+        *,
+        limiter: RateLimiter,
+        lane: str,
+        now_ms: int,
+        random: Callable[[], float],
+        state: ChannelState | None = None,
+    ) -> None:
+        assert config.sds is not None and config.segmentation is not None
+        state = state or ChannelState()
+        self.config = config
+        self.segmentation = config.segmentation
+        self.content_topic = content_topic
+        self.lane = lane
+        self.counts = EngineCounts()
+        self.sds = Participant(
+            channel_id, sender_id, config.sds, now_ms=now_ms, random=random, state=state.sds
+        )
+        self.reassembler = Reassembler(
+            config.segmentation,
+            segments=state.segments.values(),
+            finished=state.segments_finished.values(),
+            given_up=state.segments_given_up.values(),
+            fetch=self._content,
+            now=now_ms,
+        )
+        self.requests = Requests(config.sent_event_on, stored=state.sent_chunks.values())
+        self.retrieval = Retrieval(config.retrieve_frequency_ms)
+        self.catching_up = CatchingUp(
+            enabled=config.query_on_connect,
+            threshold_ms=config.force_query_threshold_ms,
+            window_ms=config.query_window_ms,
+            mark=state.query_marks.get("current"),
+        )
+        self.inbox = Inbox(
+            content_topic,
+            max_messages=config.max_inbox_messages,
+            max_bytes=config.max_inbox_bytes,
+            stored=state.inbox.values(),
+        )
+        self._limiter = limiter
+        self._in_flight: set[str] = set()
+        self._background: dict[str, bytes] = {}
+        self._syncs = 0
+        self._wrapped: list[str] = []
+        self._ephemerals: OrderedDict[str, None] = OrderedDict()
+        self._events: list[ChannelEvent] = []
+        self._last_ns = 0
+        self._last_round = -math.inf
+        self._latest_hint: bytes | None = None
+        self._resume(state, now_ms)
+
+    def _resume(self, state: ChannelState, now_ms: int) -> None:
+        """Go on where an earlier run ended (C-257)."""
+        limiter = self._limiter
+        outgoing = self.sds.outgoing()
+        queued = [each for each in state.queue.values() if each.message_id in outgoing]
+        limiter.restore(self.lane, queued)
+        # What was wrapped and neither sent nor queued was on its way when the program ended.
+        waiting = {each.message_id for each in queued}
+        for message_id in self.sds.undispatched():
+            if message_id not in waiting:
+                found = self.requests.find(message_id)
+                limiter.offer(self.lane, [message_id], opens_message=found is None or found[1] == 0)
+        for message_id, where in outgoing.items():
+            if where is OutgoingState.EXHAUSTED:
+                self.requests.mark_undelivered(message_id)
+        if self.sds.missing():
+            self.retrieval.found_missing(now_ms)
+
+    def _content(self, message_id: str) -> bytes | None:
+        """What a logged message carries."""
+        data = self.sds.encoded(message_id)
+        message = None if data is None else SdsMessage.decode(data)
+        return None if message is None else message.content
+
+    # What the application sends.
+
+    def send(self, payload: bytes, request_id: str, now_ms: int) -> None:
+        """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).
+
+        Raises `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`: nothing was registered.
+        """
+        if not payload:
+            raise EmptyPayload
+        count = sum(segment_counts(len(payload), self.segmentation))
+        if count > self.sds.room:
+            raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
+        self._limiter.check_room(self.lane, count)
+        carried = request_id if self.config.send_request_id else None
+        digest, message_ids = b"", []
+        for segment in segment_message(payload, self.segmentation, request_id=carried):
+            digest = segment.entire_message_hash
+            message_ids.append(self._wrap(encode_segment(segment), now_ms))
+        self.requests.add(request_id, digest, message_ids)
+        self._limiter.offer(self.lane, message_ids)
+
+    def send_ephemeral(
+        self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None
+    ) -> Ephemeral | None:
+        """Give an ephemeral message its form; None if the rate limit drops it (C-177 … C-181).
+
+        Raises `EmptyPayload`, and `MessageTooLarge` above `max_bytes`.
+        """
+        if not payload:
+            raise EmptyPayload
+        if max_bytes is not None and len(payload) > max_bytes:
+            raise MessageTooLarge(len(payload), max_bytes)
+        digest = message_hash(payload)
+        reason = self._limiter.admit_ephemeral(now_ms)
+        if reason is not None:
+            self._drop_ephemeral(request_id, digest.hex(), reason, now_ms)
+            return None
+        whole = replace(self.segmentation, segment_size_bytes=len(payload), enable_reed_solomon=False)
+        carried = request_id if self.config.send_request_id else None
+        (segment,) = segment_message(payload, whole, request_id=carried)
+        message = self.sds.wrap_ephemeral(encode_segment(segment), self._next_ns(now_ms))
+        return Ephemeral(request_id, digest.hex(), message.encode())
+
+    def _drop_ephemeral(
+        self, request_id: str, message_id: str, reason: EphemeralDropReason, now_ms: int
+    ) -> None:
+        self._events.append(
+            EphemeralMessageDropped(
+                request_id=request_id,
+                message_id=message_id,
+                reason=reason,
+                rate_limit_utilization=self._limiter.utilisation(now_ms),
+            )
+        )
+
+    def ephemeral_sent(self, ephemeral: Ephemeral) -> None:
+        """The transport has an ephemeral message (C-058)."""
+        self._events.append(
+            MessageSent(
+                request_id=ephemeral.request_id, message_id=ephemeral.message_id, chunk_info=ChunkInfo()
+            )
+        )
+
+    def ephemeral_failed(self, ephemeral: Ephemeral, error: str, code: str) -> None:
+        """The transport has not; there is no second attempt."""
+        self._events.append(
+            SendingMessageIrrecoverableError(
+                request_id=ephemeral.request_id,
+                message_id=ephemeral.message_id,
+                chunk_info=ChunkInfo(),
+                error=error,
+                code=code,
+            )
+        )
+
+    def _wrap(self, content: bytes, now_ms: int) -> str:
+        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms)).message_id
+        self._wrapped.append(message_id)
+        return message_id
+
+    def _next_ns(self, now_ms: int) -> int:
+        self._last_ns = max(now_ms * _NS, self._last_ns + 1)
+        return self._last_ns
+
+    # What goes out. The shell takes a transmission from the limiter and says what became of it.
+
+    def data(self, transmission: Transmission) -> bytes | None:
+        """The SDS message to send; None if it need not go out any more, and was withdrawn."""
+        message_id = transmission.message_id
+        if transmission.priority is Priority.BACKGROUND:
+            data = self._background.get(message_id)
+        elif not self.sds.is_outgoing(message_id):
+            data = None
+        else:
+            data = self.sds.encoded(message_id)
+        if data is None:
+            self._limiter.withdraw(self.lane, message_id)
+        return data
+
+    def sending(self, transmission: Transmission) -> None:
+        """It was taken, and goes out now."""
+        if transmission.priority is not Priority.BACKGROUND:
+            self._in_flight.add(transmission.message_id)
+            self.requests.sending(transmission.message_id)
+
+    def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
+        """The transport has it; `hint` is what a store finds it by."""
+        message_id = transmission.message_id
+        self._limiter.sent(transmission)
+        if transmission.priority is Priority.BACKGROUND:
+            self._background.pop(message_id, None)
+            return
+        self._in_flight.discard(message_id)
+        self.sds.dispatched(message_id, now_ms, hint)
+        self.requests.sent(message_id)
+        self._forget_orphan(message_id)
+
+    def not_dispatched(self, transmission: Transmission, now_ms: int) -> None:
+        """The transport could not take it now: it keeps its place, and no attempt is counted (C-292)."""
+        message_id = transmission.message_id
+        self._in_flight.discard(message_id)
+        if transmission.priority is Priority.BACKGROUND:
+            # A later sync says more, and another participant may answer the request for repair.
+            self._background.pop(message_id, None)
+            if self.is_sync(transmission):
+                self.sds.sync_failed(now_ms)
+            return
+        self._forget_orphan(message_id)
+        if self.sds.is_outgoing(message_id):
+            self._limiter.put_back(transmission)
+        else:
+            self._limiter.sent(transmission)
+
+    def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
+        """It can never go out (C-044, C-045). No other message is harmed by that: what was to follow it and
+        has not gone out yet is wrapped anew, so that nobody waits for what will never come."""
+        message_id = transmission.message_id
+        self._in_flight.discard(message_id)
+        self._limiter.sent(transmission)
+        self._limiter.withdraw(self.lane, message_id)
+        if transmission.priority is Priority.BACKGROUND:
+            self._background.pop(message_id, None)
+            if message_id.startswith(_SYNC):
+                self.sds.sync_failed(now_ms)
+            return
+        for each in {message_id, *self.requests.failed(message_id, error, code)}:
+            if each not in self._in_flight:
+                self._limiter.withdraw(self.lane, each)
+                self.sds.failed(each)
+        self._wrap_anew(now_ms)
+
+    def _forget_orphan(self, message_id: str) -> None:
+        """Its message failed while it was on its way: it is not sent again."""
+        if self.requests.find(message_id) is None:
+            self.sds.failed(message_id)
+
+    def _wrap_anew(self, now_ms: int) -> None:
+        held: list[tuple[str, bytes]] = []
+        for message_id in self.sds.undispatched():
+            data = self.sds.encoded(message_id)
+            message = SdsMessage.decode(data) if data is not None else None
+            if message_id in self._in_flight or message is None or message.content is None:
+                continue
+            if self.requests.find(message_id) is not None:
+                held.append((message_id, message.content))
+        for message_id, _ in held:
+            self._limiter.withdraw(self.lane, message_id)
+            self.sds.failed(message_id)
+        for message_id, content in held:
+            new_id = self._wrap(content, now_ms)
+            self.requests.replace(message_id, new_id)
+            found = self.requests.find(new_id)
+            self._limiter.offer(self.lane, [new_id], opens_message=found is not None and found[1] == 0)
+
+    # What comes in.
+
+    def receive(
+        self,
+        data: bytes,
+        now_ms: int,
+        *,
+        hint: bytes | None = None,
+        author: str | None = None,
+    ) -> SdsMessage | None:
+        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them."""
+        if self.config.sender_binding == "did" and not self._is_genuine(data, author):
+            self.counts.senders_forged += 1
+            return None
+        self._latest_hint = hint
+        message = self.sds.receive(data, now_ms, hint)
+        if message is not None:
+            self.catching_up.received(now_ms)
+        self._settle(now_ms)
+        return message
+
+    def _is_genuine(self, data: bytes, author: str | None) -> bool:
+        """Whether a sender that is a DID is the one who signed (C-287)."""
+        assert self.config.sds is not None
+        message = SdsMessage.decode(data, max_entries=self.config.sds.max_received_history)
+        return message is None or not message.sender_id.startswith("did:") or message.sender_id == author
+
+    def set_online(self, online: bool, now_ms: int) -> None:
+        """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
+        self.sds.set_online(online, now_ms)
+
+    def is_sync(self, transmission: Transmission) -> bool:
+        """Whether a transmission is a sync, of which a later one says more."""
+        return transmission.priority is Priority.BACKGROUND and transmission.message_id.startswith(_SYNC)
+
+    def repairs(self, transmission: Transmission) -> tuple[str, bytes | None] | None:
+        """Whose message a transmission sends again for another, and what finds it; None if it does not."""
+        if not transmission.message_id.startswith(_REPAIR):
+            return None
+        message_id = transmission.message_id.removeprefix(_REPAIR)
+        return message_id, self.sds.retrieval_hint(message_id)
+
+    # Time.
+
+    def get_timer(self) -> float:
+        """When to call `handle_timer`, in wall milliseconds."""
+        reassembly = self.reassembler.get_timer()
+        at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly)
+        # At most one round in so long, whatever is due (C-080); missing messages are asked for apart.
+        return max(at, self._last_round + self.config.process_task_min_elapse_ms)
+
+    def handle_timer(self, now_ms: int) -> None:
+        """Do what is due: retransmissions, syncs, repairs, sweeps, timeouts."""
+        if now_ms < self._last_round:  # the clock was set back
+            self._last_round = now_ms
+        if self.get_timer() > now_ms:
+            return
+        self._last_round = now_ms
+        self.sds.handle_timer(now_ms)
+        self.reassembler.handle_timer(now_ms)
+        self._settle(now_ms)
+
+    def plan_retrieval(self, now_ms: int) -> RetrievalPlan | None:
+        """What to ask the store for now; see `Retrieval`."""
+        return self.retrieval.take(now_ms, self.sds.missing(), self.catching_up.oldest(now_ms))
+
+    # What the shell takes.
+
+    def events(self) -> list[ChannelEvent]:
+        """What happened since the last call, in order, but for what was received: that is in the inbox."""
+        events = self._events
+        self._events = []
+        return events + self.requests.events()
+
+    def wrapped(self) -> list[str]:
+        """The SDS messages made since the last call: they go out once what tells of them is stored."""
+        wrapped, self._wrapped = self._wrapped, []
+        return wrapped
+
+    def changes(self) -> list[Change]:
+        """What to store since the last call, in one transaction."""
+        return [
+            *sds_changes(self.sds.changes()),
+            *self.reassembler.changes_to_store(),
+            *self.requests.changes_to_store(),
+            *self.catching_up.changes_to_store(),
+            *self.inbox.changes_to_store(),
+            *self._limiter.changes_to_store(self.lane),
+        ]
+
+    # Inside.
+
+    def _settle(self, now_ms: int) -> None:
+        """Act on what SDS has to tell, until it has no more."""
+        for event in self.sds.events():
+            match event:
+                case sds.Delivered():
+                    self._latest_hint = event.retrieval_hint or self._latest_hint
+                    self.reassembler.receive(event.sender_id, event.message_id, event.content, now_ms)
+                    self._take_whole(now_ms)
+                case sds.EphemeralReceived():
+                    self._receive_ephemeral(event, now_ms)
+                case sds.PossiblyAcknowledged():
+                    self.requests.possibly_acknowledged(event.message_id, event.count)
+                case sds.Acknowledged():
+                    self._limiter.withdraw(self.lane, event.message_id)
+                    self.requests.acknowledged(event.message_id)
+                case sds.DeliveryFailed():
+                    self._limiter.withdraw(self.lane, event.message_id)
+                    self.requests.exhausted(event.message_id)
+                case sds.MissingFound():
+                    self.retrieval.found_missing(now_ms)
+                case sds.Lost():
+                    self._give_up(event)
+                case sds.Retransmit():
+                    self._limiter.offer_again(self.lane, event.message_id, Priority.RETRANSMISSION)
+                case sds.SendSync():
+                    # It takes the place of one that still waits.
+                    self._withdraw_background(f"{_SYNC}{self._syncs}")
+                    self._syncs += 1
+                    self._offer_background(f"{_SYNC}{self._syncs}", event.data)
+                case sds.SendRepair():
+                    self._offer_background(f"{_REPAIR}{event.message_id}", event.data)
+        self._take_whole(now_ms)
+
+    def _offer_background(self, name: str, data: bytes) -> None:
+        if self._limiter.offer_again(self.lane, name, Priority.BACKGROUND):
+            self._background[name] = data
+            self._wrapped.append(name)  # it may acknowledge what this very step received
+
+    def _withdraw_background(self, name: str) -> None:
+        self._background.pop(name, None)
+        self._limiter.withdraw(self.lane, name)
+
+    def _take_whole(self, now_ms: int) -> None:
+        for event in self.reassembler.events_received():
+            if isinstance(event, Reassembled):
+                self._hand_over(event.sender_id, event.payload, event.message_hash, event.request_id, now_ms)
+            else:
+                self._events.append(
+                    IrretrievableMessage(
+                        message_id=event.message_hash.hex(),
+                        retrieval_hint=None,
+                        sender_id=event.sender_id,
+                        channel_id=self.sds.channel_id,
+                        first_missing_at=event.first_received_at,
+                    )
+                )
+
+    def _give_up(self, event: sds.Lost) -> None:
+        self._events.append(
+            IrretrievableMessage(
+                message_id=event.entry.message_id,
+                retrieval_hint=event.entry.retrieval_hint,
+                sender_id=event.entry.sender_id,
+                channel_id=self.sds.channel_id,
+                first_missing_at=event.first_missing_at,
+            )
+        )
+
+    def _receive_ephemeral(self, event: sds.EphemeralReceived, now_ms: int) -> None:
+        if event.message_id in self._ephemerals:
+            self.counts.ephemerals_repeated += 1
+            return
+        self._ephemerals[event.message_id] = None
+        if len(self._ephemerals) > _REMEMBERED_EPHEMERALS:
+            self._ephemerals.popitem(last=False)
+        try:
+            segment = decode_segment(event.content)
+        except InvalidSegment:
+            self.counts.ephemerals_invalid += 1
+            return
+        single = segment.data_segment_count == 1 and not segment.is_parity
+        if not single or message_hash(segment.payload) != segment.entire_message_hash:
+            self.counts.ephemerals_invalid += 1
+            return
+        self._hand_over(
+            *(event.sender_id, segment.payload, segment.entire_message_hash, segment.request_id, now_ms),
+            ephemeral=True,
+        )
+
+    def _hand_over(
+        self,
+        sender_id: str,
+        payload: bytes,
+        digest: bytes,
+        request_id: str | None,
+        now_ms: int,
+        *,
+        ephemeral: bool = False,
+    ) -> None:
+        if not self.config.receive:
+            return
+        message = MessageReceived(
+            request_id=request_id or digest.hex(),
+            message_id=digest.hex(),
+            sender_id=sender_id,
+            payload=payload,
+            content_topic=self.content_topic,
+            timestamp=now_ms,
+            ephemeral=ephemeral,
+            hash=self._latest_hint,
+        )
+        self.inbox.put(message, digest)
+
+
+def follows_others(messages: Iterable[SdsMessage | None]) -> bool:
+    """Whether a page of history has a message of this channel that names others (C-171)."""
+    return any(message is not None and message.causal_history for message in messages)

@@ -1,0 +1,124 @@
+"""What calls of a channel raise. What fails later arrives as an event (C-011)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from strata.protocol.errors import StrataError
+
+__all__ = [
+    "AlreadyOpen",
+    "ChannelError",
+    "ChannelNotOpen",
+    "EmptyPayload",
+    "EncodingFailed",
+    "EventsMissed",
+    "InvalidConfiguration",
+    "InvalidEnvelope",
+    "MessageTooLarge",
+    "NotStarted",
+    "SegmentDoesNotFit",
+    "UnknownChannel",
+]
+
+
+class ChannelError(StrataError):
+    """A call of a channel that could not be carried out; nothing was sent."""
+
+
+class NotStarted(ChannelError):
+    """The channel is stopped: `start` it first (C-016)."""
+
+    def __str__(self) -> str:
+        return "the channel is not started: call start(), or open it with `async with`"
+
+
+class ChannelNotOpen(ChannelError):
+    """The channel was closed, or never opened."""
+
+    def __str__(self) -> str:
+        return "the channel is not open"
+
+
+class AlreadyOpen(ChannelError):
+    """This participant has the channel open on this node already (C-009)."""
+
+    def __init__(self, channel_id: str, sender_id: str) -> None:
+        super().__init__(channel_id, sender_id)
+        self.channel_id = channel_id
+        self.sender_id = sender_id
+
+    def __str__(self) -> str:
+        return f"{self.sender_id!r} has the channel {self.channel_id!r} open on this node already"
+
+
+class UnknownChannel(ChannelError):
+    """An envelope names a channel that is not open here, or that several participants have open (C-013)."""
+
+    def __init__(self, channel_id: str) -> None:
+        super().__init__(channel_id)
+        self.channel_id = channel_id
+
+    def __str__(self) -> str:
+        return f"no channel {self.channel_id!r} is open here, or more than one"
+
+
+class InvalidConfiguration(ChannelError, ValueError):
+    """Arguments or settings that no channel can have, or that contradict the node's other channels."""
+
+
+class InvalidEnvelope(ChannelError, ValueError):
+    """An envelope that contradicts its channel (C-014)."""
+
+
+class EmptyPayload(ChannelError, ValueError):
+    """A message without content (C-015)."""
+
+    def __str__(self) -> str:
+        return "a message needs content"
+
+
+class EncodingFailed(ChannelError):
+    """The encoder failed: so does this chunk, for good (C-044). The cause is the encoder's own error."""
+
+    def __str__(self) -> str:
+        return f"the encoder failed: {self.__cause__!r}"
+
+
+class MessageTooLarge(ChannelError, ValueError):
+    """An ephemeral message that one transport message cannot hold (C-179)."""
+
+    def __init__(self, size_bytes: int, max_bytes: int) -> None:
+        super().__init__(size_bytes, max_bytes)
+        self.size_bytes = size_bytes
+        self.max_bytes = max_bytes
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes} bytes are too many for an ephemeral message: it may have {self.max_bytes}"
+
+
+class SegmentDoesNotFit(ChannelError, ValueError):
+    """A full segment would not fit into one transport message (C-035)."""
+
+    def __init__(self, segment_size_bytes: int, largest: int) -> None:
+        super().__init__(segment_size_bytes, largest)
+        self.segment_size_bytes = segment_size_bytes
+        self.largest = largest
+        """The largest `segment_size_bytes` that works with these settings; 0 if none does."""
+
+    def __str__(self) -> str:
+        return (
+            f"segments of {self.segment_size_bytes} bytes do not fit into this transport's messages with "
+            f"these settings: set segment_size_bytes to at most {self.largest}"
+        )
+
+
+class EventsMissed(ChannelError):
+    """An iterator of events was not read for so long that some had to be dropped."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"{self.count} events were dropped: this iterator was not read for too long"

@@ -1,0 +1,143 @@
+"""Whole received messages until the application has taken them. No I/O.
+
+What SDS has delivered is acknowledged to its sender, so it must not be lost while the program is busy with an
+earlier one, nor by a crash: a message enters the store in the very step that delivered it, and leaves it when
+the program takes it. Ephemeral messages are not stored, and make room when there is none.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from strata.channels.persistence.interface import Change
+from strata.channels.persistence.records import InboxMessage, put, remove
+from strata.channels.reliable.events import MessageReceived
+
+__all__ = ["Inbox", "Received"]
+
+
+class Received:
+    """A message and its place in the order of delivery."""
+
+    __slots__ = ("announced", "message", "message_hash", "position")
+
+    def __init__(self, position: int, message: MessageReceived, message_hash: bytes) -> None:
+        self.position = position
+        self.message_hash = message_hash
+        self.message = message
+        self.announced = False
+        """Whether handlers have heard of it."""
+
+
+class Inbox:
+    """What waits to be taken, in the order of delivery."""
+
+    def __init__(
+        self, content_topic: str, *, max_messages: int, max_bytes: int, stored: Iterable[InboxMessage] = ()
+    ) -> None:
+        """`stored` is what a store kept of an earlier run."""
+        self._topic = content_topic
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._waiting: OrderedDict[int, Received] = OrderedDict()
+        self._bytes = 0
+        self._changes: list[Change] = []
+        self.ephemerals_dropped = 0
+        """Ephemeral messages that nobody took in time."""
+        for record in sorted(stored, key=lambda each: each.position):
+            self._append(Received(record.position, self._message(record), record.message_hash))
+        self._next_position = max(self._waiting, default=0) + 1
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Received]:
+        return iter(self._waiting.values())
+
+    @property
+    def newest(self) -> int:
+        """The position of the message received last."""
+        return self._next_position - 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload bytes that wait."""
+        return self._bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be received until something is taken."""
+        return len(self._waiting) >= self._max_messages or self._bytes >= self._max_bytes
+
+    def put(self, message: MessageReceived, message_hash: bytes) -> Received:
+        """Keep a message, though the inbox be full: the channel reads no further then, and drops none."""
+        received = Received(self._next_position, message, message_hash)
+        self._next_position += 1
+        if message.ephemeral:
+            self._drop_ephemerals()
+        else:
+            self._store(received)
+        self._append(received)
+        return received
+
+    def put_back(self, received: Received) -> None:
+        """What was taken last was not handed over after all: it is first again."""
+        self._append(received)
+        self._waiting.move_to_end(received.position, last=False)
+        if not received.message.ephemeral:
+            self._store(received)
+
+    def _store(self, received: Received) -> None:
+        message = received.message
+        record = InboxMessage(
+            received.position,
+            message.request_id,
+            received.message_hash,
+            message.sender_id,
+            message.payload,
+            message.timestamp,
+            message.hash,
+        )
+        self._changes.append(put(record))
+
+    def first(self) -> Received | None:
+        """What is to be taken next."""
+        return next(iter(self._waiting.values()), None)
+
+    def take(self, received: Received) -> None:
+        """The application has this one: forget it."""
+        if self._waiting.pop(received.position, None) is not None:
+            self._bytes -= len(received.message.payload)
+            if not received.message.ephemeral:
+                self._changes.append(remove(InboxMessage, str(received.position)))
+
+    def changes_to_store(self) -> list[Change]:
+        """What a store has to do since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _append(self, received: Received) -> None:
+        self._waiting[received.position] = received
+        self._bytes += len(received.message.payload)
+
+    def _drop_ephemerals(self) -> None:
+        while self.is_full:
+            oldest = next((each for each in self._waiting.values() if each.message.ephemeral), None)
+            if oldest is None:
+                return
+            self.take(oldest)
+            self.ephemerals_dropped += 1
+
+    def _message(self, record: InboxMessage) -> MessageReceived:
+        return MessageReceived(
+            request_id=record.request_id,
+            message_id=record.message_hash.hex(),
+            sender_id=record.sender_id,
+            payload=record.payload,
+            content_topic=self._topic,
+            timestamp=record.received_at,
+            hash=record.retrieval_hint,
+        )

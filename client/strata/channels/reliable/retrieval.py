@@ -1,0 +1,120 @@
+"""When to ask the store for missing messages, and for which (channel.md §8). No I/O, no clock.
+
+A gap is asked for soon after it is found, by the hints of the messages that name what is missing (C-164).
+What comes may name further missing messages: as long as each answer brings something the next question
+follows at once, so a chain of gaps is closed in one go (C-168). Otherwise the next one waits for
+`retrieve_frequency_ms` (C-163), longer each time nothing came.
+
+One question by hints costs a round trip and brings two generations at most. A gap that is still open after
+some of them, or has no hints, is better read through: then the whole topic is asked for, newest first, until
+nothing is missing any more.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from strata.channels.sds.messages import HistoryEntry
+
+__all__ = ["ByHash", "ByWindow", "Retrieval", "RetrievalPlan"]
+
+_HINT_BYTES = 32
+_SOON_MS = 200
+"""Messages overtake each other: most of what seems to be missing is here after this long."""
+_MAX_HASHES = 128
+_MAX_ROUNDS = 4
+"""Questions by hint in a row before the topic is read through."""
+_MAX_BACKOFF = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ByHash:
+    """Ask for these packets."""
+
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ByWindow:
+    """Read the topic back to this time, newest first, until nothing is missing."""
+
+    since_ms: int
+
+
+RetrievalPlan = ByHash | ByWindow
+
+
+class Retrieval:
+    """The schedule of one channel. Times are wall milliseconds."""
+
+    def __init__(self, frequency_ms: int) -> None:
+        self._frequency = frequency_ms
+        self._rounds = 0
+        self._fruitless = 0
+        self._asked_at = -math.inf
+        self._under_way = False
+        self._window_next = False
+        self.at = math.inf
+        """When `take` has something; never if retrieval is off."""
+
+    def found_missing(self, now: int) -> None:
+        """There is a gap, perhaps a new one."""
+        if self._frequency and not self._under_way:
+            soon = now + min(_SOON_MS, self._frequency)
+            self.at = min(self.at, max(soon, self._asked_at + self._wait))
+
+    def take(self, now: int, missing: Sequence[HistoryEntry], window_since_ms: int) -> RetrievalPlan | None:
+        """What to ask for now; None if nothing is missing. Then say `finished`."""
+        self.at = math.inf
+        if not missing or not self._frequency:
+            self._rounds = self._fruitless = 0
+            return None
+        self._under_way = True
+        self._asked_at = now
+        hashes = _hashes(missing)
+        # Hints first; once they led nowhere, or lead on and on, the topic is read through.
+        if hashes and not self._window_next and self._rounds < _MAX_ROUNDS:
+            self._rounds += 1
+            return ByHash(hashes)
+        self._rounds = 0
+        self._window_next = False
+        return ByWindow(window_since_ms)
+
+    def finished(self, now: int, *, brought: int, still_missing: bool) -> None:
+        """An answer is complete: so many new messages came of it."""
+        self._under_way = False
+        if not still_missing:
+            self._rounds = self._fruitless = 0
+            self.at = math.inf
+            return
+        if brought:
+            self._fruitless = 0
+            self.at = now
+            return
+        self._fruitless += 1
+        self._window_next = self._fruitless % 2 == 1
+        self.at = now + self._wait
+
+    def failed(self, now: int) -> None:
+        """The store could not be asked."""
+        self._under_way = False
+        self.at = now + self._wait
+
+    @property
+    def _wait(self) -> int:
+        return int(self._frequency * min(2 ** max(0, self._fruitless - 1), _MAX_BACKOFF))
+
+
+def _hashes(missing: Iterable[HistoryEntry]) -> tuple[bytes, ...]:
+    found: dict[bytes, None] = {}
+    for entry in missing:
+        hint = entry.retrieval_hint
+        if hint is not None and len(hint) == _HINT_BYTES:
+            found[hint] = None
+            if len(found) == _MAX_HASHES:
+                break
+    return tuple(found)

@@ -1,0 +1,45 @@
+"""How large a segment may be: the worst case of everything around it (C-035, C-127; decision A-127)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from strata.channels.sds.bloom import BloomParameters
+from strata.channels.sds.config import MAX_ID_BYTES, SdsConfig
+from strata.channels.segmentation.messages import HASH_BYTES, MAX_REQUEST_ID_BYTES
+
+__all__ = ["largest_ephemeral", "largest_segment", "message_overhead"]
+
+_HINT_BYTES = 32
+_MESSAGE_ID_BYTES = 64
+_FIELD_BYTES = 6  # tag and length of a field of at most a megabyte or two
+_SEGMENT_BYTES = HASH_BYTES + MAX_REQUEST_ID_BYTES + 10 * _FIELD_BYTES
+
+
+def message_overhead(channel_id: str, sender_id: str, config: SdsConfig) -> int:
+    """Most bytes that an SDS message has beside its content."""
+    entry = MAX_ID_BYTES + _HINT_BYTES + _MESSAGE_ID_BYTES + 4 * _FIELD_BYTES
+    entries = config.causal_history_size + config.max_repair_requests
+    filter_bytes = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate).size_bytes
+    ids = len(channel_id.encode()) + len(sender_id.encode()) + _MESSAGE_ID_BYTES
+    return ids + filter_bytes + entries * entry + 8 * _FIELD_BYTES
+
+
+def largest_segment(
+    largest_payload: int | None, channel_id: str, sender_id: str, config: SdsConfig, *, hook_overhead: int
+) -> int | None:
+    """The largest segment whose SDS message, encrypted, is no larger than `largest_payload`; None: any."""
+    if largest_payload is None:
+        return None
+    around = message_overhead(channel_id, sender_id, config) + _SEGMENT_BYTES + hook_overhead
+    return max(0, largest_payload - around)
+
+
+def largest_ephemeral(
+    largest_payload: int | None, channel_id: str, sender_id: str, *, hook_overhead: int
+) -> int | None:
+    """The largest payload of an ephemeral message, which has neither history nor filter; None: any."""
+    if largest_payload is None:
+        return None
+    ids = len(channel_id.encode()) + len(sender_id.encode()) + _MESSAGE_ID_BYTES
+    return max(0, largest_payload - ids - _SEGMENT_BYTES - hook_overhead - 8 * _FIELD_BYTES)

@@ -1,0 +1,59 @@
+"""Scalable Data Sync: a channel's messages in one order for all, acknowledged, and repaired when lost.
+
+A `Participant` is one sender's part in one channel. It does no I/O and has no clock; the reliable channel
+drives it. What travels are `SdsMessage`s, compatible with the JavaScript package of the same protocol.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from strata.channels.sds.bloom import BloomFilter, BloomParameters
+from strata.channels.sds.config import SdsConfig
+from strata.channels.sds.events import (
+    AckedBy,
+    Acknowledged,
+    Delivered,
+    DeliveryFailed,
+    EphemeralReceived,
+    Lost,
+    MissingFound,
+    PossiblyAcknowledged,
+    Retransmit,
+    SdsEvent,
+    SendRepair,
+    SendSync,
+)
+from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
+from strata.channels.sds.outgoing import OutgoingState
+from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.sds.state import Change, SdsState
+from strata.channels.sds.statistics import Statistics
+
+__all__ = [
+    "NO_CHANNEL",
+    "AckedBy",
+    "Acknowledged",
+    "BloomFilter",
+    "BloomParameters",
+    "Change",
+    "Delivered",
+    "DeliveryFailed",
+    "EphemeralReceived",
+    "HistoryEntry",
+    "Kind",
+    "Lost",
+    "MissingFound",
+    "OutgoingFull",
+    "OutgoingState",
+    "Participant",
+    "PossiblyAcknowledged",
+    "Retransmit",
+    "SdsConfig",
+    "SdsEvent",
+    "SdsMessage",
+    "SdsState",
+    "SendRepair",
+    "SendSync",
+    "Statistics",
+]

@@ -1,0 +1,113 @@
+"""The filter of received ids, bit for bit that of the JavaScript package (C-103, A-135).
+
+Parameters come from the channel's configuration and never travel. The wire form is the bit array as 64-bit
+big-endian words; bit n of a word counts from the least significant.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import mmh3
+
+__all__ = ["BloomFilter", "BloomParameters", "RollingFilter"]
+
+_LN2 = math.log(2)
+
+
+class BloomParameters:
+    """Sizes of a filter for `capacity` ids at `error_rate`, and where an id's bits are."""
+
+    def __init__(self, capacity: int, error_rate: float) -> None:
+        bits_per_id = math.ceil(-math.log(error_rate) / _LN2**2)
+        self.capacity = capacity
+        self.bits = capacity * bits_per_id
+        # JavaScript rounds halves up, Python to even.
+        self.hashes = math.floor(_LN2 * bits_per_id + 0.5)
+        self.size_bytes = (self.bits // 64 + 1) * 8
+
+    def positions(self, message_id: str) -> Sequence[int]:
+        """The numbers of the bits that stand for this id."""
+        first, second = _hash(message_id), _hash(message_id + " b")
+        return [(first + i * second) % self.bits for i in range(self.hashes)]
+
+    def contains(self, data: bytes | bytearray, positions: Iterable[int]) -> bool:
+        """Whether a filter in wire form has all these bits; `data` must be `size_bytes` long."""
+        # Byte b of a big-endian word holds bits 8·(7−b)…, hence the exclusive or with 7.
+        for bit in positions:
+            if not data[bit >> 3 ^ 7] >> (bit & 7) & 1:
+                return False
+        return True
+
+
+def _hash(text: str) -> int:
+    return abs(mmh3.hash(text, 0, True))
+
+
+class BloomFilter:
+    """A set of ids that answers "perhaps" or "certainly not"."""
+
+    def __init__(self, parameters: BloomParameters) -> None:
+        self._parameters = parameters
+        self._bits = bytearray(parameters.size_bytes)
+        self._encoded: bytes | None = None
+        self.count = 0
+        """Insertions so far."""
+
+    def insert(self, message_id: str) -> None:
+        """Put an id into the set."""
+        self.insert_at(self._parameters.positions(message_id))
+
+    def insert_at(self, positions: Iterable[int]) -> None:
+        """Put an id into the set by its bits."""
+        bits = self._bits
+        for bit in positions:
+            bits[bit >> 3 ^ 7] |= 1 << (bit & 7)
+        self._encoded = None
+        self.count += 1
+
+    def __contains__(self, message_id: str) -> bool:
+        return self._parameters.contains(self._bits, self._parameters.positions(message_id))
+
+    def to_bytes(self) -> bytes:
+        """The wire form; made once for each state of the set."""
+        if self._encoded is None:
+            self._encoded = bytes(self._bits)
+        return self._encoded
+
+
+class RollingFilter:
+    """A filter of the ids received last: no fewer than half its capacity, no more than all of it (C-102).
+
+    Recomputing a full filter in one go would stall the channel. So a second filter is filled with the later
+    half of the ids, and takes over when the first is full.
+    """
+
+    def __init__(self, parameters: BloomParameters) -> None:
+        self.parameters = parameters
+        self._current = BloomFilter(parameters)
+        self._next = BloomFilter(parameters)
+
+    @cached_property
+    def _half(self) -> int:
+        return self.parameters.capacity // 2
+
+    def insert(self, message_id: str) -> None:
+        """Put an id into the set; the oldest may leave it."""
+        positions = self.parameters.positions(message_id)
+        if self._current.count >= self.parameters.capacity:
+            self._current, self._next = self._next, BloomFilter(self.parameters)
+        self._current.insert_at(positions)
+        if self._current.count > self._half:
+            self._next.insert_at(positions)
+
+    def __contains__(self, message_id: str) -> bool:
+        return message_id in self._current
+
+    def to_bytes(self) -> bytes:
+        """The wire form of the present filter."""
+        return self._current.to_bytes()

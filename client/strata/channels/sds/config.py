@@ -1,0 +1,92 @@
+"""Every setting of a participant, with its unit and default (channel.md §2)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["FAR_AHEAD_MS", "MAX_ID_BYTES", "SdsConfig"]
+
+MAX_ID_BYTES = 256
+"""Longest sender, channel or message id, in UTF-8 (C-002)."""
+FAR_AHEAD_MS = 24 * 3600 * 1000
+"""A Lamport time further ahead of the wall clock than this does not move one's own (C-119)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdsConfig:
+    """Settings of one channel. The filter's and the repair's must be equal for all its participants (C-146).
+
+    Times are milliseconds. Raises `ValueError` for a value that makes no sense (C-032).
+    """
+
+    acknowledgement_timeout_ms: int = 5_000
+    max_retransmissions: int = 5
+    """0: none; the delivery error then comes after one timeout (C-036)."""
+    causal_history_size: int = 2
+    bloom_filter_size: int = 10_000
+    """Ids a filter is sized for; it rolls over when it holds as many."""
+    bloom_filter_error_rate: float = 0.001
+    possible_acks_threshold: int = 2
+    """Filters of different messages that together count as an acknowledgement; 0: however many, none do."""
+    possible_acks_from_distinct_senders: bool = False
+    """Count at most one filter of each sender (A-136)."""
+    possible_ack_retry_factor: float = 2.0
+    lost_message_timeout_ms: int = 600_000
+    """0: a missing message is never given up."""
+    enable_repair: bool = True
+    repair_t_min_ms: int = 30_000
+    repair_t_max_ms: int = 120_000
+    expected_participants: int = 1
+    max_repair_requests: int = 3
+    """Entries in one message's `repair_request`."""
+    sync_min_interval_ms: int = 30_000
+    """0: no sync message is ever sent by itself."""
+    sweep_in_buf_interval_ms: int = 5_000
+
+    # Bounds on memory and work (C-095, C-302). Nothing here is part of the protocol.
+    max_history: int = 10_000
+    """Messages in the log; the ones that were logged first leave first."""
+    max_history_bytes: int = 128 << 20
+    """Bytes of logged messages kept for repair."""
+    max_known_ids: int = 100_000
+    """Ids remembered, in and beyond the log, so that nothing is delivered twice."""
+    max_unacknowledged: int = 4_096
+    """Own messages awaiting acknowledgement; beyond it `wrap` refuses."""
+    max_waiting: int = 10_000
+    """Messages held for their dependencies; beyond it they are refused, hence not acknowledged."""
+    max_waiting_bytes: int = 64 << 20
+    max_missing: int = 10_000
+    """Missing messages tracked, as many again remembered as lost."""
+    max_repair_buffer: int = 1_000
+    """Entries in each of the two repair buffers."""
+    max_received_history: int = 1_000
+    """Entries in a received history or repair request; a message with more is dropped."""
+    max_message_bytes: int = 1 << 20
+    """Size of a received message; a larger one is dropped unread."""
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if type(value) is not bool and not value >= 0:
+                raise ValueError(f"{name} must not be negative")
+        for name in _AT_LEAST_ONE:
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 < self.bloom_filter_error_rate < 1:
+            raise ValueError("bloom_filter_error_rate must lie between 0 and 1")
+        if not self.possible_ack_retry_factor >= 1:
+            raise ValueError("possible_ack_retry_factor must be at least 1")
+        if self.repair_t_max_ms <= self.repair_t_min_ms:
+            raise ValueError("repair_t_max_ms must be greater than repair_t_min_ms")
+        if self.max_known_ids < self.max_history:
+            raise ValueError("max_known_ids must be at least max_history")
+
+
+_AT_LEAST_ONE = (
+    *("acknowledgement_timeout_ms", "causal_history_size", "bloom_filter_size", "expected_participants"),
+    *("sweep_in_buf_interval_ms", "max_history", "max_history_bytes", "max_known_ids", "max_unacknowledged"),
+    *("max_waiting", "max_waiting_bytes", "max_missing", "max_repair_buffer", "max_received_history"),
+    *("max_message_bytes",),
+)

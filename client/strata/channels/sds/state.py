@@ -1,0 +1,225 @@
+"""What must survive a restart, as records that are written one by one (C-248, A-148).
+
+`Participant.changes` gives what changed since it was last asked: a record to store under its kind and key, or
+the news that there is none any more. Applying a change twice does no harm, and changes to one key are merged,
+so writing costs what happened, not what the log holds. All changes of one call belong into one transaction.
+
+The filter and the debts of acknowledgement are not stored: the one follows from the rest, the other from the
+next sync.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from strata.channels.sds.bodies import Body, Keyframe
+
+__all__ = [
+    "RECORDS",
+    "BodyRecord",
+    "Change",
+    "ClockRecord",
+    "KeyframeRecord",
+    "KnownRecord",
+    "LogRecord",
+    "LostRecord",
+    "MissingRecord",
+    "OutgoingRecord",
+    "Record",
+    "RequestRecord",
+    "ResponseRecord",
+    "SdsState",
+    "TipRecord",
+    "WaitingRecord",
+]
+
+
+class BodyRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A message's bytes: around the filter, and the filter as what differs from a keyframe."""
+
+    head: bytes
+    tail: bytes
+    keyframe: int | None
+    delta: bytes
+
+    @classmethod
+    def of(cls, body: Body) -> BodyRecord:
+        """The record of a body."""
+        return cls(body.head, body.tail, body.keyframe.number if body.keyframe else None, body.delta)
+
+    def restore(self, keyframes: dict[int, Keyframe]) -> Body:
+        """The body of a record. Raises `KeyError` if its keyframe is not there."""
+        keyframe = None if self.keyframe is None else keyframes[self.keyframe]
+        return Body(self.head, self.tail, keyframe, self.delta)
+
+
+class ClockRecord(msgspec.Struct, frozen=True, tag="clock"):
+    """Numbers that only grow."""
+
+    lamport: int
+    own_count: int
+    last_arrival: int
+    horizon: int
+
+
+class KeyframeRecord(msgspec.Struct, frozen=True, tag="keyframe"):
+    """A filter that bodies are described by."""
+
+    number: int
+    data: bytes
+
+
+class LogRecord(msgspec.Struct, frozen=True, tag="log"):
+    """A logged message; the retrieval hint is the map of C-254."""
+
+    message_id: str
+    sender_id: str
+    lamport: int
+    arrival: int
+    retrieval_hint: bytes | None
+    own: int
+    floor: int
+    run: int
+    dispatched: bool
+    body: BodyRecord
+
+
+class KnownRecord(msgspec.Struct, frozen=True, tag="known"):
+    """The id of a message that has left the log."""
+
+    message_id: str
+    lamport: int
+    arrival: int
+
+
+class TipRecord(msgspec.Struct, frozen=True, tag="tip"):
+    """A logged message that no other names (`strata.channels.sds.tips`)."""
+
+    message_id: str
+    since: int
+
+
+class OutgoingRecord(msgspec.Struct, frozen=True, tag="outgoing"):
+    """An own message that nobody has acknowledged. `body` is there only if the message has left the log."""
+
+    message_id: str
+    number: int
+    state: str
+    dispatched_at: int | None
+    retries: int
+    seen_in: tuple[tuple[str, int], ...]
+    body: BodyRecord | None
+
+
+class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
+    """A received message that waits for its dependencies."""
+
+    message_id: str
+    sender_id: str
+    lamport: int
+    unmet: tuple[str, ...]
+    retrieval_hint: bytes | None
+    received_at: int
+    body: BodyRecord
+
+
+class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
+    """A message that others name and that is not here."""
+
+    message_id: str
+    retrieval_hint: bytes | None
+    sender_id: str | None
+    first_missing_at: int
+
+
+class LostRecord(msgspec.Struct, frozen=True, tag="lost"):
+    """A message given up."""
+
+    message_id: str
+
+
+class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
+    """A message to ask others for, and when (outgoing repair buffer)."""
+
+    message_id: str
+    retrieval_hint: bytes | None
+    sender_id: str | None
+    at: int
+
+
+class ResponseRecord(msgspec.Struct, frozen=True, tag="response"):
+    """A message to send again for others, and when (incoming repair buffer)."""
+
+    message_id: str
+    at: int
+
+
+Record = (
+    ClockRecord
+    | KeyframeRecord
+    | LogRecord
+    | KnownRecord
+    | TipRecord
+    | OutgoingRecord
+    | WaitingRecord
+    | MissingRecord
+    | LostRecord
+    | RequestRecord
+    | ResponseRecord
+)
+
+RECORDS: dict[str, type[Record]] = {
+    "clock": ClockRecord,
+    "keyframe": KeyframeRecord,
+    "log": LogRecord,
+    "known": KnownRecord,
+    "tip": TipRecord,
+    "outgoing": OutgoingRecord,
+    "waiting": WaitingRecord,
+    "missing": MissingRecord,
+    "lost": LostRecord,
+    "request": RequestRecord,
+    "response": ResponseRecord,
+}
+"""Every kind of record, and its type: what a backend stores bytes of, it can decode by."""
+
+R = TypeVar("R", bound=Record)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Store this record under its kind and key; None: delete what is there."""
+
+    kind: str
+    key: str
+    record: Record | None
+
+
+class SdsState:
+    """Everything a participant had stored: the sum of its changes."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        self._tables: dict[str, dict[str, Record]] = {kind: {} for kind in RECORDS}
+        self.apply(changes)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Take changes in, in the order they were made."""
+        for change in changes:
+            if change.record is None:
+                self._tables[change.kind].pop(change.key, None)
+            else:
+                self._tables[change.kind][change.key] = change.record
+
+    def all(self, kind: type[R]) -> list[R]:
+        """All records of a kind."""
+        config: Any = kind.__struct_config__
+        return list(self._tables[config.tag].values())  # type: ignore[arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SdsState) and self._tables == other._tables
+
+    __hash__ = None  # type: ignore[assignment]

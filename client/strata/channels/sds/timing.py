@@ -1,0 +1,106 @@
+"""Time for a participant that has no clock: a steady count of online milliseconds, and timers on it."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+__all__ = ["LamportClock", "Schedule", "SteadyClock"]
+
+T = TypeVar("T")
+
+
+class SteadyClock:
+    """Milliseconds that pass while online, made from wall times that may step.
+
+    A step back counts as no time at all; a step forward looks like a pause of the process: it counts.
+    Offline the clock stands still, and with it every timer: no attempts are made and none counted (C-088).
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self.now = now_ms
+        self.online = True
+        self.wall = now_ms
+
+    def advance(self, now_ms: int) -> int:
+        """Take note of the wall time; returns the steady time."""
+        if self.online and now_ms > self.wall:
+            self.now += now_ms - self.wall
+        self.wall = now_ms
+        return self.now
+
+    def was_at(self, moment: int) -> int:
+        """The wall time of a moment that has passed, as far as the clock was online since."""
+        return moment - self.now + self.wall
+
+    def to_wall(self, at: float) -> float:
+        """When a timer is due by the wall clock; never while offline."""
+        return at - self.now + self.wall if self.online else math.inf
+
+
+class Schedule(Generic[T]):
+    """Items by id, each due at a time; the earliest is found at once."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, tuple[int, T]] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    def __contains__(self, message_id: str) -> bool:
+        return message_id in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, message_id: str) -> tuple[int, T] | None:
+        """When this item is due, and the item."""
+        return self._items.get(message_id)
+
+    def put(self, message_id: str, at: int, item: T) -> None:
+        """Have an item become due at `at`, and no longer at another time."""
+        self._items[message_id] = (at, item)
+        heappush(self._heap, (at, message_id))
+        if len(self._heap) > 2 * len(self._items) + 64:
+            self._heap = [(at, message_id) for message_id, (at, _) in self._items.items()]
+            heapify(self._heap)
+
+    def discard(self, message_id: str) -> bool:
+        """Take an item out; whether it was there."""
+        return self._items.pop(message_id, None) is not None
+
+    @property
+    def next_at(self) -> float:
+        """When the first item is due."""
+        while self._heap:
+            at, message_id = self._heap[0]
+            item = self._items.get(message_id)
+            if item is not None and item[0] == at:
+                return at
+            heappop(self._heap)
+        return math.inf
+
+    def take_due(self, now: int, limit: int | None = None) -> list[tuple[str, T]]:
+        """Take out the items that are due, earliest first, at most `limit`."""
+        due: list[tuple[str, T]] = []
+        while self.next_at <= now and len(due) != limit:
+            _, message_id = heappop(self._heap)
+            due.append((message_id, self._items.pop(message_id)[1]))
+        return due
+
+
+class LamportClock:
+    """The logical time of one participant: near the wall clock, never going back (C-101, C-105, C-117)."""
+
+    def __init__(self, time: int) -> None:
+        self.time = time
+
+    def tick(self, wall: int) -> int:
+        """The time of a message that is about to be sent."""
+        self.time = max(wall, self.time + 1)
+        return self.time
+
+    def follow(self, time: int) -> None:
+        """Another's message with this time was delivered."""
+        self.time = max(self.time, time)

@@ -1,0 +1,182 @@
+"""One sending of a payload as far as it has come, and the payload once it can be had (C-203, C-215)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from Crypto.Hash import keccak
+
+from strata.channels.segmentation.messages import Segment, message_hash
+from strata.channels.segmentation.parity import SHARD_MULTIPLE, ParityCodec
+
+__all__ = ["Instance", "assemble"]
+
+_MAX_TRIMMED_ZEROS = 4096
+"""Zeros at the end of a payload that can be told from padding without `original_length` (C-215)."""
+_MAX_HASHED_BYTES = 64 << 20
+"""How much may be hashed in search of a segment size that nothing tells."""
+
+
+class Instance:
+    """The segments of one sending that are here; or, once finished, only which of them are still to come."""
+
+    __slots__ = (
+        "_awaited",
+        "data_count",
+        "first_received_at",
+        "held_bytes",
+        "message_hash",
+        "message_ids",
+        "number",
+        "original_length",
+        "parity_count",
+        "parity_failed",
+        "recovered",
+        "request_id",
+        "segments",
+        "sender_id",
+        "touched_at",
+    )
+
+    def __init__(self, number: int, sender_id: str, segment: Segment, now: int) -> None:
+        self.number = number
+        self.sender_id = sender_id
+        self.message_hash = segment.entire_message_hash
+        self.request_id = segment.request_id
+        self.data_count = segment.data_segment_count
+        self.parity_count = segment.parity_segment_count
+        self.original_length: int | None = None
+        self.first_received_at = now
+        self.touched_at = now
+        self.message_ids: list[str] = []
+        self.segments: dict[int, bytes] = {}
+        self.held_bytes = 0
+        self.parity_failed = False
+        self.recovered = False
+        self._awaited: set[int] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the message was put together, and only late segments are awaited."""
+        return self._awaited is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether putting it together is worth a try."""
+        enough = len(self.segments) >= self.data_count
+        return enough and not (self.parity_failed and self.missing)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the data segments that are not here."""
+        return tuple(index for index in range(self.data_count) if index not in self.segments)
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Indices of all segments, data first, that have not come."""
+        return tuple(index for index in range(self.data_count + self.parity_count) if self.lacks(index))
+
+    def lacks(self, index: int) -> bool:
+        """Whether this segment has not come yet."""
+        return index not in self.segments if self._awaited is None else index in self._awaited
+
+    def agrees(self, segment: Segment) -> bool:
+        """Whether a segment tells the same counts (C-200)."""
+        counts = (segment.data_segment_count, segment.parity_segment_count)
+        return counts == (self.data_count, self.parity_count)
+
+    def add(self, message_id: str, segment: Segment, now: int) -> None:
+        """Take in a segment that `lacks` named."""
+        if self._awaited is not None:
+            self._awaited.discard(segment.index)
+            return
+        self.segments[segment.index] = segment.payload
+        self.message_ids.append(message_id)
+        self.held_bytes += len(segment.payload)
+        self.touched_at = now
+        self.original_length = self.original_length or segment.original_length
+
+    def finish(self, awaited: Iterable[int], now: int) -> None:
+        """Let go of the bytes, and await only these segments."""
+        self._awaited = set(awaited)
+        self.segments = {}
+        self.message_ids = []
+        self.held_bytes = 0
+        self.touched_at = now
+
+
+def assemble(instance: Instance, codec: ParityCodec | None) -> bytes | None:
+    """The payload, verified against its hash (C-204); None if these segments do not give it."""
+    if not instance.missing:
+        payload = b"".join(instance.segments[index] for index in range(instance.data_count))
+        return payload if message_hash(payload) == instance.message_hash else None
+    if codec is None or instance.parity_failed:
+        return None
+    recovered = _recover(instance, codec)
+    # One failure is enough: another segment of the same kind would cost the same again and hardly help.
+    instance.parity_failed = recovered is None
+    instance.recovered = recovered is not None
+    return recovered
+
+
+def _recover(instance: Instance, codec: ParityCodec) -> bytes | None:
+    count = instance.data_count
+    data = {index: payload for index, payload in instance.segments.items() if index < count}
+    parity = {index - count: payload for index, payload in instance.segments.items() if index >= count}
+    widths = {len(payload) for payload in parity.values()}
+    width = widths.pop()
+    if widths or width % SHARD_MULTIPLE or any(len(payload) > width for payload in data.values()):
+        return None
+    padded = {index: payload.ljust(width, b"\x00") for index, payload in data.items()}  # C-214
+    try:
+        restored = codec.recover(count, instance.parity_count, padded, parity)
+    except ValueError:
+        return None
+    if any(index not in data and index not in restored for index in range(count)):
+        return None
+    for size in _segment_sizes(count, width, data):
+        payload = _joined(instance, size, data, restored)
+        if payload is not None:
+            return payload
+    return None
+
+
+def _segment_sizes(count: int, width: int, data: Mapping[int, bytes]) -> Iterator[int]:
+    """How long segments but the last may be: as one that is here, else anything that pads to a shard."""
+    full = {len(payload) for index, payload in data.items() if index < count - 1}
+    if full or count == 1:
+        yield from full or {width}
+        return
+    tries = max(1, min(SHARD_MULTIPLE, _MAX_HASHED_BYTES // (width * count)))
+    yield from range(width, width - tries, -1)
+
+
+def _joined(
+    instance: Instance, size: int, data: Mapping[int, bytes], restored: Mapping[int, bytes]
+) -> bytes | None:
+    last = instance.data_count - 1
+    front = b"".join(data.get(index) or restored[index][:size] for index in range(last))
+    if last in data:
+        payload = front + data[last]
+    elif instance.original_length is not None:
+        payload = front + restored[last][: max(0, instance.original_length - len(front))]
+    else:
+        return _trimmed(front + restored[last], len(front) + 1, instance.message_hash)
+    return payload if message_hash(payload) == instance.message_hash else None
+
+
+def _trimmed(padded: bytes, at_least: int, wanted: bytes) -> bytes | None:
+    """What remains of `padded` once as many zeros are cut off its end as the hash asks for (C-215)."""
+    length = max(len(padded.rstrip(b"\x00")), at_least)
+    digest = keccak.new(digest_bits=256, data=padded[:length], update_after_digest=True)
+    for _ in range(_MAX_TRIMMED_ZEROS):
+        if digest.digest() == wanted:
+            return padded[:length]
+        if length == len(padded):
+            return None
+        # The hash goes on by one zero: a try costs one block, not the whole payload.
+        digest.update(b"\x00")
+        length += 1
+    return None

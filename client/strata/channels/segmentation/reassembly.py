@@ -1,0 +1,483 @@
+"""Segments put together again: interleaved, bounded, verified (C-202 … C-211).
+
+One `Reassembler` serves one channel. Bytes that SDS delivered go in through `receive`; whole messages, and
+partial ones given up, come out of `events_received`, what a store has to keep out of `changes_to_store`. Time
+is Unix time in milliseconds.
+
+    segment ──▶ the instance of (sender, hash) that lacks it ──▶ whole? ──▶ hash right? ──▶ Reassembled
+                        │                                                      └──▶ Abandoned: corrupt
+                        └── nothing new for the timeout ──▶ Abandoned: timeout
+
+An *instance* is one sending of a payload. Equal payloads have equal hashes, so the hash alone cannot tell the
+second "ok" of a chat from a repetition of the first (A-152): a segment goes to the oldest instance that lacks
+its index, and begins a new one where none does. SDS has removed true repetitions before. A `request_id` tells
+sendings apart where it is carried: its segments never mix with others, for a message put together from two
+requests would come out under the wrong id (C-050), and leave behind the rest of both.
+
+Parity can make a message whole before its last segments are here. Such an instance is remembered, without its
+bytes, until the timeout, and swallows them; else they would begin an instance that nothing ever completes.
+
+SDS has acknowledged every segment that came, so a message given up for time or room must not be lost by that:
+which segments it had is remembered, and when another one of it comes they are taken from the log again.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from strata.channels.persistence.interface import Change
+from strata.channels.persistence.records import (
+    PartialSegment,
+    SegmentsFinished,
+    SegmentsGivenUp,
+    put,
+    remove,
+)
+from strata.channels.segmentation.instances import Instance, assemble
+from strata.channels.segmentation.messages import (
+    InvalidSegment,
+    Segment,
+    SegmentFault,
+    decode_segment,
+    message_hash,
+)
+from strata.channels.segmentation.parity import ParityCodec, load_codec
+from strata.channels.segmentation.splitting import SegmentationConfig
+
+__all__ = [
+    "AbandonReason",
+    "Abandoned",
+    "DropReason",
+    "Reassembled",
+    "Reassembler",
+    "ReassemblyStatistics",
+]
+
+_REMEMBERED_MESSAGE_IDS = 4096
+_REMEMBERED_GIVEN_UP = 256
+
+
+class DropReason(enum.StrEnum):
+    """Why a valid segment was not used; statistics count by it."""
+
+    REPEATED = "repeated"
+    """The SDS message was seen before (C-208)."""
+    COUNTS_DIFFER = "counts_differ"
+    """It disagrees with the segments that are here about their number (C-200)."""
+    TOO_LARGE = "too_large"
+    LATE = "late"
+    """Its message was made whole by parity already."""
+    PARITY_UNUSED = "parity_unused"
+    """No library to use it with is installed (C-213)."""
+
+
+class AbandonReason(enum.StrEnum):
+    """Why a partial message was given up."""
+
+    TIMEOUT = "timeout"
+    LIMIT = "limit"
+    """It had to make room for newer ones (C-210)."""
+    CORRUPT = "corrupt"
+    """All segments were here, and the whole did not match its hash (C-204)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassembled:
+    """A message is whole and its hash was verified. It is reported once (C-205)."""
+
+    sender_id: str
+    payload: bytes
+    message_hash: bytes
+    request_id: str | None
+    message_ids: tuple[str, ...]
+    """The SDS messages that carried its segments, in the order they came."""
+    data_segment_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """A partial message was given up (C-079)."""
+
+    sender_id: str
+    message_hash: bytes
+    request_id: str | None
+    reason: AbandonReason
+    missing: tuple[int, ...]
+    """Indices of the data segments that were not here."""
+    data_segment_count: int
+    message_ids: tuple[str, ...]
+    first_received_at: int
+
+
+@dataclass(slots=True)
+class ReassemblyStatistics:
+    """Counters since construction, and what is held now."""
+
+    reassembled: int = 0
+    recovered_by_parity: int = 0
+    invalid: Counter[SegmentFault] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    abandoned: Counter[AbandonReason] = field(default_factory=Counter)
+    partial_messages: int = 0
+    partial_bytes: int = 0
+
+
+class _Sender:
+    """What one sender has here, least recently touched first."""
+
+    __slots__ = ("held_bytes", "instances")
+
+    def __init__(self) -> None:
+        self.instances: OrderedDict[int, Instance] = OrderedDict()
+        self.held_bytes = 0
+
+
+class Reassembler:
+    """The partial messages of one channel."""
+
+    def __init__(
+        self,
+        options: SegmentationConfig | None = None,
+        *,
+        segments: Iterable[PartialSegment] = (),
+        finished: Iterable[SegmentsFinished] = (),
+        given_up: Iterable[SegmentsGivenUp] = (),
+        fetch: Callable[[str], bytes | None] | None = None,
+        now: int | None = None,
+        codec: ParityCodec | None = None,
+    ) -> None:
+        """`segments`, `finished` and `given_up` are what a store kept of an earlier run, in its order.
+
+        `fetch` gives the content of an SDS message that was delivered earlier, if it is still known.
+
+        With `now`, timeouts count from there at the earliest: while the program did not run nothing could
+        come, and a clock that was set tells nothing about it.
+        """
+        self._options = options or SegmentationConfig()
+        self._codec = codec or load_codec()
+        self._instances: OrderedDict[int, Instance] = OrderedDict()  # least recently touched first
+        self._by_message: dict[tuple[str, bytes], list[Instance]] = {}
+        self._senders: dict[str, _Sender] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._next_instance = 1
+        self._fetch = fetch
+        self._given_up: OrderedDict[tuple[str, bytes, str | None], SegmentsGivenUp] = OrderedDict()
+        self._events: list[Reassembled | Abandoned] = []
+        self._changes: list[Change] = []
+        self.statistics = ReassemblyStatistics()
+        for record in given_up:
+            self._given_up[record.sender_id, record.message_hash, record.request_id] = record
+            self._next_instance = max(self._next_instance, record.number + 1)
+        self._restore(segments, finished)
+        if now is not None:
+            for instance in self._instances.values():
+                instance.touched_at = now
+
+    def receive(self, sender_id: str, message_id: str, content: bytes, now: int) -> None:
+        """Take the content of one delivered SDS message. Never raises, whatever the bytes are (C-302)."""
+        if message_id in self._seen:
+            self.statistics.dropped[DropReason.REPEATED] += 1
+            return
+        self._remember(message_id)
+        try:
+            segment = decode_segment(content)
+        except InvalidSegment as error:
+            self.statistics.invalid[error.fault] += 1
+            return
+        if len(segment.payload) > self._options.max_segment_bytes:
+            self.statistics.dropped[DropReason.TOO_LARGE] += 1
+        elif segment.is_parity and self._codec is None:
+            self.statistics.dropped[DropReason.PARITY_UNUSED] += 1
+        elif segment.data_segment_count == 1 and not segment.parity_segment_count:
+            self._receive_whole(sender_id, message_id, segment, now)
+        else:
+            self._receive_part(sender_id, message_id, segment, content, now)
+
+    def events_received(self) -> list[Reassembled | Abandoned]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def changes_to_store(self) -> list[Change]:
+        """What a store has to do to hold what is held here, since the last call (C-211)."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def get_timer(self) -> int | None:
+        """When `handle_timer` has something to do; None if never."""
+        oldest = next(iter(self._instances.values()), None)
+        return None if oldest is None else oldest.touched_at + self._options.reassembly_timeout_ms
+
+    def handle_timer(self, now: int) -> None:
+        """Give up what got nothing new for the timeout (C-209)."""
+        while (due := self.get_timer()) is not None and due <= now:
+            instance = next(iter(self._instances.values()))
+            if instance.finished:
+                self._forget(instance)
+            else:
+                self._abandon(instance, AbandonReason.TIMEOUT)
+
+    def purge(self) -> None:
+        """Give up everything, without events: the channel is closed for good."""
+        for instance in list(self._instances.values()):
+            self._forget(instance)
+
+    def _receive_whole(self, sender_id: str, message_id: str, segment: Segment, now: int) -> None:
+        """Nearly every message is one segment: it is never stored."""
+        instance = Instance(0, sender_id, segment, now)
+        instance.add(message_id, segment, now)
+        if message_hash(segment.payload) == segment.entire_message_hash:
+            self._report_whole(instance, segment.payload)
+        else:
+            self._report_abandoned(instance, AbandonReason.CORRUPT)
+
+    def _receive_part(
+        self, sender_id: str, message_id: str, segment: Segment, content: bytes, now: int
+    ) -> None:
+        instance = self._instance_for(sender_id, segment, now)
+        if instance is None:
+            self.statistics.dropped[DropReason.COUNTS_DIFFER] += 1
+            return
+        if instance.finished:
+            self.statistics.dropped[DropReason.LATE] += 1
+            instance.add(message_id, segment, now)
+            self._await_rest(instance)
+            return
+        if instance.lacks(segment.index):  # else it was taken up again just now
+            self._fill(instance, message_id, segment, content, now)
+        self._instances.move_to_end(instance.number)
+        sender = self._senders[sender_id]
+        sender.instances.move_to_end(instance.number)
+        if instance.complete:
+            self._try(instance, now)
+        self._make_room(sender)
+
+    def _instance_for(self, sender_id: str, segment: Segment, now: int) -> Instance | None:
+        """Where a segment belongs (C-207); None if it contradicts the others about the counts (C-200)."""
+        # A request is told by its id; the segments of a sender that gives none share the id None.
+        candidates = [
+            instance
+            for instance in self._by_message.get((sender_id, segment.entire_message_hash), ())
+            if instance.request_id == segment.request_id
+        ]
+        for instance in candidates:
+            if instance.agrees(segment) and instance.lacks(segment.index):
+                return instance
+        if any(not instance.agrees(segment) and not instance.finished for instance in candidates):
+            return None
+        instance = self._begin(sender_id, segment, now)
+        self._revive(instance, now)
+        return instance
+
+    def _revive(self, instance: Instance, now: int) -> None:
+        """Take up again what was given up of this message, as far as it is still known."""
+        key = (instance.sender_id, instance.message_hash, instance.request_id)
+        record = self._given_up.pop(key, None)
+        if record is None or self._fetch is None:
+            return
+        self._changes.append(remove(SegmentsGivenUp, record.key))
+        for message_id in record.message_ids:
+            content = self._fetch(message_id)
+            if content is None:
+                continue
+            try:
+                segment = decode_segment(content)
+            except InvalidSegment:
+                continue
+            if instance.agrees(segment) and instance.lacks(segment.index):
+                self._fill(instance, message_id, segment, content, now)
+
+    def _fill(self, instance: Instance, message_id: str, segment: Segment, content: bytes, now: int) -> None:
+        instance.add(message_id, segment, now)
+        self._account(self._senders[instance.sender_id], len(segment.payload))
+        record = PartialSegment(message_id, instance.sender_id, instance.number, now, content)
+        self._changes.append(put(record))
+
+    def _begin(self, sender_id: str, segment: Segment, now: int, number: int | None = None) -> Instance:
+        if number is None:
+            number = self._next_instance
+        self._next_instance = max(self._next_instance, number + 1)
+        instance = Instance(number, sender_id, segment, now)
+        self._hold(instance)
+        return instance
+
+    def _hold(self, instance: Instance) -> None:
+        self._instances[instance.number] = instance
+        self._by_message.setdefault((instance.sender_id, instance.message_hash), []).append(instance)
+        self._senders.setdefault(instance.sender_id, _Sender()).instances[instance.number] = instance
+        self.statistics.partial_messages += 1
+
+    def _try(self, instance: Instance, now: int) -> None:
+        """Put a message together, as many distinct segments as it has data segments being here (C-203)."""
+        payload = assemble(instance, self._codec)
+        if payload is not None:
+            if instance.recovered:
+                self.statistics.recovered_by_parity += 1
+            self._report_whole(instance, payload)
+            self._finish(instance, now)
+        elif not instance.missing:
+            self._abandon(instance, AbandonReason.CORRUPT)  # C-204
+        # Else parity led to nothing, as foreign parity may: the data segments can still come.
+
+    def _finish(self, instance: Instance, now: int) -> None:
+        awaited = instance.awaited
+        self._drop_segments(instance)
+        instance.finish(awaited, now)
+        self._instances.move_to_end(instance.number)
+        self._await_rest(instance)
+
+    def _await_rest(self, instance: Instance) -> None:
+        """Remember a finished instance for as long as segments of it may come."""
+        awaited = instance.awaited
+        if not awaited:
+            self._forget(instance)
+            return
+        self._changes.append(
+            put(
+                SegmentsFinished(
+                    instance.number,
+                    instance.sender_id,
+                    instance.message_hash,
+                    instance.data_count,
+                    instance.parity_count,
+                    awaited,
+                    instance.touched_at,
+                    instance.request_id,
+                )
+            )
+        )
+
+    def _forget(self, instance: Instance) -> None:
+        self._drop_segments(instance)
+        if instance.finished:
+            self._changes.append(remove(SegmentsFinished, str(instance.number)))
+        del self._instances[instance.number]
+        same = self._by_message[instance.sender_id, instance.message_hash]
+        same.remove(instance)
+        if not same:
+            del self._by_message[instance.sender_id, instance.message_hash]
+        sender = self._senders[instance.sender_id]
+        del sender.instances[instance.number]
+        if not sender.instances:
+            del self._senders[instance.sender_id]
+        self.statistics.partial_messages -= 1
+
+    def _drop_segments(self, instance: Instance) -> None:
+        if not instance.finished:
+            self._account(self._senders[instance.sender_id], -instance.held_bytes)
+            self._changes += [remove(PartialSegment, message_id) for message_id in instance.message_ids]
+
+    def _account(self, sender: _Sender, size_bytes: int) -> None:
+        sender.held_bytes += size_bytes
+        self.statistics.partial_bytes += size_bytes
+
+    def _make_room(self, sender: _Sender) -> None:
+        """Keep the limits (C-210). A sender beyond his own loses his oldest; beyond the common ones it is
+        whoever holds most that loses his oldest, so a flood under one name costs that name."""
+        options = self._options
+        while (
+            len(sender.instances) > options.max_partial_messages_per_sender
+            or sender.held_bytes > options.max_partial_bytes_per_sender
+        ):
+            self._abandon(next(iter(sender.instances.values())), AbandonReason.LIMIT)
+        while len(self._instances) > options.max_partial_messages:
+            self._evict_from(max(self._senders.values(), key=lambda other: len(other.instances)))
+        while self.statistics.partial_bytes > options.max_partial_bytes:
+            self._evict_from(max(self._senders.values(), key=lambda other: other.held_bytes))
+
+    def _evict_from(self, sender: _Sender) -> None:
+        self._abandon(next(iter(sender.instances.values())), AbandonReason.LIMIT)
+
+    def _abandon(self, instance: Instance, reason: AbandonReason) -> None:
+        if not instance.finished:
+            self._report_abandoned(instance, reason)
+            if reason is not AbandonReason.CORRUPT and self._fetch is not None:
+                self._remember_given_up(instance)
+        self._forget(instance)
+
+    def _remember_given_up(self, instance: Instance) -> None:
+        record = SegmentsGivenUp(
+            *(instance.number, instance.sender_id, instance.message_hash),
+            tuple(instance.message_ids),
+            instance.request_id,
+        )
+        key = (instance.sender_id, instance.message_hash, instance.request_id)
+        replaced = self._given_up.pop(key, None)
+        self._given_up[key] = record
+        self._changes.append(put(record))
+        if replaced is None and len(self._given_up) > _REMEMBERED_GIVEN_UP:
+            replaced = self._given_up.popitem(last=False)[1]
+        if replaced is not None:
+            self._changes.append(remove(SegmentsGivenUp, replaced.key))
+
+    def _report_whole(self, instance: Instance, payload: bytes) -> None:
+        self.statistics.reassembled += 1
+        self._events.append(
+            Reassembled(
+                sender_id=instance.sender_id,
+                payload=payload,
+                message_hash=instance.message_hash,
+                request_id=instance.request_id,
+                message_ids=tuple(instance.message_ids),
+                data_segment_count=instance.data_count,
+            )
+        )
+
+    def _report_abandoned(self, instance: Instance, reason: AbandonReason) -> None:
+        self.statistics.abandoned[reason] += 1
+        self._events.append(
+            Abandoned(
+                sender_id=instance.sender_id,
+                message_hash=instance.message_hash,
+                request_id=instance.request_id,
+                reason=reason,
+                missing=instance.missing,
+                data_segment_count=instance.data_count,
+                message_ids=tuple(instance.message_ids),
+                first_received_at=instance.first_received_at,
+            )
+        )
+
+    def _restore(self, segments: Iterable[PartialSegment], finished: Iterable[SegmentsFinished]) -> None:
+        """Take up where an earlier run ended; what cannot be read is left out, and removed from the store."""
+        for ended in finished:
+            segment = Segment(
+                entire_message_hash=ended.message_hash,
+                data_segment_count=ended.data_segment_count,
+                parity_segment_count=ended.parity_segment_count,
+                payload=b"",
+                request_id=ended.request_id,
+            )
+            instance = self._begin(ended.sender_id, segment, ended.finished_at, ended.instance)
+            instance.finish(ended.lacking, ended.finished_at)
+        # Ordered by when they came, so that the instances are in the order in which they were last touched.
+        for kept in sorted(segments, key=lambda record: record.received_at):
+            try:
+                segment = decode_segment(kept.segment)
+            except InvalidSegment:
+                self._changes.append(remove(PartialSegment, kept.message_id))
+                continue
+            self._restore_segment(kept, segment)
+        for instance in sorted(self._instances.values(), key=lambda instance: instance.touched_at):
+            self._instances.move_to_end(instance.number)
+
+    def _restore_segment(self, kept: PartialSegment, segment: Segment) -> None:
+        instance = self._instances.get(kept.instance)
+        if instance is None:
+            instance = self._begin(kept.sender_id, segment, kept.received_at, kept.instance)
+        if instance.finished:
+            self._changes.append(remove(PartialSegment, kept.message_id))
+            return
+        instance.add(kept.message_id, segment, kept.received_at)
+        self._account(self._senders[kept.sender_id], len(segment.payload))
+        self._remember(kept.message_id)
+
+    def _remember(self, message_id: str) -> None:
+        self._seen[message_id] = None
+        if len(self._seen) > _REMEMBERED_MESSAGE_IDS:
+            self._seen.popitem(last=False)

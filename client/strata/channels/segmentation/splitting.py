@@ -1,0 +1,156 @@
+"""A payload cut into segments (C-188 … C-193, C-201, C-214 … C-216)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.channels.segmentation.messages import (
+    MAX_REQUEST_ID_BYTES,
+    MAX_SENT_SEGMENTS,
+    Segment,
+    message_hash,
+)
+from strata.channels.segmentation.parity import ParityCodec, require_codec, shard_bytes
+from strata.protocol.errors import StrataError
+
+__all__ = ["PayloadTooLarge", "SegmentationConfig", "segment_counts", "segment_message"]
+
+
+class PayloadTooLarge(StrataError):
+    """A payload that would take more segments than one message may have (C-201)."""
+
+    def __init__(self, payload_bytes: int, max_bytes: int) -> None:
+        super().__init__(payload_bytes, max_bytes)
+        self.payload_bytes = payload_bytes
+        self.max_bytes = max_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"a payload of {self.payload_bytes} bytes is too large: one message holds {self.max_bytes} bytes"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentationConfig:
+    """How payloads are cut and put together again. Nothing but the segment size needs setting (C-218).
+
+    Raises `ValueError` on construction if a value cannot work, and `ParityUnavailable` if parity is asked for
+    where its library is missing (C-213).
+    """
+
+    segment_size_bytes: int = 102_400
+    """Most bytes of payload in one segment; leaves room for SDS, encryption and encoding (C-191)."""
+    enable_reed_solomon: bool = False
+    """Whether parity is sent. `strata.channels.segmentation.parity` says who understands it."""
+    parity_rate: float = 0.125
+    """Parity segments for each data segment, rounded up (C-216)."""
+
+    reassembly_timeout_ms: int = 600_000
+    """How long a partial message is kept after its latest segment (C-209)."""
+    max_segment_bytes: int = 1_048_576
+    """Largest payload of one received segment; what the transport carries is usually far smaller."""
+    max_partial_messages: int = 1024
+    """Most partial messages in all (C-210)."""
+    max_partial_bytes: int = 134_217_728
+    """Most bytes of partial messages in all."""
+    max_partial_messages_per_sender: int = 64
+    """Most partial messages of one sender; beyond it the one with the least recent segment goes."""
+    max_partial_bytes_per_sender: int = 33_554_432
+    """Most bytes of partial messages of one sender. A message of default segments has up to 26 112 000."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "segment_size_bytes",
+            "reassembly_timeout_ms",
+            "max_segment_bytes",
+            "max_partial_messages",
+            "max_partial_bytes",
+            "max_partial_messages_per_sender",
+            "max_partial_bytes_per_sender",
+        ):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 < self.parity_rate <= 1:
+            raise ValueError("parity_rate must be above 0 and at most 1")
+        if self.enable_reed_solomon:
+            require_codec()
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The longest payload that these options can send."""
+        data = MAX_SENT_SEGMENTS
+        while data + _parity_count(data, self) > MAX_SENT_SEGMENTS:
+            data -= 1
+        return data * self.segment_size_bytes
+
+
+def segment_counts(payload_bytes: int, options: SegmentationConfig) -> tuple[int, int]:
+    """How many data and parity segments a payload takes. Raises `PayloadTooLarge`, and `ValueError` for 0."""
+    if payload_bytes < 1:
+        raise ValueError("an empty payload has no segments")  # A-115
+    data = -(-payload_bytes // options.segment_size_bytes)
+    parity = _parity_count(data, options)
+    if data + parity > MAX_SENT_SEGMENTS:  # C-196
+        raise PayloadTooLarge(payload_bytes, options.max_payload_bytes)
+    return data, parity
+
+
+def segment_message(
+    payload: bytes, options: SegmentationConfig, *, request_id: str | None = None
+) -> Iterator[Segment]:
+    """The segments of a payload: the data in order, then the parity.
+
+    They are made as they are asked for, so a large payload is not held twice. `request_id` is the additive
+    field; None leaves it out (C-187). Raises, before the first segment, `PayloadTooLarge` for a payload of
+    too many segments and `ValueError` for an empty payload or an over-long id.
+    """
+    if request_id is not None and len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise ValueError(f"request_id is longer than {MAX_REQUEST_ID_BYTES} bytes")
+    counts = segment_counts(len(payload), options)
+    codec = require_codec() if counts[1] else None
+    return _segments(payload, options.segment_size_bytes, counts, request_id, codec)
+
+
+def _segments(
+    payload: bytes, size: int, counts: tuple[int, int], request_id: str | None, codec: ParityCodec | None
+) -> Iterator[Segment]:
+    data_count, parity_count = counts
+    digest = message_hash(payload)
+    # C-192, C-193: both counts are on every segment, an index only on those of its kind.
+    for index in range(data_count):
+        yield Segment(
+            entire_message_hash=digest,
+            data_segment_index=index,
+            data_segment_count=data_count,
+            parity_segment_count=parity_count,
+            payload=payload[index * size : (index + 1) * size],
+            request_id=request_id,
+        )
+    if codec is None:
+        return
+    width = shard_bytes(min(size, len(payload)))
+    shards = [
+        payload[start : start + size].ljust(width, b"\x00") for start in range(0, len(payload), size)
+    ]  # C-214
+    for index, shard in enumerate(codec.encode(shards, parity_count)):
+        yield Segment(
+            entire_message_hash=digest,
+            data_segment_count=data_count,
+            parity_segment_index=index,
+            parity_segment_count=parity_count,
+            is_parity=True,
+            payload=shard,
+            request_id=request_id,
+            original_length=len(payload),  # C-215
+        )
+
+
+def _parity_count(data_count: int, options: SegmentationConfig) -> int:
+    if not options.enable_reed_solomon:
+        return 0
+    # C-216. 0.07 × 100 is 7.000000000000001 in binary: a sliver above a whole number is not one more segment.
+    return max(1, math.ceil(data_count * options.parity_rate - 1e-9))

@@ -1,5 +1,0 @@
-"""`python -m strata.cli`."""
-
-from strata.cli import main
-
-main()

@@ -1,0 +1,57 @@
+"""Packets that say the same thing twice: attestations, metrics, documents (RFC-0002 §8, decision A-037).
+
+An attestation repeats another when author, `attestation_id` and target agree; a consensus metric when author,
+target and `observed_at` do; a DID document when it is the same document, which is also how it is found by its
+hash. Such a packet has an **equivalence key**, which goes into the duplicate index
+beside its id: the second one with the same key is answered OK, `duplicate_of` the first. The author is part
+of the key, so nobody can block another's attestation by using its id first (R-115).
+
+relayd computes it when it stores a packet, and the pipeline when it restores one.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Any
+
+from blake3 import blake3
+
+from strata.protocol import canonical
+from strata.protocol.packets import Packet
+
+__all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
+
+EQUIVALENT_TYPES = frozenset({"ATTESTATION", "CONSENSUS_METRIC", "DID_DOCUMENT"})
+"""The only content types with such a rule."""
+
+_DOMAIN = b"relayd equivalence 1\n"
+"""No canonical packet begins so, so no key can be taken for a packet id. Databases hold keys, so it stays."""
+
+
+def equivalence_key(packet: Packet) -> bytes | None:
+    """32 bytes that two packets share when one repeats the other; None for a packet without such a rule."""
+    if packet.content_type == "ATTESTATION":
+        parts = _attestation(packet.content)
+    elif packet.content_type == "CONSENSUS_METRIC":
+        parts = [packet.content.get("target_packet"), packet.content.get("observed_at")]
+    elif packet.content_type == "DID_DOCUMENT":
+        return document_key(blake3(canonical.encode(packet.content.get("document"))).digest())
+    else:
+        return None
+    if parts is None or None in parts:
+        return None  # not of the shape the rule speaks of: then only its id is its identity
+    members = [packet.content_type, packet.author_id, *parts]
+    return blake3(_DOMAIN + canonical.encode(members)).digest()
+
+
+def document_key(digest: bytes) -> bytes:
+    """The key under which a published DID document is found by the BLAKE3-256 of its canonical form."""
+    return blake3(_DOMAIN + b"DID_DOCUMENT" + digest).digest()
+
+
+def _attestation(content: dict[str, Any]) -> list[Any] | None:
+    attestation = content.get("attestation")
+    if type(attestation) is not dict:
+        return None
+    return [attestation.get("attestation_id"), content.get("target_packet")]

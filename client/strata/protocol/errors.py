@@ -1,0 +1,264 @@
+"""Everything that can go wrong, as one tree, and every wire code, as one table.
+
+    StrataError
+    ├── IdentityError            a DID, key or seed that cannot be what it claims (also a ValueError)
+    ├── InvalidInput             bytes refused by our own checks
+    │   ├── InvalidPacket        a packet: schema, canonical form, id, signature, time
+    │   └── InvalidMessage       a wire message: not JSON, wrong shape, unknown type
+    ├── RequestRefused           the relay answered ERROR
+    ├── RequestTimeout           the relay did not answer in time; the outcome is unknown
+    ├── MissingCapability        not attempted: the relay has not granted this session what it takes
+    ├── ConnectionFailed         no connection could be made, or the peer broke the protocol
+    ├── Closed                   we closed it ourselves; nothing further will happen
+    │
+    │   of channels, each beside what raises it
+    ├── InvalidSegment           a segment that lies, or is none
+    ├── PayloadTooLarge, SendQueueFull, OutgoingFull
+    ├── ParityUnavailable        the library for parity is not installed
+    ├── ProofFailed, EncryptionFailed, DecryptionFailed
+    ├── GroupKeyError            a group key or its file (also a ValueError)
+    └── PersistenceError         the store: full, in use, of another version, corrupt, closed
+
+Local and remote faults differ by type: `InvalidInput` is what we found, `RequestRefused` is what a peer said.
+Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5, RFC-0001 §11.1 and
+RFC-0007 §6; the additive ones are decisions A-034 and A-061 (docs/requirements/relay.md §12).
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+__all__ = [
+    "Closed",
+    "ConnectionFailed",
+    "ErrorCode",
+    "IdentityError",
+    "InvalidInput",
+    "InvalidMessage",
+    "InvalidPacket",
+    "MissingCapability",
+    "RequestRefused",
+    "RequestTimeout",
+    "Retry",
+    "StrataError",
+    "retry_advice",
+]
+
+
+class Retry(enum.Enum):
+    """What a client may do with a request that failed."""
+
+    NEVER = "never"
+    """The identical request will fail again: give up."""
+
+    AGAIN = "again"
+    """A passing fault: try again, backing off."""
+
+    LATER = "later"
+    """Try again once `retry_after` seconds have passed."""
+
+    AUTHENTICATE = "authenticate"
+    """The session lacks a capability: authenticate, then try again."""
+
+
+class ErrorCode(enum.StrEnum):
+    """Every code an ERROR may carry; `code.retry` says what a client may do about it."""
+
+    retry: Retry
+
+    def __new__(cls, value: str, retry: Retry = Retry.NEVER) -> ErrorCode:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.retry = retry
+        return member
+
+    # RFC-0004 §3.5: the eleven common codes.
+    INVALID_SIGNATURE = "invalid_signature"
+    INVALID_SCHEMA = "invalid_schema"
+    PACKET_TOO_LARGE = "packet_too_large"
+    RATE_LIMITED = "rate_limited", Retry.LATER
+    BLOCKED_AUTHOR = "blocked_author"
+    UNAUTHENTICATED = "unauthenticated", Retry.AUTHENTICATE
+    INTERNAL_ERROR = "internal_error", Retry.AGAIN
+    INVALID_PROVENANCE = "invalid_provenance"
+    MISSING_PROOF = "missing_proof"
+    INVALID_ISSUER_CHAIN = "invalid_issuer_chain"
+    INVALID_ATTESTATION = "invalid_attestation"
+    # RFC-0007 §6.
+    INVALID_CURSOR = "invalid_cursor"
+    UNSUPPORTED_PROFILE = "unsupported_profile"
+    # RFC-0001 §11.1.
+    KEY_EXPIRED = "key_expired"
+    KEY_REVOKED = "key_revoked"
+    KEY_NOT_YET_VALID = "key_not_yet_valid"
+    # Additive: decisions A-034 and A-061.
+    TIMESTAMP_IN_FUTURE = "timestamp_in_future"
+    TIMESTAMP_TOO_OLD = "timestamp_too_old"
+    PACKET_EXPIRED = "packet_expired"
+    POLICY_REJECTED = "policy_rejected"
+
+
+def retry_advice(code: str, retry_after: int | None = None) -> Retry:
+    """What to do after an ERROR with this code.
+
+    An unknown code is a permanent failure of that request, unless the relay said when to come back
+    (R-197, decision A-062).
+    """
+    if retry_after is not None:
+        return Retry.LATER
+    try:
+        return ErrorCode(code).retry
+    except ValueError:
+        return Retry.NEVER
+
+
+class StrataError(Exception):
+    """The root of every error this library raises on purpose. Errors can be pickled, to cross processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the constructor with `args`, and ours take keywords.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, Any]) -> StrataError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(members)
+    return error
+
+
+class IdentityError(StrataError, ValueError):
+    """A DID, public key or seed that cannot be what it claims to be."""
+
+
+class InvalidInput(StrataError):
+    """Bytes that our own checks refused.
+
+    `code` is the wire code a relay answers with, `detail` the machine-readable sub-code (or None) and
+    `reason` a sentence for people. None of them quotes the refused bytes.
+    """
+
+    def __init__(self, code: ErrorCode, reason: str, *, detail: str | None = None) -> None:
+        super().__init__(code, reason, detail)
+        self.code = code
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.code}{f': {self.detail}' if self.detail else ''})"
+
+
+class InvalidPacket(InvalidInput):
+    """A packet that is not valid: its schema, canonical form, id, signature or time.
+
+    `max_bytes` is set when the packet was too large. `retry_after`, `limit` and `window_seconds` are set when
+    it would be taken later: so many are within so many seconds, and one may come again after so many.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        reason: str,
+        *,
+        detail: str | None = None,
+        max_bytes: int | None = None,
+        retry_after: int | None = None,
+        limit: int | None = None,
+        window_seconds: int | None = None,
+    ) -> None:
+        super().__init__(code, reason, detail=detail)
+        self.max_bytes = max_bytes
+        self.retry_after = retry_after
+        self.limit = limit
+        self.window_seconds = window_seconds
+
+
+class InvalidMessage(InvalidInput):
+    """A wire message that is not valid.
+
+    `client_msg_id` and `subscription_id` are those of the message, where they could be read, so that the
+    answer reaches the request it belongs to.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        code: ErrorCode = ErrorCode.INVALID_SCHEMA,
+        detail: str | None = None,
+        client_msg_id: str | None = None,
+        subscription_id: str | None = None,
+    ) -> None:
+        super().__init__(code, reason, detail=detail)
+        self.client_msg_id = client_msg_id
+        self.subscription_id = subscription_id
+
+
+class RequestRefused(StrataError):
+    """The relay answered a request with ERROR.
+
+    `code` is kept as text, for the list of codes is open (A-062); `retry` says what may be done about it.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        detail: str | None = None,
+        retry_after: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        super().__init__(code, reason, detail, retry_after, max_bytes)
+        self.code = code
+        self.reason = reason
+        self.detail = detail
+        self.retry_after = retry_after
+        self.max_bytes = max_bytes
+
+    @property
+    def retry(self) -> Retry:
+        """Whether the request may be tried again, and when."""
+        return retry_advice(self.code, self.retry_after)
+
+    def __str__(self) -> str:
+        detail = f", {self.detail}" if self.detail else ""
+        return f"the relay refused the request: {self.reason} ({self.code}{detail})"
+
+
+class RequestTimeout(StrataError):
+    """No answer came in time. The request may or may not have taken effect; publishing again is safe."""
+
+    def __init__(self, request: str, timeout: float) -> None:
+        super().__init__(request, timeout)
+        self.request = request
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"no answer to {self.request} within {self.timeout:g} s; its outcome is unknown"
+
+
+class MissingCapability(StrataError):
+    """The session was authenticated without a capability that the request takes, so it was not sent (R-291).
+
+    `granted` is what the relay did grant; asking for more takes another identity or another relay.
+    """
+
+    def __init__(self, capability: str, granted: frozenset[str]) -> None:
+        super().__init__(capability, granted)
+        self.capability = capability
+        self.granted = granted
+
+    def __str__(self) -> str:
+        granted = ", ".join(sorted(self.granted)) or "nothing"
+        return f"the relay grants this session {granted}, and not {self.capability!r}"
+
+
+class ConnectionFailed(StrataError):
+    """No connection to the relay could be made, or it ended in a way that trying again cannot mend."""
+
+
+class Closed(StrataError):
+    """The connection or subscription was closed on this side."""

@@ -1,0 +1,63 @@
+"""Reading single members of decoded JSON: the value in the form it must have, or None.
+
+Callers say what a missing or misshapen member means; nothing here raises.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import binascii
+import re
+from typing import Any
+
+__all__ = ["base64url", "hex_bytes", "integer", "is_content_id", "number", "unpadded_base64url"]
+
+is_content_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
+"""Matches the form of every packet id and hash of bytes (R-020, R-027)."""
+
+_is_base64url = re.compile(r"[A-Za-z0-9_-]*={0,2}").fullmatch
+
+
+def integer(value: Any) -> int | None:
+    """The value, if it is a whole number; `1.0` and `1` are one number in canonical form (R-013)."""
+    if type(value) is int:
+        return value
+    return int(value) if type(value) is float and value.is_integer() else None
+
+
+def number(value: Any) -> float | None:
+    """The value, if it is a number; a boolean is none."""
+    return float(value) if type(value) is int or type(value) is float else None
+
+
+def hex_bytes(value: Any, size: int) -> bytes | None:
+    """The `size` bytes that `0x` and hex digits of either case stand for (R-024)."""
+    if type(value) is not str or len(value) != 2 + 2 * size or not value.startswith("0x"):
+        return None
+    try:
+        decoded = bytes.fromhex(value[2:])
+    except ValueError:
+        return None
+    return decoded if len(decoded) == size else None  # fromhex skips blanks
+
+
+def base64url(value: Any, max_bytes: int) -> bytes | None:
+    """What base64url text stands for, with padding or without, if it is at most `max_bytes` long."""
+    if type(value) is not str or len(value) > -(-max_bytes // 3) * 4 or not _is_base64url(value):
+        return None
+    digits = value.rstrip("=")
+    if len(digits) % 4 == 1:
+        return None
+    decoded = binascii.a2b_base64(
+        digits.replace("-", "+").replace("_", "/") + "=" * (-len(digits) % 4), strict_mode=True
+    )
+    return decoded if len(decoded) <= max_bytes else None
+
+
+def unpadded_base64url(data: bytes) -> str:
+    """Base64url text without padding."""
+    return binascii.b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL).decode("ascii")
+
+
+_TO_URL = bytes.maketrans(b"+/", b"-_")

@@ -1,0 +1,355 @@
+"""`KeyChain`: the identity packets of one author as an immutable value, and the questions asked of it."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from strata.protocol import ids
+from strata.protocol.documents import DidDocument
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys.entries import Entry, in_seconds, read_entries
+from strata.protocol.keys.ledger import Ledger, conflict_refusal
+from strata.protocol.keys.statements import IDENTITY_TYPES, PublishedDocument
+from strata.protocol.keys.states import KeyRules, KeyState, Standing, Use, explain, newest_first, refused
+from strata.protocol.packets import Packet
+
+__all__ = ["KeyChain"]
+
+_MAX_WINDOWS = 4
+"""Spans of time remembered; a reader of history moves on from one to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The keys that may sign from `since` up to, not including, `until`."""
+
+    since: float
+    until: float
+    keys: tuple[bytes, ...]
+
+
+class KeyChain:
+    """Everything known about the keys of one DID. Immutable; threads may share it.
+
+    `events` are the packets that hold, each with the second it was received in, in the order in which they
+    count. Made by `genesis` and `replay`; `apply` makes the next one.
+    """
+
+    __slots__ = ("_before", "_cache", "_genesis", "_held", "_ledger", "_second", "did", "rules")
+
+    def __init__(
+        self,
+        genesis: Ledger,
+        before: Ledger,
+        ledger: Ledger,
+        held: tuple[Entry, ...],
+        second: tuple[Entry, ...],
+    ) -> None:
+        self.did = genesis.did
+        self.rules = genesis.rules
+        self._genesis = genesis
+        self._before = before  # the state before the last second
+        self._ledger = ledger  # the state after it
+        self._held = held
+        self._second = second  # all accepted in the last second, held or not
+        self._cache: dict[tuple[Use, bool], tuple[_Window, ...]] = {}
+
+    @classmethod
+    def genesis(
+        cls,
+        did: str,
+        *,
+        documents: Sequence[DidDocument] = (),
+        static_key: bytes | None = None,
+        rules: KeyRules | None = None,
+    ) -> KeyChain:
+        """What is known of a DID before any packet of its own (R-056).
+
+        `documents` and `static_key` come from configuration or bootstrap and are trusted. With neither, a
+        self-certifying DID has its own key (R-060); any other has none, and nothing it signs counts (R-047).
+        Raises `InvalidPacket` for another DID's document and `IdentityError` for text that is no DID.
+        """
+        ledger = Ledger.begin(did, documents, static_key, rules or KeyRules())
+        return cls(ledger, ledger, ledger, (), ())
+
+    @classmethod
+    def replay(
+        cls,
+        did: str,
+        events: Iterable[tuple[Packet, int]],
+        *,
+        documents: Sequence[DidDocument] = (),
+        static_key: bytes | None = None,
+        rules: KeyRules | None = None,
+    ) -> KeyChain:
+        """The chain of packets that were received before, each given with its `received_at` (R-074).
+
+        They may come in any order, and repeated. A packet that does not hold is kept out: a relay may have
+        been sent it, a reader handed it, by anyone.
+        """
+        chain = cls.genesis(did, documents=documents, static_key=static_key, rules=rules)
+        return chain._replayed(read_entries(did, events))[0]
+
+    @property
+    def events(self) -> tuple[tuple[Packet, int], ...]:
+        """The packets of the chain with the seconds they were received in."""
+        return tuple((entry.packet, entry.received_at) for entry in self._held)
+
+    @property
+    def documents(self) -> tuple[DidDocument, ...]:
+        """The documents known, each the successor of the one before; rivals last."""
+        return self._ledger.documents
+
+    @property
+    def head(self) -> DidDocument | None:
+        """The current document; None if none is known or several claim to be it."""
+        return self._ledger.head
+
+    @property
+    def conflict(self) -> str | None:
+        """Why no key resolves any more (R-054), for people; None while all is well."""
+        return self._ledger.conflict
+
+    @property
+    def is_resolvable(self) -> bool:
+        """Whether any key is known at all."""
+        return bool(self._ledger.keys)
+
+    def apply(self, packet: Packet, received_at: int) -> KeyChain:
+        """The chain with one more identity packet.
+
+        The packet may be older than the last one (a reader's second relay may have seen it first). One that
+        came in the same second as others takes its place among them by the rule of R-074, whatever came
+        first, and can displace one of them. A packet with the id of one in the chain changes nothing.
+        Raises `InvalidPacket` if it does not hold, or with `policy_rejected` (detail
+        `too_many_key_events`) if there is no room for it.
+        """
+        _require_author(self.did, packet)
+        if any(entry.packet_id == packet.packet_id for entry in self._held):
+            return self
+        entry = Entry(packet, received_at)
+        if received_at > self._last:
+            return KeyChain(self._genesis, self._ledger, self._admit(entry), (*self._held, entry), (entry,))
+        if received_at == self._last:
+            # What holds must hold in either order: by that of arrival, a revoked key signs nothing more.
+            self._admit(entry)
+        chain, refusals = self._replayed({*self._held, *self._second, entry}, since=received_at)
+        if (refusal := refusals.get(packet.packet_id)) is not None:
+            raise refusal
+        return chain
+
+    def candidates(self, at: int, use: Use = Use.PACKET) -> tuple[bytes, ...]:
+        """The public keys that may sign at `at`, newest first (R-066). None resolve in a conflict (R-054)."""
+        return self._window(at, use, ingest=True).keys
+
+    def holds_until(self, at: int) -> float:
+        """The second from which `candidates` may differ from those at `at`, though no packet comes."""
+        return self._window(at, Use.PACKET, ingest=True).until
+
+    def verify(self, packet: Packet, at: int, *, ingest: bool = True) -> None:
+        """Check that the packet's signature counts, if received at `at`.
+
+        With `ingest=False` a reader asks it of a packet received in the past: only what was known then
+        counts. For an identity packet this is the whole of what `apply` would check.
+
+        Raises `InvalidPacket`: `invalid_signature` (details `unresolved_key`, `document_conflict`,
+        `recovery_key_not_allowed`, `key_use_not_allowed`, …), `key_expired`, `key_revoked`,
+        `key_not_yet_valid` (R-067), and `invalid_schema` for the members of an identity packet.
+        """
+        _require_author(self.did, packet)
+        if packet.content_type in IDENTITY_TYPES:
+            self._verify_identity_packet(packet, at, ingest=ingest)
+            return
+
+        def signed_by(public_key: bytes) -> bool:
+            return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
+
+        self._verify(signed_by, at, Use.PACKET, ingest=ingest)
+
+    def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
+        """Check an AUTH signature over `message`, made now.
+
+        Raises `InvalidPacket`, always with `invalid_signature`; the detail says more (R-277, R-281).
+        """
+
+        def signed_by(public_key: bytes) -> bool:
+            return ids.verify(public_key, message, signature)
+
+        self._verify(signed_by, at, Use.AUTH, ingest=True)
+
+    def is_pending(self, packet_id: str, at: int) -> bool:
+        """Whether this event waits for approvals or for its delay to pass (R-084…R-088)."""
+        return self._state_at(at, ingest=True).is_pending(packet_id)
+
+    def keys(self, at: int) -> tuple[KeyState, ...]:
+        """Every key of the chain as it stands at `at`, in order of introduction; for people and `/did/`."""
+        return tuple(self._state_at(at, ingest=True).keys.values())
+
+    def __repr__(self) -> str:
+        return f"KeyChain({self.did}, {len(self._held)} events)"
+
+    # Replaying
+
+    @property
+    def _last(self) -> int:
+        """The second in which the last packet was received."""
+        return self._second[-1].received_at if self._second else -1
+
+    def _admit(self, entry: Entry) -> Ledger:
+        """The state after one packet more, if that comes last. Raises `InvalidPacket`."""
+        ledger = self._ledger.copy()
+        ledger.receive(entry)
+        return ledger
+
+    def _replayed(self, entries: Iterable[Entry], *, since: int = 0) -> tuple[KeyChain, _Refusals]:
+        """A chain with the same beginning and these packets, and why some of them do not hold.
+
+        Those received before `since` are known to hold; if that is all but the last second, they are not
+        looked at again.
+        """
+        before = ledger = self._genesis
+        held: list[Entry] = []
+        if since == self._last:
+            before = ledger = self._before
+            held = [entry for entry in self._held if entry.received_at < since]
+            entries = [entry for entry in entries if entry.received_at >= since]
+        ids_held = {entry.packet_id for entry in held}
+        second: list[Entry] = []
+        refusals: _Refusals = {}
+        for second in in_seconds(entries):
+            before = ledger
+            second = [entry for entry in second if entry.packet_id not in ids_held]
+            ledger, holding, refused_here = _receive_second(before, second)
+            held += holding
+            ids_held.update(entry.packet_id for entry in holding)
+            refusals |= refused_here
+        return KeyChain(self._genesis, before, ledger, tuple(held), tuple(second)), refusals
+
+    def _state_at(self, at: int, *, ingest: bool) -> Ledger:
+        """All that counts at `at`. A reader does not know yet what was received later."""
+        ledger = self._ledger
+        if at < self._last:
+            if ingest:
+                at = self._last  # what has been applied counts, even if a clock went back
+            else:
+                ledger = self._replayed(e for e in self._held if e.received_at <= at)[0]._ledger
+        if ledger.next_due_at is not None and ledger.next_due_at <= at:
+            ledger = ledger.copy()
+            ledger.settle(at)
+        return ledger
+
+    # Judging
+
+    def _window(self, at: int, use: Use, *, ingest: bool) -> _Window:
+        windows = self._cache.get((use, ingest), ())
+        for window in windows:
+            if window.since <= at < window.until:
+                return window
+        window = self._make_window(at, use, ingest=ingest)
+        self._cache[use, ingest] = (window, *windows[: _MAX_WINDOWS - 1])
+        return window
+
+    def _make_window(self, at: int, use: Use, *, ingest: bool) -> _Window:
+        state = self._state_at(at, ingest=ingest)
+        skew = self.rules.clock_skew_seconds
+        edges = [edge for key in state.keys.values() for edge in key.edges(skew)]
+        for entry in self._held:
+            edges += (entry.received_at, entry.received_at + self.rules.recovery_delay_seconds)
+        keys: tuple[bytes, ...] = ()
+        if state.conflict is None:
+            keys = tuple(
+                key.public_key
+                for key in newest_first(state.keys.values())
+                if key.may(use) and key.standing(at, skew) is Standing.VALID
+            )
+        return _Window(
+            max((edge for edge in edges if edge <= at), default=float("-inf")),
+            min((edge for edge in edges if edge > at), default=float("inf")),
+            keys,
+        )
+
+    def _verify(self, signed_by: Callable[[bytes], bool], at: int, use: Use, *, ingest: bool) -> None:
+        if any(map(signed_by, self._window(at, use, ingest=ingest).keys)):
+            return
+        if not ingest and any(map(signed_by, self._keys_within(at, use))):
+            return
+        state = self._state_at(at, ingest=ingest)
+        if state.conflict is not None:
+            raise conflict_refusal()
+        if not state.keys:
+            raise refused("the author's key is not known here", "unresolved_key")
+        raise explain(state.keys.values(), at, self.rules.clock_skew_seconds, use, signed_by)
+
+    def _keys_within(self, at: int, use: Use) -> Iterator[bytes]:
+        """The keys that could sign at any moment of a second in which packets of the chain were received.
+
+        Such a second is not one moment: what a reader asks about may have come before, between or after them.
+        """
+        within = [entry for entry in self._held if entry.received_at == at]
+        if not within:
+            return
+        ledger = self._replayed(e for e in self._held if e.received_at < at)[0]._ledger.copy()
+        ledger.settle(at)
+        skew = self.rules.clock_skew_seconds
+        for entry in within:
+            if ledger.conflict is None:
+                for key in newest_first(ledger.keys.values()):
+                    if key.may(use) and key.standing(at, skew) is Standing.VALID:
+                        yield key.public_key
+            ledger.receive(entry)
+
+    def _verify_identity_packet(self, packet: Packet, at: int, *, ingest: bool) -> None:
+        if any(entry.packet == packet for entry in self._held):
+            return
+        if ingest:
+            self._admit(Entry(packet, max(at, self._last)))
+            return
+        known = [e for e in self._held if e.received_at <= at and e.packet_id != packet.packet_id]
+        _, refusals = self._replayed([*known, Entry(packet, at)])
+        if (refusal := refusals.get(packet.packet_id)) is not None:
+            raise refusal
+
+
+_Refusals = dict[str, InvalidPacket]
+"""Why packets do not hold, by packet id."""
+
+
+def _receive_second(before: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, list[Entry], _Refusals]:
+    """The state after the packets of one second, those that hold in their order, and why others do not.
+
+    R-074: the smallest packet id that holds is next, but a document goes before events: it speaks of the
+    keys there are, and one that does not list a key should not silence it by the chance of an id. One that
+    does not hold yet may hold after another, the one that introduces its signing key for instance; so each
+    time all that wait are looked at again. Of two with one id and different signatures, one counts.
+    """
+    ledger = before.copy()
+    waiting = sorted(entries, key=_precedence)
+    held: list[Entry] = []
+    refusals: _Refusals = {}
+    while waiting:
+        for entry in waiting:
+            try:
+                ledger.receive(entry)
+            except InvalidPacket as refusal:
+                refusals[entry.packet_id] = refusal
+            else:
+                held.append(entry)
+                waiting = [other for other in waiting if other.packet_id != entry.packet_id]
+                refusals.pop(entry.packet_id, None)
+                break
+        else:
+            break
+    return ledger, held, refusals
+
+
+def _precedence(entry: Entry) -> tuple[bool, str, bytes]:
+    is_document = isinstance(entry.statement, PublishedDocument)
+    return not is_document, entry.packet_id, entry.packet.signature_bytes
+
+
+def _require_author(did: str, packet: Packet) -> None:
+    if packet.author_id != did:
+        raise ValueError(f"the chain is that of {did}, not of {packet.author_id}")

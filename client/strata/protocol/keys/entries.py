@@ -1,0 +1,69 @@
+"""Packets on their way into a chain: read once, tried once against each key, put in order of time."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from strata.protocol import ids
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys.statements import Statement, read_statement
+from strata.protocol.packets import Packet
+
+__all__ = ["Entry", "in_seconds", "read_entries"]
+
+
+class Entry:
+    """A packet, what it says, when it was received, and which keys its signature was tried against."""
+
+    __slots__ = ("_tried", "packet", "received_at", "statement")
+
+    def __init__(self, packet: Packet, received_at: int) -> None:
+        """Raises `InvalidPacket` as `read_statement` does."""
+        self.packet = packet
+        self.received_at = received_at
+        self.statement: Statement = read_statement(packet)
+        self._tried: dict[bytes, bool] = {}
+
+    @property
+    def packet_id(self) -> str:
+        """The id of the packet."""
+        return self.packet.packet_id
+
+    def is_signed_by(self, public_key: bytes) -> bool:
+        """Whether the signature verifies under this key; computed once for each key.
+
+        Threads that race here compute the same answer twice.
+        """
+        verdict = self._tried.get(public_key)
+        if verdict is None:
+            verdict = ids.verify(public_key, self.packet.signed_bytes, self.packet.signature_bytes)
+            self._tried[public_key] = verdict
+        return verdict
+
+
+def read_entries(did: str, events: Iterable[tuple[Packet, int]]) -> list[Entry]:
+    """The packets that are whole and by this author, each once, with the earliest time it was received.
+
+    A packet's id does not cover its signature (R-022): a copy of one with another signature is another one
+    here, or whoever sends a spoilt copy could keep the genuine one out.
+    """
+    entries: dict[bytes, Entry] = {}
+    for packet, received_at in events:
+        known = entries.get(packet.canonical)
+        if packet.author_id != did or (known is not None and known.received_at <= received_at):
+            continue
+        try:
+            entries[packet.canonical] = Entry(packet, received_at)
+        except InvalidPacket:
+            continue
+    return list(entries.values())
+
+
+def in_seconds(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The packets by the second in which they were received, earliest second first."""
+    ordered = sorted(entries, key=lambda entry: entry.received_at)
+    for _, second in groupby(ordered, key=lambda entry: entry.received_at):
+        yield list(second)

@@ -1,0 +1,377 @@
+"""The running state of a chain: keys, documents and pending recovery, moved on packet by packet.
+
+`Ledger` is the one mutable thing in this package. A chain copies it before moving it on and never shares one
+that moves. `receive` judges a packet completely before it changes anything, so a refused one leaves only this
+trace: time has passed.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from strata.protocol import ids
+from strata.protocol.documents import MAX_METHODS, DidDocument, RecoveryPolicy, method_id, spelled_key
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.keys.entries import Entry
+from strata.protocol.keys.recovery import PendingEvent, eligible_keys, threshold
+from strata.protocol.keys.roles import earlier, under_document
+from strata.protocol.keys.statements import KeyEvent, PublishedDocument, RecoveryApproval
+from strata.protocol.keys.states import KeyRules, KeyState, Standing, Use, explain, newest_first, refused
+from strata.protocol.members import refuse
+
+__all__ = ["MAX_CHAIN_EVENTS", "MAX_CHAIN_EVENTS_A_SECOND", "Ledger", "conflict_refusal"]
+
+MAX_CHAIN_EVENTS = 1024
+"""Identity packets of one DID that hold. Past that, a key can still be revoked, once."""
+
+MAX_CHAIN_EVENTS_A_SECOND = 32
+"""Those received in one second, likewise: their order is worked out anew as each one comes."""
+
+_EFFECTIVE = frozenset({"ADD", "ROTATE", "REVOKE"})
+"""The events that mean something; others are kept and have no effect (R-071)."""
+
+
+class Ledger:
+    """Everything known about one DID once some packets have been received."""
+
+    __slots__ = (
+        "_at",
+        "_count",
+        "_count_in_second",
+        "_events",
+        "_pending",
+        "_superseded",
+        "conflict",
+        "did",
+        "documents",
+        "keys",
+        "rules",
+    )
+
+    def __init__(self, did: str, rules: KeyRules) -> None:
+        self.did = did
+        self.rules = rules
+        self.keys: dict[bytes, KeyState] = {}
+        """By public key, in order of introduction."""
+        self.documents: tuple[DidDocument, ...] = ()
+        """Each succeeds the one before; in a conflict the last ones are rivals."""
+        self.conflict: str | None = None
+        """Why no key resolves any more (R-054)."""
+        self._superseded: frozenset[str] = frozenset()  # hashes of documents that have a successor
+        self._pending: dict[str, PendingEvent] = {}  # by packet id
+        self._events: frozenset[str] = frozenset()  # packet ids of the KEY_EVENTs an approval may name
+        self._at = 0  # the second in which the last packet was received
+        self._count = 0
+        self._count_in_second = 0
+
+    @classmethod
+    def begin(
+        cls, did: str, documents: Iterable[DidDocument], static_key: bytes | None, rules: KeyRules
+    ) -> Ledger:
+        """What is known beforehand: documents, else a configured key, else the DID's own (R-056, R-060)."""
+        ledger = cls(did, rules)
+        ledger._begin_with(documents)
+        if not ledger.documents:
+            key = static_key or ids.public_key_from_did(did)
+            if key is not None:
+                ledger.keys[key] = KeyState(method_id(did), key, valid_from=0)
+        return ledger
+
+    def copy(self) -> Ledger:
+        """An equal ledger that moves on by itself."""
+        twin = Ledger(self.did, self.rules)
+        twin.keys = dict(self.keys)
+        twin.documents = self.documents
+        twin.conflict = self.conflict
+        twin._superseded = self._superseded
+        twin._pending = dict(self._pending)
+        twin._events = self._events
+        twin._at = self._at
+        twin._count = self._count
+        twin._count_in_second = self._count_in_second
+        return twin
+
+    @property
+    def head(self) -> DidDocument | None:
+        """The newest document, if one is known and it is clear which."""
+        return self.documents[-1] if self.documents and self.conflict is None else None
+
+    @property
+    def next_due_at(self) -> int | None:
+        """When the next pending event has waited long enough."""
+        return min((pending.due_at for pending in self._pending.values()), default=None)
+
+    def is_pending(self, packet_id: str) -> bool:
+        """Whether this event is yet to take effect."""
+        return packet_id in self._pending
+
+    def named(self, key_id: str) -> KeyState | None:
+        """The key with this id; `<did>#<multibase>` always names the key it spells (R-060)."""
+        for key in self.keys.values():
+            if key.key_id == key_id:
+                return key
+        public_key = spelled_key(key_id)
+        return None if public_key is None else self.keys.get(public_key)
+
+    def receive(self, entry: Entry) -> None:
+        """Move on by one packet, received no earlier than the last one.
+
+        Raises `InvalidPacket` if it does not hold; nothing but time has moved then.
+        """
+        at = entry.received_at
+        self.settle(at)
+        if self.conflict is not None:
+            raise conflict_refusal()
+        self._require_room(entry)
+        signer = self._signer(entry)
+        match entry.statement:
+            case KeyEvent() as event:
+                if signer.recovery:
+                    self._propose(entry.packet_id, event, signer, at)
+                else:
+                    self._decide(entry.packet_id, event, signer, at)
+                self._events |= {entry.packet_id}
+            case RecoveryApproval() as approval:
+                self._approve(approval, signer, at)
+            case PublishedDocument() as published:
+                self._publish(entry.packet_id, published.document, at)
+        self._count_in_second = self._count_in_second + 1 if at == self._at else 1
+        self._count += 1
+        self._at = at
+        self.settle(at)
+
+    def settle(self, until: int) -> None:
+        """Let pending events take effect that are due by then and have their approvals.
+
+        Each is judged as of the moment it fell due, or of the last packet, whichever is later. Those are the
+        moments at which it can become complete: with time alone approvals are only lost.
+        """
+        for pending in sorted(self._pending.values(), key=lambda one: (one.due_at, one.packet_id)):
+            if pending.due_at > until:
+                break
+            moment = max(pending.due_at, self._at)
+            if pending.is_approved(self.keys.values(), self._policy(), moment):
+                del self._pending[pending.packet_id]
+                self._fulfil(pending, moment)
+
+    # Who may speak
+
+    def _require_room(self, entry: Entry) -> None:
+        in_second = self._count_in_second if entry.received_at == self._at else 0
+        if self._count < MAX_CHAIN_EVENTS and in_second < MAX_CHAIN_EVENTS_A_SECOND:
+            return
+        statement = entry.statement
+        if isinstance(statement, KeyEvent) and statement.event == "REVOKE":
+            key = self.named(statement.key_id)
+            if key is not None and key.revoked_at is None:
+                return  # whoever has stolen a key must not be able to fill the chain so that it stays
+        raise _policy_refusal("the DID has too many identity packets", "too_many_key_events")
+
+    def _signer(self, entry: Entry) -> KeyState:
+        """The key that signed, valid in that second and allowed to sign such a packet (R-062, R-068)."""
+        at, skew = entry.received_at, self.rules.clock_skew_seconds
+        recovery_too = not isinstance(entry.statement, PublishedDocument)  # R-079, R-080
+        for key in newest_first(self.keys.values()):
+            if key.standing(at, skew) is Standing.VALID and (
+                key.may(Use.PACKET) or (key.recovery and recovery_too)
+            ):
+                if entry.is_signed_by(key.public_key):
+                    return key
+        if not self.keys:
+            raise refused("the author's key is not known here", "unresolved_key")
+        raise explain(self.keys.values(), at, skew, Use.PACKET, entry.is_signed_by)
+
+    # KEY_EVENT
+
+    def _decide(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
+        """An event by a signing key: it takes effect at once, and overrides what is pending (R-086)."""
+        _require_begun(signer, at)
+        overridden = self._overridden_by(event)
+        is_veto = event.event == "REVOKE" and bool(overridden) and self.named(event.key_id) is None
+        if not is_veto:
+            self._check_names(event)
+            self._require_key_room(event, MAX_METHODS, at)
+        for pending in overridden:
+            self._drop(pending)
+        if not is_veto:
+            self._take_effect(event, packet_id)
+
+    def _propose(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
+        """An event by a recovery key: it waits for its delay and its approvals (R-084, R-086)."""
+        _require_begun(signer, at)
+        self._require_policy(at)
+        self._check_names(event)
+        if event.event in _EFFECTIVE:
+            due_at = at + self.rules.recovery_delay_seconds
+            approved_by = frozenset({signer.public_key})
+            self._pending[packet_id] = PendingEvent(packet_id, event, signer.public_key, due_at, approved_by)
+
+    def _fulfil(self, pending: PendingEvent, at: int) -> None:
+        """A pending event takes effect, unless what it names has been taken since."""
+        try:
+            self._check_names(pending.event)
+            # Twice the room: whoever has stolen a key must not be able to fill what recovery needs.
+            self._require_key_room(pending.event, 2 * MAX_METHODS, at)
+        except InvalidPacket:
+            self._events -= {pending.packet_id}
+        else:
+            self._take_effect(pending.event, pending.packet_id)
+
+    def _check_names(self, event: KeyEvent) -> None:
+        """Refuse an event that names keys it cannot name (R-071). No key and no id is given out twice."""
+        if event.event == "REVOKE" and self.named(event.key_id) is None:
+            refuse("key_id names no key of this DID", "unknown_key")
+        if event.public_key is None:
+            return
+        if event.public_key in self.keys or any(k.key_id == event.key_id for k in self.keys.values()):
+            refuse("the key or its id is in the chain already", "key_known")
+        if event.replaces is not None and self.named(event.replaces) is None:
+            refuse("replaces names no key of this DID", "unknown_key")
+
+    def _require_key_room(self, event: KeyEvent, most: int, at: int) -> None:
+        skew = self.rules.clock_skew_seconds
+        signing = sum(not key.recovery and not key.is_over(at, skew) for key in self.keys.values())
+        if event.public_key is not None and signing >= most:
+            raise _policy_refusal("the DID has too many live keys", "too_many_keys")
+
+    def _take_effect(self, event: KeyEvent, packet_id: str) -> None:
+        if event.event == "REVOKE" and (key := self.named(event.key_id)) is not None:
+            revoked_at = earlier(key.revoked_at, event.revoked_at)  # never taken back
+            self.keys[key.public_key] = replace(key, revoked_at=revoked_at)
+        if event.public_key is None or event.valid_from is None:
+            return
+        authentication = assertion = True
+        if event.replaces is not None and (old := self.named(event.replaces)) is not None:
+            if not old.recovery:  # the new key steps into the part of the old one
+                authentication, assertion = old.authentication, old.assertion
+            valid_until = earlier(old.valid_until, event.valid_from)  # R-072
+            self.keys[old.public_key] = replace(old, valid_until=valid_until)
+        self.keys[event.public_key] = KeyState(
+            event.key_id,
+            event.public_key,
+            event.valid_from,
+            event.valid_until,
+            authentication=authentication,
+            assertion=assertion,
+            introduced_by=packet_id,
+        )
+
+    # Recovery
+
+    def _approve(self, approval: RecoveryApproval, signer: KeyState, at: int) -> None:
+        """R-081. By itself an approval changes no key (R-083)."""
+        if not signer.recovery:
+            raise refused("an approval is signed by a recovery key", "recovery_key_required")
+        self._require_policy(at)
+        if signer.public_key not in eligible_keys(self.keys.values(), self._policy(), at):
+            raise refused("this recovery key has no say in the policy", "recovery_key_not_eligible")
+        if approval.target_event not in self._events:
+            refuse("target_event names no valid KEY_EVENT of this DID", "unknown_target")
+        pending = self._pending.get(approval.target_event)
+        if pending is not None:
+            self._pending[pending.packet_id] = pending.approve(signer.public_key)
+
+    def _policy(self) -> RecoveryPolicy | None:
+        return self.documents[-1].recovery_policy if self.documents else None
+
+    def _require_policy(self, at: int) -> None:
+        policy = self._policy()
+        if threshold(policy, eligible_keys(self.keys.values(), policy, at)) is None:  # R-085
+            raise refused("the document's recovery policy cannot be met", "recovery_policy_invalid")
+
+    def _overridden_by(self, event: KeyEvent) -> list[PendingEvent]:
+        """The pending events that name a key which this event names too (A-030)."""
+        if event.event not in _EFFECTIVE:
+            return []
+        named = self._names(event)
+        return [pending for pending in self._pending.values() if named & self._names(pending.event)]
+
+    def _names(self, event: KeyEvent) -> set[bytes | str]:
+        """The keys that an event names: by id, and by public key where that is known."""
+        names: set[bytes | str] = set()
+        for key_id in (event.key_id, event.replaces):
+            if key_id is not None:
+                known = self.named(key_id)
+                spelled = spelled_key(key_id) if known is None else known.public_key
+                names |= {key_id} if spelled is None else {key_id, spelled}
+        if event.public_key is not None:
+            names.add(event.public_key)
+        return names
+
+    def _drop(self, pending: PendingEvent) -> None:
+        del self._pending[pending.packet_id]
+        self._events -= {pending.packet_id}
+
+    # Documents
+
+    def _begin_with(self, documents: Iterable[DidDocument]) -> None:
+        """Take over configured documents; their links say which is first, not the order they come in."""
+        waiting = {document.hash: document for document in documents}
+        if any(document.did != self.did for document in waiting.values()):
+            refuse("a configured document is another DID's")
+        while waiting:
+            # One whose predecessor is not among them begins the chain: an operator vouches for it.
+            head = self.head
+            following = [
+                document
+                for document in waiting.values()
+                if (document.prev_hash not in waiting if head is None else document.prev_hash == head.hash)
+            ]
+            if len(following) != 1:
+                self.documents += tuple(waiting.values())
+                self.conflict = "the configured documents do not form one chain"
+                return
+            del waiting[following[0].hash]
+            self._become_head(following[0], introduced_by=None)
+
+    def _publish(self, packet_id: str, document: DidDocument, at: int) -> None:
+        """A published document: the first one, or a successor of the head (R-053, decision 7)."""
+        head = self.head
+        if head is not None and document.hash == head.hash:
+            return  # said again
+        is_rival = document.prev_hash is not None and document.prev_hash in self._superseded
+        if document in self.documents or not (is_rival or document.prev_hash == (head and head.hash)):
+            refuse("the document does not succeed the newest one", "document_not_linked")
+        if head is not None:
+            self._check_methods(document)
+        if is_rival:
+            self.documents += (document,)
+            self.conflict = f"two documents succeed {document.prev_hash}"
+            return
+        after = under_document(self.keys, document, introduced_by=packet_id)
+        skew = self.rules.clock_skew_seconds
+        if not any(key.may(Use.PACKET) and not key.is_over(at, skew) for key in after.values()):
+            # Accepted, it would silence the DID for good: nothing could correct it.
+            refuse("the document leaves no key that may sign", "document_without_keys")
+        self._become_head(document, introduced_by=packet_id)
+
+    def _check_methods(self, document: DidDocument) -> None:
+        """A successor lists keys of the chain under their ids: only KEY_EVENTs introduce keys (A-021)."""
+        for method in document.methods:
+            key = self.keys.get(method.public_key)
+            if key is None or key.key_id != method.key_id:
+                refuse("the document lists a key that no event has introduced", "document_key_unknown")
+
+    def _become_head(self, document: DidDocument, *, introduced_by: str | None) -> None:
+        self.keys = under_document(self.keys, document, introduced_by=introduced_by)
+        self.documents += (document,)
+        if document.prev_hash is not None:
+            self._superseded |= {document.prev_hash}
+
+
+def conflict_refusal() -> InvalidPacket:
+    """What any signature meets once a DID's documents are in conflict, to be raised (R-054)."""
+    return refused("the author's documents are in conflict", "document_conflict")
+
+
+def _require_begun(signer: KeyState, at: int) -> None:
+    """R-070: a chain begins with a key whose window has begun; here the skew gives nothing."""
+    if signer.introduced_by is None and at < signer.valid_from:
+        raise InvalidPacket(ErrorCode.KEY_NOT_YET_VALID, "the signing key is not valid yet")
+
+
+def _policy_refusal(reason: str, detail: str) -> InvalidPacket:
+    return InvalidPacket(ErrorCode.POLICY_REJECTED, reason, detail=detail)

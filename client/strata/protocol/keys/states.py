@@ -1,0 +1,150 @@
+"""One key at one moment: its window, what it may sign, and how to say why it may not."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from strata.protocol.documents import Custody
+from strata.protocol.errors import ErrorCode, InvalidPacket
+
+__all__ = [
+    "DEFAULT_CLOCK_SKEW_SECONDS",
+    "MAX_DEAD_KEYS_TRIED",
+    "KeyRules",
+    "KeyState",
+    "Standing",
+    "Use",
+    "allowed_clock_skew",
+    "explain",
+    "newest_first",
+    "refused",
+]
+
+DEFAULT_CLOCK_SKEW_SECONDS = 300
+_ALLOWED_CLOCK_SKEWS = range(60, 301)
+
+MAX_DEAD_KEYS_TRIED = 16
+"""Keys that may not sign but are tried, newest first, to say why a signature does not count (R-067)."""
+
+SignedBy = Callable[[bytes], bool]
+"""Whether the signature in question verifies under this public key."""
+
+
+class Use(enum.Enum):
+    """What a signature is for (R-061)."""
+
+    PACKET = "packet"
+    AUTH = "auth"
+
+
+class Standing(enum.Enum):
+    """What the window of a key says of a moment."""
+
+    VALID = "valid"
+    NOT_YET_VALID = "not_yet_valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+def allowed_clock_skew(wanted: int) -> int:
+    """The clock skew in use where this one is configured: one out of 60 to 300 counts as 300 (R-064)."""
+    return wanted if wanted in _ALLOWED_CLOCK_SKEWS else DEFAULT_CLOCK_SKEW_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRules:
+    """The settings that key validity depends on (R-064, R-086)."""
+
+    clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
+    recovery_delay_seconds: int = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """One key of a chain. Times are Unix seconds; None is an open end."""
+
+    key_id: str
+    public_key: bytes
+    valid_from: int
+    valid_until: int | None = None
+    revoked_at: int | None = None
+    recovery: bool = False
+    custody: Custody = "unknown"
+    authentication: bool = True
+    assertion: bool = True
+    introduced_by: str | None = None
+    """The `packet_id` of the KEY_EVENT or DID_DOCUMENT; None: known beforehand."""
+
+    def standing(self, at: int, skew: int) -> Standing:
+        """What the window says of `at`: both ends count in (R-062); a revocation has no skew (R-076)."""
+        if self.revoked_at is not None and at > self.revoked_at:
+            return Standing.REVOKED
+        if self.valid_until is not None and at > self.valid_until + skew:
+            return Standing.EXPIRED
+        if at < self.valid_from - skew:
+            return Standing.NOT_YET_VALID
+        return Standing.VALID
+
+    def is_over(self, at: int, skew: int) -> bool:
+        """Whether the key can never be valid again."""
+        return self.standing(at, skew) in (Standing.REVOKED, Standing.EXPIRED)
+
+    def may(self, use: Use) -> bool:
+        """Whether the key has the part that `use` asks for, whatever its window says (R-061, R-080)."""
+        return not self.recovery and (self.assertion if use is Use.PACKET else self.authentication)
+
+    def edges(self, skew: int) -> Iterable[int]:
+        """The seconds in which `standing` may change."""
+        yield self.valid_from - skew
+        if self.valid_until is not None:
+            yield self.valid_until + skew + 1
+        if self.revoked_at is not None:
+            yield self.revoked_at + 1
+
+
+def newest_first(keys: Iterable[KeyState]) -> list[KeyState]:
+    """The keys, given in order of introduction, in the order in which they are tried (R-066)."""
+    return sorted(reversed(list(keys)), key=lambda key: -key.valid_from)
+
+
+def explain(keys: Iterable[KeyState], at: int, skew: int, use: Use, signed_by: SignedBy) -> InvalidPacket:
+    """Why a signature that no valid key has made does not count (R-067, R-080, A-025).
+
+    For AUTH every reason is `invalid_signature` with the precise one as its detail (R-281).
+    """
+    dead = 0
+    for key in newest_first(keys):
+        if not key.recovery:
+            dead += 1
+            if dead > MAX_DEAD_KEYS_TRIED:
+                continue
+        if signed_by(key.public_key):
+            return _explained_by(key, at, skew, use)
+    return refused("the signature is not the author's")
+
+
+def refused(reason: str, detail: str | None = None) -> InvalidPacket:
+    """An `invalid_signature`, to be raised."""
+    return InvalidPacket(ErrorCode.INVALID_SIGNATURE, reason, detail=detail)
+
+
+_STANDING_CODES = {
+    Standing.REVOKED: (ErrorCode.KEY_REVOKED, "the signing key is revoked"),
+    Standing.EXPIRED: (ErrorCode.KEY_EXPIRED, "the signing key has expired"),
+    Standing.NOT_YET_VALID: (ErrorCode.KEY_NOT_YET_VALID, "the signing key is not valid yet"),
+}
+
+
+def _explained_by(key: KeyState, at: int, skew: int, use: Use) -> InvalidPacket:
+    if (found := _STANDING_CODES.get(key.standing(at, skew))) is not None:
+        code, reason = found
+        if use is Use.AUTH:
+            return refused(reason, code.value)
+        return InvalidPacket(code, reason)
+    if key.recovery:
+        return refused("a recovery key signs recovery packets alone", "recovery_key_not_allowed")
+    return refused("the author's document does not let this key sign here", "key_use_not_allowed")

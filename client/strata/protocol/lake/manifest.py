@@ -1,0 +1,140 @@
+"""Manifests: one for each batch of the archive, each holding the hash of the one before. No I/O.
+
+A batch is part of the lake when its manifest is there, and not before. The chain says what the lake must
+hold: which sequences, how many packets, and by `rows` a hash over every id in its place. Who keeps the hash
+of the last manifest can prove later that nothing before it was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+from blake3 import blake3
+
+from strata.protocol import canonical
+from strata.protocol.errors import StrataError
+from strata.protocol.lake.sequences import Span, day_of
+
+__all__ = [
+    "FORMAT",
+    "GENESIS",
+    "LakeError",
+    "Manifest",
+    "check_chain",
+    "decode",
+    "encode",
+    "manifests_of_day",
+    "seal",
+]
+
+FORMAT = 1
+"""The version of lakes that this program reads and writes."""
+
+GENESIS = "0" * 64
+"""What the first manifest has in place of a hash before."""
+
+
+class LakeError(Exception):
+    """The lake is not what it says, or not what this program knows."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one batch added to the lake."""
+
+    format: int = FORMAT
+    number: int
+    """0 for the first, and so on without a gap."""
+    after: int
+    """Where the batch before ended; its sequences are `after < sequence <= up_to`, of one day."""
+    up_to: int
+    packets: int
+    """Rows under `packets/`."""
+    quarantined: int
+    """Rows under `quarantine/`: in the log, but not what they must be."""
+    rows: str
+    """The digest of all of them in log order (see `digest`)."""
+    body_bytes: int
+    kinds: dict[str, int]
+    """Packets by folder."""
+    last_packet_id: str
+    """Hex: by it the log is recognised."""
+    last_received_at: int
+    written_at: int
+    """Unix seconds by the writer's clock. Informative."""
+    previous: str
+    """The hash of the manifest before, `GENESIS` for the first."""
+    hash: str = ""
+    """BLAKE3-256 of the canonical JSON of all the above."""
+
+    @property
+    def span(self) -> Span:
+        """Its sequences."""
+        return Span(self.after, self.up_to)
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """The manifest with its hash."""
+    return msgspec.structs.replace(manifest, hash=_hash(manifest))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The text of its file."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def decode(text: bytes, name: str) -> Manifest:
+    """Read one manifest. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    try:
+        head = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise LakeError(f"{name} is damaged: it is no JSON") from None
+    version = head.get("format") if type(head) is dict else None
+    if version != FORMAT:
+        _refuse(
+            name, f"its format is {version!r} and this program knows {FORMAT}: use the program that wrote it"
+        )
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.ValidationError as error:
+        _refuse(name, f"it is damaged: {error}")
+    try:
+        recomputed = _hash(manifest)
+    except StrataError:  # a number beyond those of JSON
+        recomputed = ""
+    if manifest.hash != recomputed:
+        _refuse(name, "it was changed after it was written: its hash does not recompute")
+    return manifest
+
+
+def check_chain(manifests: Iterable[Manifest]) -> None:
+    """Raise `LakeError` unless these are manifests 0, 1, 2, …, each bound to the one before.
+
+    Looks at each once, in turn, so that they may come as a stream.
+    """
+    previous, after = GENESIS, 0
+    for number, manifest in enumerate(manifests):
+        name = f"manifest {manifest.number}"
+        if manifest.number != number:
+            _refuse(f"manifest {number}", "it is missing, and those after it prove that it was there")
+        if manifest.previous != previous:
+            _refuse(name, f"it does not follow manifest {number - 1}: one of the two was replaced")
+        if manifest.after != after or manifest.up_to <= after:
+            _refuse(name, f"it begins behind sequence {manifest.after}, and the one before ended at {after}")
+        previous, after = manifest.hash, manifest.up_to
+
+
+def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
+    """Those of a checked chain whose packets were received on a day."""
+    return [manifest for manifest in manifests if day_of(manifest.up_to) == day]
+
+
+def _hash(manifest: Manifest) -> str:
+    members: dict[str, Any] = msgspec.to_builtins(manifest)
+    del members["hash"]
+    return blake3(canonical.encode(members)).hexdigest()
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise LakeError(f"the lake's {name} cannot be used: {why}")

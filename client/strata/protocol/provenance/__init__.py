@@ -1,0 +1,47 @@
+"""Provenance: what a packet says about the origin of its media, and whether that holds (RFC-0002 §5–§12).
+
+    origins       the four origins and their order
+    attestation   client attestation: the software vouches for the claim; its keys are in `manifest`
+    chains        issuer chains to a trusted root; X.509 in `x509`
+    evidence      statements of platforms, each format a plug-in
+    judgement     a relay's verdict: refuse, downgrade or let stand
+    serving       a downgraded packet on the wire, and its way back
+    history       a reader's verdict: edit histories and levels of trust
+
+Everything here computes: no clock, no network, no store. The X.509 and evidence parts need the extra
+`relayd[provenance]` and are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from strata.protocol.provenance.attestation import KeysOf, ManifestOf, attest
+from strata.protocol.provenance.history import Level, level_of, platform_attested
+from strata.protocol.provenance.judgement import REASONS, judge, needed_dids
+from strata.protocol.provenance.origins import AI_MODEL, HARDWARE, ORIGIN_TYPES, SOFTWARE, UNKNOWN
+from strata.protocol.provenance.serving import Downgrade, ServedForm, restore, served
+from strata.protocol.provenance.trust import ProvenanceTrust, Root
+from strata.protocol.provenance.verifying import VerifyingKey
+
+__all__ = [
+    "AI_MODEL",
+    "HARDWARE",
+    "ORIGIN_TYPES",
+    "REASONS",
+    "SOFTWARE",
+    "UNKNOWN",
+    "Downgrade",
+    "KeysOf",
+    "Level",
+    "ManifestOf",
+    "ProvenanceTrust",
+    "Root",
+    "ServedForm",
+    "VerifyingKey",
+    "attest",
+    "judge",
+    "level_of",
+    "needed_dids",
+    "platform_attested",
+    "restore",
+    "served",
+]

@@ -1,0 +1,38 @@
+"""CBOR as evidence carries it, decoded without trust in it."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.protocol.provenance.evidence import refuse_evidence
+
+try:
+    import cbor2
+except ImportError as error:
+    raise ImportError("platform evidence needs a further library: pip install relayd[provenance]") from error
+
+__all__ = ["MAX_CBOR_DEPTH", "decode", "decode_map"]
+
+MAX_CBOR_DEPTH = 32
+
+
+def decode(data: bytes) -> Any:
+    """The value of one CBOR item. Tags keep their number (`cbor2.CBORTag`) where they mean no Python type.
+
+    Raises `InvalidPacket` (`invalid_attestation`) for what is no CBOR, nests too deeply or repeats a key.
+    """
+    try:
+        return cbor2.loads(data, max_depth=MAX_CBOR_DEPTH, allow_duplicate_keys=False)
+    except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError):
+        refuse_evidence("the evidence is not CBOR", "malformed_evidence")
+
+
+def decode_map(data: bytes) -> dict[Any, Any]:
+    """As `decode`, for what must be a map."""
+    value = decode(data)
+    if type(value) is not dict:
+        refuse_evidence("the evidence is not a CBOR map", "malformed_evidence")
+    result: dict[Any, Any] = value
+    return result

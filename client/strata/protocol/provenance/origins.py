@@ -1,0 +1,52 @@
+"""The four origins a provenance header may claim, in order of the proof they demand (RFC-0002 §5, §10)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = [
+    "AI_MODEL",
+    "DEEPEST",
+    "HARDWARE",
+    "HIGH_TRUST",
+    "ORIGIN_TYPES",
+    "SOFTWARE",
+    "UNKNOWN",
+    "header_of",
+    "lower",
+    "read_origin",
+]
+
+UNKNOWN: Final = "UNKNOWN"
+SOFTWARE: Final = "SOFTWARE"
+AI_MODEL: Final = "AI_MODEL"
+HARDWARE: Final = "HARDWARE_SECURE_ENCLAVE"
+
+ORIGIN_TYPES = (UNKNOWN, SOFTWARE, AI_MODEL, HARDWARE)
+"""Weakest claim first."""
+
+HIGH_TRUST = frozenset({AI_MODEL, HARDWARE})
+"""Claims that a relay refuses, rather than downgrades, when their proof fails (R-214, R-215)."""
+
+DEEPEST = 512
+"""Nesting that re-encoding an admitted packet allows for: as deep as a relay can be told to admit (R-321)."""
+
+_RANK = {origin: rank for rank, origin in enumerate(ORIGIN_TYPES)}
+
+
+def header_of(packet: dict[str, Any]) -> dict[str, Any] | None:
+    """The provenance header of a decoded packet; null equals absence (A-004)."""
+    header = packet.get("provenance_header")
+    return header if type(header) is dict else None
+
+
+def read_origin(value: Any) -> str:
+    """The origin a header member stands for: `UNKNOWN` for whatever is none of the four (R-036, R-204)."""
+    return value if type(value) is str and value in _RANK else UNKNOWN
+
+
+def lower(first: str, second: str) -> str:
+    """The weaker of two origins (R-212)."""
+    return min(first, second, key=lambda origin: _RANK.get(origin, 0))

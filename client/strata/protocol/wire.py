@@ -1,0 +1,292 @@
+"""The messages of RFC-0004 §3, both directions, as typed structs.
+
+client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`.
+relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory` where asked for (A-047).
+
+Unknown members are ignored (R-004); `null` means the same as absence (A-004), so every optional member
+defaults to None and None is never written. A packet inside a message stays the bytes it arrived as
+(`msgspec.Raw`): decoding a message neither reads nor checks it. A struct is checked when it is decoded,
+not when it is built.
+
+`decode_client_message` and `decode_relay_message` are the only doors: each takes one text frame and
+returns one struct or raises `InvalidMessage`, which carries whatever ids the answer needs.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from strata.protocol.errors import InvalidMessage
+
+__all__ = [
+    "EXTENSIONS",
+    "MAX_ID_BYTES",
+    "Auth",
+    "AuthChallenge",
+    "AuthOk",
+    "ClientMessage",
+    "EndOfHistory",
+    "Error",
+    "Event",
+    "Filters",
+    "Ok",
+    "Publish",
+    "RelayMessage",
+    "Subscribe",
+    "Unsubscribe",
+    "decode_client_message",
+    "decode_relay_message",
+    "encode",
+]
+
+MAX_ID_BYTES = 128
+"""Most UTF-8 bytes in a `client_msg_id` or `subscription_id` (R-136, R-141)."""
+
+EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets")
+"""The additions a relay of this project announces (R-139, decision A-050)."""
+
+_Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
+    pass
+
+
+class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Which packets a subscription wants (RFC-0004 §3.1).
+
+    Values inside one member are alternatives, members combine with AND; absent, null and empty restrict
+    nothing (A-051). All times are Unix seconds and inclusive; `since` holds in history and live, `until`
+    in history alone (A-042).
+    """
+
+    authors: list[str] | None = None
+    types: list[str] | None = None
+    since: _Seconds | None = None
+    until: _Seconds | None = None
+    limit: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
+    cursor: str | None = None
+    order: Literal["asc", "desc"] | None = None
+    packet_ids: list[str] | None = None
+    received_since: _Seconds | None = None
+    received_until: _Seconds | None = None
+
+
+class Subscribe(_Message, frozen=True, kw_only=True, tag="SUBSCRIBE"):
+    """Ask for stored packets and then live ones (RFC-0004 §3.1).
+
+    `gapless` asks for one stream with no cap, at the reader's pace (A-067); `limit` and `order` must then
+    be absent. `history_marker` asks for one `EndOfHistory` (A-047).
+    """
+
+    subscription_id: str
+    filters: Filters | None = None
+    replication_profile: str | None = None
+    history_marker: bool | None = None
+    gapless: bool | None = None
+    client_msg_id: str | None = None
+
+
+class Unsubscribe(_Message, frozen=True, kw_only=True, tag="UNSUBSCRIBE"):
+    """End a subscription (RFC-0004 §3.6)."""
+
+    subscription_id: str
+    client_msg_id: str | None = None
+
+
+class Publish(_Message, frozen=True, kw_only=True, tag="PUBLISH"):
+    """Hand a packet to the relay (RFC-0004 §3.2); answered by exactly one `Ok` or `Error`."""
+
+    packet: Raw
+    client_msg_id: str | None = None
+
+
+class Auth(_Message, frozen=True, kw_only=True, tag="AUTH"):
+    """Prove an identity by signing the relay's challenge (RFC-0004 §3.7, decision A-070)."""
+
+    author_id: str
+    challenge: str
+    signature: str
+    capabilities: list[str] | None = None
+    client_msg_id: str | None = None
+
+
+class Event(_Message, frozen=True, kw_only=True, tag="EVENT"):
+    """One packet for one subscription (RFC-0004 §3.3).
+
+    `subscription_id` is absent only from a relay's unsolicited default feed (A-054).
+    """
+
+    packet: Raw
+    received_at: int
+    subscription_id: str | None = None
+    cursor: str | None = None
+    relay_annotations: dict[str, Any] | None = None
+
+
+class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
+    """The packet is durably stored (RFC-0004 §3.4, A-058)."""
+
+    packet_id: str
+    status: str
+    client_msg_id: str | None = None
+    duplicate: bool | None = None
+    duplicate_of: str | None = None
+    received_at: int | None = None
+    relay_annotations: dict[str, Any] | None = None
+
+
+class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
+    """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next."""
+
+    code: str
+    reason: str
+    client_msg_id: str | None = None
+    subscription_id: str | None = None
+    detail: str | None = None
+    retry_after: int | None = None
+    limit: int | None = None
+    remaining: int | None = None
+    window_seconds: int | None = None
+    max_bytes: int | None = None
+
+
+class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):
+    """What the relay wants signed (RFC-0004 §3.7)."""
+
+    challenge: str
+    server_id: str
+    expires_at: int
+    extensions: list[str] | None = None
+
+
+class AuthOk(_Message, frozen=True, kw_only=True, tag="AUTH_OK"):
+    """The session now speaks for `author_id`, with exactly these capabilities (RFC-0004 §3.7).
+
+    A relay that enforces no capabilities may leave them out (R-285).
+    """
+
+    author_id: str
+    capabilities: list[str] | None = None
+    client_msg_id: str | None = None
+    extensions: list[str] | None = None
+
+
+class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
+    """History has been sent (additive, A-047). `complete` is false when `limit` cut it short.
+
+    `cursor` is always present: null when no historical packet was sent and none was asked to follow.
+    """
+
+    subscription_id: str
+    complete: bool
+    cursor: str | UnsetType | None = UNSET
+    client_msg_id: str | None = None
+
+
+ClientMessage = Subscribe | Unsubscribe | Publish | Auth
+RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
+
+_CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+_RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage)
+_ENCODER = msgspec.json.Encoder()
+_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH"})
+_RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
+
+
+class _Ids(msgspec.Struct, gc=False):
+    """The members an error reply needs, read from a message that failed its typed decode."""
+
+    type: Any = None
+    client_msg_id: Any = None
+    subscription_id: Any = None
+
+
+_IDS_DECODER = msgspec.json.Decoder(_Ids)
+
+
+def encode(message: ClientMessage | RelayMessage) -> bytes:
+    """Encode a message as the UTF-8 text of one frame."""
+    return _ENCODER.encode(message)
+
+
+def decode_client_message(data: bytes | bytearray | memoryview) -> ClientMessage:
+    """Decode one text frame that a client sent.
+
+    Raises `InvalidMessage`: `detail` is `malformed_json` for what is no JSON object, `unknown_type` for a
+    missing or foreign type, None for a message of wrong shape.
+    """
+    try:
+        message = _CLIENT_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _explain(data, error, _CLIENT_TYPES) from None
+    _check_id(message.client_msg_id, "client_msg_id", message)
+    if isinstance(message, Subscribe | Unsubscribe):
+        _check_id(message.subscription_id, "subscription_id", message)
+        if not message.subscription_id:
+            raise InvalidMessage(
+                "subscription_id must not be empty",
+                client_msg_id=message.client_msg_id,
+                subscription_id=message.subscription_id,
+            )
+    return message
+
+
+def decode_relay_message(data: bytes | bytearray | memoryview | str) -> RelayMessage:
+    """Decode one text frame that a relay sent. Raises `InvalidMessage` as `decode_client_message` does."""
+    try:
+        return _RELAY_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _explain(data, error, _RELAY_TYPES) from None
+
+
+def _check_id(value: str | None, name: str, message: ClientMessage) -> None:
+    # Characters are at most four bytes, so short ids need no encoding to be measured.
+    if value is None or len(value) <= MAX_ID_BYTES // 4:
+        return
+    if len(value.encode()) > MAX_ID_BYTES:
+        raise InvalidMessage(
+            f"{name} is longer than {MAX_ID_BYTES} bytes",
+            client_msg_id=None if name == "client_msg_id" else message.client_msg_id,
+        )
+
+
+def _explain(
+    data: bytes | bytearray | memoryview | str, error: Exception, known: frozenset[str]
+) -> InvalidMessage:
+    """Turn a failed decode into the refusal a peer can use, with the ids that could still be read."""
+    try:
+        ids = _IDS_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return InvalidMessage("the frame is not one JSON object in UTF-8", detail="malformed_json")
+    client_msg_id = _readable_id(ids.client_msg_id)
+    if not isinstance(ids.type, str) or ids.type not in known:
+        return InvalidMessage(
+            "the message type is missing or not known here",
+            detail="unknown_type",
+            client_msg_id=client_msg_id,
+        )
+    return InvalidMessage(
+        f"{ids.type}: {_sentence(error)}",
+        client_msg_id=client_msg_id,
+        subscription_id=_readable_id(ids.subscription_id),
+    )
+
+
+def _sentence(error: Exception) -> str:
+    """What msgspec says about a member: its place and the expected type, never its value."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "malformed"
+    sentence = str(error)
+    if sentence.startswith("Invalid "):  # the one kind that quotes the value, whatever its length
+        return f"Value not allowed - at {sentence.rpartition(' - at ')[2]}"
+    return sentence
+
+
+def _readable_id(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value.encode()) <= MAX_ID_BYTES else None

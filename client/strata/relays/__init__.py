@@ -1,0 +1,9 @@
+"""Talking to relays: `connection` keeps one connected, `pool` makes one of many.
+
+Beside them: where relays are found (`bootstrap`, `uris`, `resolver`), how long to wait (`backoff`), and what
+readers make of curation packets (`curation`). Imports only `strata.protocol`.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

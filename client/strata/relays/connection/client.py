@@ -1,0 +1,477 @@
+"""A relay as a program sees it: publish, subscribe, look packets up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import ssl as ssl_module
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from strata.protocol import packets
+from strata.protocol.errors import Closed, ErrorCode, InvalidPacket, RequestTimeout
+from strata.protocol.ids import Signer
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import Packet
+from strata.relays.connection.connection import Connection
+from strata.relays.connection.dialing import shown
+from strata.relays.connection.driver import Driver
+from strata.relays.connection.finding import fetch_packet
+from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Collector, Inspector, author_of
+from strata.relays.connection.keyfetch import MAX_AUTHORS, KeyFetcher
+from strata.relays.connection.keyring import Anchors, KeyRing
+from strata.relays.connection.options import Options
+from strata.relays.connection.pins import PinFile
+from strata.relays.connection.subscribing import SubscriptionState
+from strata.relays.connection.subscription import Subscription
+from strata.relays.connection.values import (
+    Announced,
+    Authenticated,
+    Delivery,
+    Order,
+    Published,
+    Query,
+    Statistics,
+    as_tuple,
+)
+
+__all__ = ["PacketRelay"]
+
+
+class PacketRelay:
+    """One relay, kept connected until `close`: packets alone. Belongs to one event loop.
+
+    What programs get by `strata.connect` is `strata.Relay`, which opens channels too.
+
+    Cuts are mended here: what has no answer is published again, subscriptions go on where they stood. When
+    the relay cannot be had any more (a final refusal, not an absence) every call raises `ConnectionFailed`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        identity: Signer | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        pins: str | os.PathLike[str] | None = None,
+        anchors: Anchors | None = None,
+        options: Options | None = None,
+    ) -> None:
+        options = options or Options()
+        if identity is None and options.authenticate == "always":
+            raise ValueError("authenticate='always' needs an identity: connect(url, identity=...)")
+        self._url = url
+        self._identity = identity
+        self._options = options
+        self._core = Connection(options, random=random.random, signer=identity)
+        pin_file = PinFile(pins) if pins is not None else None
+        self._driver = Driver(url, self._core, options, ssl=ssl, pins=pin_file)
+        self._slots = asyncio.Semaphore(options.max_in_flight)
+        self._keys: KeyRing | None = None
+        self._fetcher: KeyFetcher | None = None
+        if options.resolve_keys:
+            self._keys = KeyRing(
+                anchors or Anchors(),
+                max_authors=options.key_authors,
+                refresh_interval=options.key_refresh_interval,
+            )
+            self._fetcher = KeyFetcher(
+                self._keys,
+                self._identity_packets,
+                timeout=options.key_timeout,
+                name=f"strata-relay-keys {shown(url)}",
+            )
+
+    # Opening and closing.
+
+    async def open(self) -> Self:
+        """Connect, and authenticate with `authenticate="always"`. Cancelling closes everything again.
+
+        Raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`;
+        what `authenticate` raises; `IdentityError` and `OSError` for a pin file that cannot be read.
+        """
+        self._driver.prepare()
+        try:
+            await self._driver.open()
+            if self._options.authenticate == "always":
+                await self.authenticate()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Close the connection and leave nothing behind: no task, timer or socket. Idempotent.
+
+        Publishes and subscriptions still waiting raise `Closed`. Takes at most `close_timeout` and a second;
+        after cancelling, the closing goes on by itself for as long.
+        """
+        self._driver.stop(Closed("the relay connection was closed"))
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        await self._driver.stopped()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # Authenticating.
+
+    async def authenticate(self, *, timeout: float | None = None) -> Authenticated:
+        """Prove the connection's identity to the relay; returns once the relay has said AUTH_OK.
+
+        Seldom needed: `Options.authenticate` does it where a relay demands it. From now on it is done on
+        every new connection before anything else is sent. Cancelling leaves it under way.
+
+        Raises `RequestRefused` if the relay refuses, `RequestTimeout` if it does not answer within `timeout`
+        seconds (default `Options.connect_timeout`), `InvalidMessage` if it is not the relay expected or its
+        challenge must not be signed, `ValueError` without an identity, `Closed`, `ConnectionFailed`.
+        """
+        self._driver.check_open()
+        if self._identity is None or self._options.authenticate == "never":
+            raise ValueError("authenticating needs an identity, and options that allow it")
+        if self._core.session is not None:
+            return self._core.session
+        undecided = self._core.authenticate(self._driver.loop.time())
+        self._driver.deliver()
+        if not undecided and self._core.authentication_error is not None:
+            raise self._core.authentication_error
+        timeout = self._options.connect_timeout if timeout is None else timeout
+        decided: asyncio.Future[Authenticated] = self._driver.loop.create_future()
+        self._driver.authentications.add(decided)
+        try:
+            async with asyncio.timeout(timeout):
+                return await decided
+        except TimeoutError:
+            raise RequestTimeout("AUTH", timeout) from None
+        finally:
+            self._driver.authentications.discard(decided)
+
+    # Publishing.
+
+    async def publish(
+        self,
+        packet: Packet,
+        *,
+        timeout: float | None = None,
+        on_stored: Callable[[], None] | None = None,
+    ) -> Published:
+        """Hand a packet to the relay; returns once the relay has stored it durably.
+
+        `on_stored` is called then too: what a pool has to tell earlier than it returns.
+
+        It is sent as often as it takes, over as many connections as it takes, within `timeout` seconds
+        (default `Options.publish_timeout`). With `Options.max_in_flight` in progress, the next waits first.
+
+        Raises `RequestRefused` if the relay refuses it for good or cannot take it in time (its cause says why
+        authentication did not help, where that was tried), `MissingCapability` if the relay does not let the
+        authenticated session publish, `RequestTimeout` if it did not answer in time, `InvalidPacket` if it is
+        larger than the relay says it takes, `Closed`, `ConnectionFailed`. After a timeout or cancelling, the
+        packet may be stored or not; publishing the same packet again is safe, for a relay keeps it once.
+        """
+        self._driver.check_open()
+        timeout = self._options.publish_timeout if timeout is None else timeout
+        deadline = self._driver.loop.time() + timeout
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
+        else:
+            await self._slots.acquire()  # does not suspend
+        try:
+            published = await self._publish(packet, deadline)
+        finally:
+            self._slots.release()
+        if on_stored is not None:
+            on_stored()
+        return published
+
+    async def _publish(self, packet: Packet, deadline: float) -> Published:
+        self._driver.check_open()
+        announced = self._core.announced
+        limit = None if announced is None else announced.max_packet_bytes
+        if limit is not None and packet.size_bytes > limit:  # R-124
+            raise InvalidPacket(
+                ErrorCode.PACKET_TOO_LARGE,
+                f"the packet has {packet.size_bytes} bytes, the relay takes {limit}",
+                max_bytes=limit,
+            )
+        now = self._driver.loop.time()
+        waiter: asyncio.Future[Published] = self._driver.loop.create_future()
+        handle = self._core.publish(packet.packet_id, packet.canonical, timeout=deadline - now, now=now)
+        self._driver.waiters[handle] = waiter
+        self._driver.deliver()
+        try:
+            return await waiter
+        finally:
+            if self._driver.waiters.pop(handle, None) is not None:
+                self._core.cancel_publish(handle)
+
+    async def post(
+        self, content: Mapping[str, Any], *, expires_at: int | None = None, timeout: float | None = None
+    ) -> Published:
+        """Sign `content` with the connection's identity, as of now, and `publish` it.
+
+        Raises what `publish` and `packets.build` raise, and `ValueError` without an identity. A retry after a
+        timeout makes another packet; to repeat the same one, build it and use `publish`.
+        """
+        if self._identity is None:
+            raise ValueError("posting needs an identity: connect(url, identity=...)")
+        packet = packets.build(self._identity, content, timestamp=int(time.time()), expires_at=expires_at)
+        return await self.publish(packet, timeout=timeout)
+
+    # Reading.
+
+    def subscribe(
+        self,
+        *,
+        authors: Iterable[str] | str = (),
+        types: Iterable[str] | str = (),
+        packet_ids: Iterable[str] | str = (),
+        since: int | None = None,
+        received_since: int | None = None,
+        received_until: int | None = None,
+        cursor: str | None = None,
+        cursor_fallback_since: int | None = None,
+        live: bool = True,
+        until: int | None = None,
+        order: Order = "asc",
+        limit: int | None = None,
+    ) -> Subscription:
+        """Stored packets that match, and with `live` the new ones after them; `Query` tells each argument.
+
+        The request goes out at once. Raises `ValueError` for arguments no relay could serve, `Closed`,
+        `ConnectionFailed`.
+        """
+        self._driver.check_open()
+        query = Query(
+            authors=as_tuple(authors),
+            types=as_tuple(types),
+            packet_ids=as_tuple(packet_ids),
+            since=since,
+            until=until,
+            received_since=received_since,
+            received_until=received_until,
+            cursor=cursor,
+            cursor_fallback_since=cursor_fallback_since,
+            order=order,
+            limit=limit,
+            live=live,
+        )
+        statistics = self._core.statistics
+        return self._subscription(query, Inspector(query, self._options, statistics, self._keys))
+
+    def _subscription(self, query: Query, inspector: Inspector) -> Subscription:
+        state = self._core.subscribe(query, self._driver.loop.time())
+        arrived = self._driver.arrivals[state] = asyncio.Event()
+        subscription = Subscription(
+            self, state, inspector, arrived=arrived, call_soon=self._driver.loop.call_soon_threadsafe
+        )
+        self._driver.deliver()
+        return subscription
+
+    def fetch(
+        self,
+        *,
+        authors: Iterable[str] | str = (),
+        types: Iterable[str] | str = (),
+        packet_ids: Iterable[str] | str = (),
+        since: int | None = None,
+        until: int | None = None,
+        received_since: int | None = None,
+        received_until: int | None = None,
+        cursor: str | None = None,
+        order: Order = "asc",
+        limit: int | None = None,
+    ) -> Subscription:
+        """Stored packets that match, at most `limit`, read page by page; ends when there are no more.
+
+        The same as `subscribe` with `live=False`.
+        """
+        return self.subscribe(
+            authors=authors,
+            types=types,
+            packet_ids=packet_ids,
+            since=since,
+            until=until,
+            received_since=received_since,
+            received_until=received_until,
+            cursor=cursor,
+            order=order,
+            limit=limit,
+            live=False,
+        )
+
+    async def get(
+        self,
+        packet_id: str,
+        *,
+        authors: Iterable[str] | str = (),
+        since: int | None = None,
+        until: int | None = None,
+        timeout: float | None = None,
+    ) -> Delivery | None:
+        """The packet with this id, or None if the relay does not have it.
+
+        A relay without the `packet_ids` addition is read through until the packet turns up (A-048): narrow
+        that by `authors`, `since` and `until` where they are known.
+
+        Raises `RequestTimeout` after `timeout` seconds (default `Options.history_timeout`), and what
+        iterating a subscription raises.
+        """
+        timeout = self._options.history_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(timeout):
+                async with self.fetch(
+                    packet_ids=packet_id, authors=authors, since=since, until=until, limit=1
+                ) as found:
+                    async for delivery in found:
+                        return delivery
+        except TimeoutError:
+            raise RequestTimeout(f"the search for {packet_id}", timeout) from None
+        return None
+
+    async def find(
+        self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        """Those of these packets that the relay has, in any order.
+
+        By the shortest way it announces: the filter by id, HTTP, else reading its history since then, newest
+        first, until all have turned up (C-285). Raises what iterating a subscription raises, `OSError`.
+        """
+        wanted = as_tuple(packet_ids)
+        extensions = frozenset() if self.announced is None else self.announced.extensions
+        if not wanted:
+            return
+        if "http_packets" in extensions and "packet_ids" not in extensions and self._options.proxy is None:
+            async for delivery in self._find_by_http(wanted):
+                yield delivery
+            return
+        by_id = "packet_ids" in extensions
+        query = self.fetch(
+            packet_ids=wanted,
+            types=types,
+            since=None if by_id else since,
+            order="asc" if by_id else "desc",
+            limit=len(set(wanted)),
+        )
+        async with query as found:
+            async for delivery in found:
+                yield delivery
+
+    async def _find_by_http(self, packet_ids: tuple[str, ...]) -> AsyncGenerator[Delivery, None]:
+        query = Query(packet_ids=packet_ids, live=False)
+        inspector = Inspector(query, self._options, self._core.statistics, self._keys)
+        for packet_id in packet_ids:
+            event = await fetch_packet(
+                self._url,
+                packet_id,
+                ssl=self._driver.ssl,
+                max_bytes=self.max_packet_bytes or packets.DEFAULT_MAX_PACKET_BYTES,
+                timeout=self._options.history_timeout,
+            )
+            candidate = None if event is None else inspector.read(event)
+            if candidate is None:
+                continue
+            delivery = inspector.judge(candidate)
+            if delivery is KEYS_WANTED:
+                assert self._fetcher is not None
+                author = candidate.packet.author_id
+                await self._fetcher.fetch(author, (), since=candidate.event.arrived_at)
+                delivery = inspector.judge(candidate)
+            if isinstance(delivery, Delivery):
+                yield delivery
+
+    # Looking.
+
+    @property
+    def url(self) -> str:
+        """The relay's address."""
+        return self._url
+
+    @property
+    def statistics(self) -> Statistics:
+        """What has happened since opening, as a copy that stays as it is."""
+        current = self._core.statistics
+        return replace(current, refusals=dict(current.refusals))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._core.announced is not None
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        """How many relays are connected, and how many should be."""
+        return int(self.is_connected), 1
+
+    @property
+    def max_packet_bytes(self) -> int | None:
+        """The largest packet the relay says it takes; None between connections, or if it does not say."""
+        announced = self._core.announced
+        return None if announced is None else announced.max_packet_bytes
+
+    @property
+    def announced(self) -> Announced | None:
+        """What the relay now connected says about itself; None between connections."""
+        return self._core.announced
+
+    @property
+    def session(self) -> Authenticated | None:
+        """Whom the relay takes this connection for and what it may do; None while it is anonymous."""
+        return self._core.session
+
+    @property
+    def relay_id(self) -> str | None:
+        """The relay's DID, as it is expected or was first shown; None while neither is so (R-298)."""
+        return self._core.server_id
+
+    # For `Subscription` alone.
+
+    def taken(self, state: SubscriptionState, *, delivered: bool) -> None:
+        """The event taken from `state` was dealt with."""
+        self._core.taken(state, delivered=delivered, now=self._driver.loop.time())
+        self._driver.deliver()
+        if self._keys is not None and self._keys.stale and self._fetcher is not None:
+            self._fetcher.refresh(self._keys.stale)
+            self._keys.stale.clear()
+
+    def unsubscribe(self, state: SubscriptionState) -> None:
+        """Close `state` for good."""
+        self._core.unsubscribe(state)
+        self._driver.deliver()
+
+    async def fetch_keys(self, state: SubscriptionState, candidate: Candidate) -> None:
+        """Have the relay asked for the keys of the candidate's author, and of those who wait behind it."""
+        assert self._keys is not None and self._fetcher is not None
+        ahead = {author for event in state.waiting() if (author := author_of(event)) is not None}
+        others = [author for author in ahead if author not in self._keys][:MAX_AUTHORS]
+        self._core.await_keys(state, True)
+        self._driver.deliver()
+        try:
+            await self._fetcher.fetch(candidate.packet.author_id, others, since=candidate.event.arrived_at)
+        finally:
+            self._core.await_keys(state, False)
+            self._driver.deliver()
+
+    async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncIterator[tuple[Packet, int]]:
+        """Every identity packet the relay has of these authors (R-073), whoever signed it."""
+        self._driver.check_open()
+        self._core.statistics.key_fetches += 1
+        query = Query(authors=authors, types=tuple(sorted(IDENTITY_TYPES)), live=False)
+        async with self._subscription(query, Collector(query, self._options, Statistics())) as found:
+            async for delivery in found:
+                yield delivery.packet, delivery.received_at

@@ -1,0 +1,402 @@
+"""The client's side of one relay, across any number of connections: no I/O, no clock, no random source.
+
+The shell tells it what happens (`connection_made`, `receive_message`, `connection_lost`, `handle_timer`) and
+what the application asks for. After every call the shell does the same three things: sends `data_to_send()`,
+acts on `changes()`, and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
+
+Nothing a relay sends raises out of here: it is counted and dropped.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from strata.protocol import wire
+from strata.protocol.errors import InvalidMessage, RequestRefused, Retry, StrataError
+from strata.protocol.ids import Signer
+from strata.relays.connection.authenticating import Authenticating, AuthState
+from strata.relays.connection.options import Options
+from strata.relays.connection.publishing import Handle, Publishing, PublishSettled
+from strata.relays.connection.subscribing import Phase, SubscriptionState
+from strata.relays.connection.values import Announced, Authenticated, Query, Statistics
+
+__all__ = ["AuthenticationSettled", "Change", "Connection", "ShortChallenge"]
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationSettled:
+    """Authentication is decided on this connection: by the relay's word, or by what went wrong."""
+
+    outcome: Authenticated | StrataError
+
+
+@dataclass(frozen=True, slots=True)
+class ShortChallenge:
+    """The relay gave less time for an answer than it owes (R-273)."""
+
+    seconds_left: float
+
+
+Change = PublishSettled | SubscriptionState | AuthenticationSettled | ShortChallenge
+"""A publish that ended, a subscription that has events to take or has ended, news of authentication."""
+
+
+class Connection:
+    """Every publish and subscription of one relay, and where each of them stands.
+
+    Requests go out on a session that is anonymous until somebody wants it otherwise. Where authentication has
+    to come first (`authenticate="always"`, or a reconnect after it was needed) they are *held*: nothing but
+    AUTH goes out until that is decided (R-339).
+
+    `signer` is whom to authenticate as. `random` gives values in [0, 1), for jitter.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        random: Callable[[], float],
+        signer: Signer | None = None,
+    ) -> None:
+        self.statistics = Statistics()
+        self.announced: Announced | None = None
+        """What the relay now connected said about itself; None between connections."""
+        self._options = options
+        self._random = random
+        self._outbox: list[bytes] = []
+        self._authenticating = Authenticating(
+            signer if options.authenticate != "never" else None,
+            options,
+            self.statistics,
+            server_id=options.relay_id,
+            random=random,
+            outbox=self._outbox,
+        )
+        self._news: list[AuthenticationSettled | ShortChallenge] = []
+        self._decisions = 0
+        self._is_open = False
+        self._publishing = Publishing(options, self.statistics, random=random, outbox=self._outbox)
+        self._subscriptions: dict[SubscriptionState, None] = {}
+        self._by_wire_id: dict[str, SubscriptionState] = {}
+        self._changed: dict[SubscriptionState, None] = {}
+        self._pausing: set[SubscriptionState] = set()
+        self._was_deaf = False
+        """Whether reading was paused since the timer was last looked at."""
+        # No later than the earliest `wake_at` of the subscriptions: kept so that a message costs no scan.
+        self._wake_at = math.inf
+        self._names = 0
+
+    # What the application asks for.
+
+    def expect(self, server_id: str | None) -> None:
+        """Hold the relay to this DID, unless the options name one (R-298)."""
+        if self._options.relay_id is None:
+            self._authenticating.server_id = server_id
+
+    def authenticate(self, now: float) -> bool:
+        """Have the session authenticated, now or on the next connection; ends in `AuthenticationSettled`.
+
+        False if there is nothing to be decided: `session` and `authentication_error` say how it stands.
+        """
+        undecided = self._authenticating.want(now)
+        self._follow_authentication(now)
+        return undecided
+
+    def publish(self, packet_id: str, canonical: bytes, *, timeout: float, now: float) -> Handle:
+        """Begin to publish a packet given by its canonical bytes; it ends with one `PublishSettled`."""
+        return self._publishing.add(packet_id, canonical, timeout=timeout, now=now)
+
+    def cancel_publish(self, handle: Handle) -> None:
+        """Forget a publish. If it was sent, the relay may store the packet all the same."""
+        self._publishing.cancel(handle)
+
+    def subscribe(self, query: Query, now: float) -> SubscriptionState:
+        """Open a subscription; SUBSCRIBE goes out now, or when there is a connection."""
+        self._names += 1
+        state = SubscriptionState(
+            f"s{self._names}",
+            query,
+            self._options,
+            self.statistics,
+            random=self._random,
+            outbox=self._outbox,
+        )
+        self._subscriptions[state] = None
+        if self.announced is not None and self._is_open:
+            forbidden = self._authenticating.obstacle("subscribe")
+            state.connection_made(self.announced, now, forbidden=forbidden)
+            self._follow(state, None)
+        return state
+
+    def unsubscribe(self, state: SubscriptionState) -> None:
+        """Close a subscription for good: nothing more is queued and UNSUBSCRIBE goes out. Idempotent."""
+        before = state.wire_id
+        state.close()
+        self._follow(state, before)
+
+    def taken(self, state: SubscriptionState, *, delivered: bool, now: float) -> None:
+        """The consumer has dealt with the event it took: `SubscriptionState.taken`."""
+        before = state.wire_id
+        state.taken(delivered=delivered, now=now)
+        self._follow(state, before)
+
+    def await_keys(self, state: SubscriptionState, awaits: bool) -> None:
+        """The subscription's consumer waits for keys, or no longer does (`SubscriptionState.awaits_keys`)."""
+        state.awaits_keys = awaits
+        self._follow(state, state.wire_id)
+
+    # What the network brings.
+
+    def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
+        """A new connection is there: send what has no answer, go on where each subscription stands.
+
+        `unix_now` is the same moment as `now`, in Unix seconds: what challenges are dated by.
+        """
+        assert self.announced is None
+        self.announced = announced
+        self.statistics.connections += 1
+        self._authenticating.connection_made(announced.relay_id, now, unix_now)
+        if not self._authenticating.is_pending:
+            self._open(now)
+
+    def connection_lost(self) -> None:
+        """The connection is gone. Nothing is forgotten; what was in flight waits for the next one."""
+        if self.announced is None:
+            return
+        self.announced = None
+        self._is_open = False
+        self.statistics.connections_lost += 1
+        self._authenticating.connection_lost()
+        self._outbox.clear()
+        self._by_wire_id.clear()
+        self._pausing.clear()
+        for state in self._subscriptions:
+            state.connection_lost()
+        self._publishing.connection_lost()
+
+    def receive_message(self, data: bytes, now: float) -> None:
+        """One frame of the relay's."""
+        try:
+            message = wire.decode_relay_message(data)
+        except InvalidMessage:
+            self.statistics.messages_invalid += 1
+            return
+        match message:
+            case wire.Event():
+                self._receive_event(message, now)
+            case wire.Ok():
+                if not self._publishing.receive_ok(message):
+                    self.statistics.messages_invalid += not self._was_ours(message.client_msg_id)
+            case wire.Error():
+                self._receive_error(message, now)
+            case wire.EndOfHistory():
+                state = self._by_wire_id.get(message.subscription_id)
+                if state is not None:
+                    before = state.wire_id
+                    state.receive_end_of_history(message, now)
+                    self._follow(state, before)
+            case wire.AuthChallenge():
+                self._learn(message.extensions)
+                left = self._authenticating.receive_challenge(message, now)
+                if left is not None:
+                    self._news.append(ShortChallenge(left))
+                self._follow_authentication(now)
+            case wire.AuthOk():
+                self._learn(message.extensions)
+                if not self._authenticating.receive_ok(message):
+                    self.statistics.messages_invalid += 1
+                self._follow_authentication(now)
+            case _:
+                assert_never(message)
+
+    def handle_timer(self, now: float) -> None:
+        """Do what is due at `now`; early and late calls are harmless."""
+        if now >= self._authenticating.wake_at:
+            self._authenticating.handle_timer(now)
+            self._follow_authentication(now)
+        if now >= self._publishing.wake_at:
+            self._publishing.handle_timer(now)
+        if now < self._wake_at:
+            return
+        self._wake_at = math.inf
+        was_deaf, self._was_deaf = self._was_deaf, self.must_pause
+        for state in list(self._subscriptions):
+            before = state.wire_id
+            if was_deaf or self._was_deaf:
+                state.excuse(now)
+            else:
+                state.handle_timer(now)
+            self._follow(state, before)
+
+    def fail(self, error: StrataError) -> None:
+        """Nothing further will happen: end every publish and subscription with this error."""
+        self.connection_lost()
+        self._news.append(AuthenticationSettled(error))
+        self._publishing.fail(error)
+        for state in list(self._subscriptions):
+            state.close(error)
+            self._follow(state, None)
+        self._wake_at = math.inf
+
+    # What comes out.
+
+    def data_to_send(self) -> list[bytes]:
+        """The text frames to send now, in order. Each is given once."""
+        frames = self._outbox[:]
+        self._outbox.clear()
+        return frames
+
+    def changes(self) -> list[Change]:
+        """What the application is waiting for and has happened since the last call."""
+        changes: list[Change] = [*self._news, *self._publishing.settled, *self._changed]
+        self._news.clear()
+        self._publishing.settled.clear()
+        self._changed.clear()
+        return changes
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether `data_to_send` has anything to give."""
+        return bool(self._outbox)
+
+    def get_timer(self) -> float:
+        """When to call `handle_timer`; infinity while there is nothing to wait for."""
+        return min(self._wake_at, self._publishing.wake_at, self._authenticating.wake_at)
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether the shell has to stop reading until a consumer has taken events (`SubscriptionState`)."""
+        return bool(self._pausing)
+
+    @property
+    def session(self) -> Authenticated | None:
+        """Whom the relay takes this session for; None while it is anonymous."""
+        return self._authenticating.session
+
+    @property
+    def authentication_state(self) -> AuthState:
+        """Where authentication stands on this connection (R-293)."""
+        return self._authenticating.state
+
+    @property
+    def authentication_error(self) -> StrataError | None:
+        """Why authentication has failed on this connection, if it has."""
+        return self._authenticating.error
+
+    @property
+    def server_id(self) -> str | None:
+        """The DID the relay is held to (R-298); None while it has shown none."""
+        return self._authenticating.server_id
+
+    # Dispatch.
+
+    def _receive_event(self, message: wire.Event, now: float) -> None:
+        self.statistics.events_received += 1
+        wire_id = message.subscription_id
+        # R-174: an unsolicited event has no taker. Nor has one for a stream that was left.
+        state = None if wire_id is None else self._by_wire_id.get(wire_id)
+        if state is None:
+            self.statistics.events_unclaimed += 1
+            return
+        state.receive_event(message, now)
+        self._changed[state] = None
+        self._follow(state, wire_id)
+
+    def _receive_error(self, message: wire.Error, now: float) -> None:
+        refusals = self.statistics.refusals
+        refusals[message.code] = refusals.get(message.code, 0) + 1
+        refusal = RequestRefused(
+            message.code,
+            message.reason,
+            detail=message.detail,
+            retry_after=message.retry_after,
+            max_bytes=message.max_bytes,
+        )
+        if self._authenticating.receive_error(message, refusal, now):
+            self._follow_authentication(now)
+            return
+        wire_id = message.subscription_id or message.client_msg_id
+        state = None if wire_id is None else self._by_wire_id.get(wire_id)
+        park = False
+        if refusal.retry is Retry.AUTHENTICATE and (state is not None or self._publishing.awaits(message)):
+            # Only for a request of ours: nobody's stray ERROR makes us say who we are.
+            park = self._authenticating.want(now)
+            refusal.__cause__ = self._authenticating.error
+        if self._publishing.receive_error(message, refusal, now, park=park):
+            return
+        if state is not None:
+            state.receive_error(refusal, now, park=park)
+            self._follow(state, wire_id)
+        elif not self._was_ours(wire_id):
+            self.statistics.messages_invalid += 1
+
+    def _learn(self, extensions: list[str] | None) -> None:
+        """R-139: additions are announced on the connection too. Streams already open stay as they are."""
+        if extensions and self.announced is not None:
+            known = self.announced.extensions | frozenset(extensions)
+            self.announced = replace(self.announced, extensions=known)
+            for state in self._subscriptions:
+                state.learn(self.announced)
+
+    def _open(self, now: float) -> None:
+        """Let requests out on a new connection, now that nothing has to come before them."""
+        assert self.announced is not None
+        self._is_open = True
+        forbidden = self._authenticating.obstacle("subscribe")
+        # Subscriptions first: a program sees the packets it publishes next.
+        for state in list(self._subscriptions):
+            state.connection_made(self.announced, now, forbidden=forbidden)
+            self._follow(state, None)
+        self._publishing.connection_made(now, forbidden=self._authenticating.obstacle("publish"))
+
+    def _follow_authentication(self, now: float) -> None:
+        """Act on authentication that has been decided, and say so."""
+        authenticating = self._authenticating
+        if authenticating.decisions == self._decisions:
+            return
+        self._decisions = authenticating.decisions
+        outcome = authenticating.session or authenticating.error
+        assert outcome is not None
+        self._news.append(AuthenticationSettled(outcome))
+        if not self._is_open:
+            self._open(now)
+            return
+        for state in list(self._subscriptions):
+            before = state.wire_id
+            if isinstance(outcome, Authenticated):
+                state.authorize(now, forbidden=authenticating.obstacle("subscribe"))
+            else:
+                state.give_up(outcome)
+            self._follow(state, before)
+        if isinstance(outcome, Authenticated):
+            self._publishing.authorize(now, forbidden=authenticating.obstacle("publish"))
+        else:
+            self._publishing.give_up(outcome)
+
+    def _follow(self, state: SubscriptionState, before: str | None) -> None:
+        """Keep routes, timer and pause in step with a state that may have moved."""
+        wire_id = state.wire_id
+        if wire_id != before:
+            if before is not None:
+                self._by_wire_id.pop(before, None)
+            if wire_id is not None:
+                self._by_wire_id[wire_id] = state
+        if state.wake_at < self._wake_at:
+            self._wake_at = state.wake_at
+        if state.must_pause:
+            self._was_deaf = True
+            self._pausing.add(state)
+        elif self._pausing:
+            self._pausing.discard(state)
+        if state.phase is Phase.ENDED and state in self._subscriptions:
+            del self._subscriptions[state]
+            self._changed[state] = None
+
+    def _was_ours(self, request: str | None) -> bool:
+        """Whether an answer names a request that we made: late answers are no fault of the relay's."""
+        return request is not None and request[:1] in ("a", "p", "s")

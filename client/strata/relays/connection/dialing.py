@@ -1,0 +1,176 @@
+"""Opening one connection to a relay, and judging a failure: try again, or give up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl as ssl_module
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as open_websocket
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidMessage,
+    InvalidProxy,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
+
+from strata.protocol.errors import ConnectionFailed
+from strata.relays.connection.discovery import discover
+from strata.relays.connection.options import Options
+from strata.relays.connection.values import Announced
+
+__all__ = ["check_url", "describe", "dial", "hang_up", "may_retry", "shown", "tls_context"]
+
+_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+# RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us:
+# the same again would end the same way.
+_FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
+
+
+def check_url(url: str) -> None:
+    """Raise `ConnectionFailed` for what is no ws or wss URL."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("ws", "wss") and bool(parts.hostname) and not parts.fragment
+        _ = parts.port
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConnectionFailed("not a relay URL; one looks like ws://127.0.0.1:7447/strata")
+
+
+def tls_context(url: str, ssl: ssl_module.SSLContext | None) -> ssl_module.SSLContext | None:
+    """The TLS context for a URL: none for ws, the one given or the system's defaults for wss."""
+    if urlsplit(url).scheme != "wss":
+        return None
+    return ssl if ssl is not None else ssl_module.create_default_context()
+
+
+async def dial(
+    url: str, *, ssl: ssl_module.SSLContext | None, options: Options
+) -> tuple[ClientConnection, Announced]:
+    """Open a WebSocket connection and learn what the relay announces, at the same time.
+
+    Raises what `may_retry` and `describe` understand. Cancelling leaves no socket behind.
+    """
+    if options.proxy is not None:
+        return await _open(url, ssl, options), Announced()
+    socket: ClientConnection | None = None
+    failure: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            discovery = tasks.create_task(
+                discover(url, ssl=ssl, timeout=options.manifest_timeout), name="strata-relay-manifest"
+            )
+            try:
+                socket = await _open(url, ssl, options)
+            except Exception as error:
+                failure = error
+                discovery.cancel()
+    except BaseException:
+        if socket is not None:
+            socket.transport.abort()
+        raise
+    if socket is None:
+        assert failure is not None
+        raise failure
+    return socket, discovery.result()
+
+
+async def _open(url: str, ssl: ssl_module.SSLContext | None, options: Options) -> ClientConnection:
+    return await open_websocket(
+        url,
+        ssl=ssl,
+        compression="deflate" if options.compression else None,
+        proxy=options.proxy,
+        open_timeout=options.handshake_timeout,
+        ping_interval=options.ping_interval,
+        ping_timeout=options.ping_timeout,
+        close_timeout=options.close_timeout,
+        max_size=options.max_message_bytes,
+    )
+
+
+async def hang_up(socket: ClientConnection, timeout: float) -> None:
+    """Close a connection; drop it if the closing handshake takes longer than `timeout` seconds.
+
+    A peer that reads nothing blocks the library's own close in its write, hence the deadline from outside.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await socket.close()
+    except TimeoutError:
+        pass
+    finally:
+        socket.transport.abort()
+        # `abort` takes effect in the loop's next turn; then nothing of the connection is left.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await socket.wait_closed()
+
+
+def may_retry(error: Exception) -> bool:
+    """Whether connecting again may go better than this failure did. A pure function of the error."""
+    match error:
+        case ssl_module.SSLCertVerificationError():
+            return False
+        case OSError() | EOFError():  # TimeoutError is an OSError
+            return True
+        case ConnectionClosed():
+            frame = error.rcvd or error.sent
+            return frame is None or frame.code not in _FINAL_CLOSE_CODES
+        case InvalidStatus():
+            return error.response.status_code in _PASSING_STATUSES
+        case InvalidMessage():
+            # What is no HTTP at all will not become it; half a response is a connection that was cut.
+            return isinstance(error.__cause__, EOFError)
+        case _:
+            return False
+
+
+def describe(error: Exception, url: str) -> ConnectionFailed:
+    """The failure as one sentence that says what to do."""
+    return ConnectionFailed(f"no connection to {shown(url)}: {_reason(error)}")
+
+
+def shown(url: str) -> str:
+    """The URL without the user name, password and query it may carry: fit for logs and errors."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case InvalidURI() | InvalidProxy():
+            return f"{error}"
+        case InvalidStatus():
+            status = error.response.status_code
+            hint = {
+                401: "it asks for credentials",
+                403: "it does not let us in",
+                404: "there is no relay at this path; the usual one is /strata",
+            }.get(status)
+            return f"the server answered HTTP {status}" + (f": {hint}" if hint else "")
+        case InvalidMessage() if isinstance(error.__cause__, EOFError):
+            return "the connection was cut"
+        case InvalidHandshake():
+            return "the server does not speak WebSocket there"
+        case ssl_module.SSLCertVerificationError():
+            return f"its certificate is not trusted ({getattr(error, 'verify_message', error)})"
+        case ConnectionRefusedError():
+            return "nothing listens there; is the relay running?"
+        case TimeoutError():
+            return "it did not answer in time"
+        case ConnectionClosed():
+            frame = error.rcvd or error.sent
+            by = "the relay" if error.rcvd else "this side"
+            return "the connection was cut" if frame is None else f"{by} closed with {frame}"
+        case OSError():
+            return error.strerror or str(error) or type(error).__name__
+        case WebSocketException() | _:
+            return str(error) or type(error).__name__

@@ -1,0 +1,44 @@
+"""Packets by id over HTTP, from a relay that announces it (`http_packets`; A-048, C-285)."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+
+import msgspec
+
+from strata.relays.connection.discovery import http_get
+from strata.relays.connection.subscribing import QueuedEvent
+
+__all__ = ["fetch_packet"]
+
+_ENVELOPE_BYTES = 64 * 1024
+
+
+class _Found(msgspec.Struct):
+    packet: msgspec.Raw
+    received_at: int
+    relay_annotations: dict[str, object] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Found)
+
+
+async def fetch_packet(
+    url: str, packet_id: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int, timeout: float
+) -> QueuedEvent | None:
+    """What `GET /packets/{id}` of the relay at a ws or wss URL answers, unchecked; None if it has it not.
+
+    Raises `OSError` and `TimeoutError` if there is no answer. Cancelling closes the socket.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            body = await http_get(
+                url, f"/packets/{packet_id}", ssl=ssl, max_bytes=2 * max_bytes + _ENVELOPE_BYTES
+            )
+        found = _DECODER.decode(body)
+    except (ValueError, EOFError, RecursionError, msgspec.MsgspecError, asyncio.LimitOverrunError):
+        return None
+    arrived_at = asyncio.get_running_loop().time()
+    annotations = found.relay_annotations
+    return QueuedEvent(found.packet, found.received_at, None, None, annotations, arrived_at)

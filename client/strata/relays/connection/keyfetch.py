@@ -1,0 +1,155 @@
+"""Asking a relay for authors' identity packets: many authors at once, one question at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+from strata.protocol.errors import Closed, RequestTimeout, StrataError
+from strata.protocol.keys import MAX_CHAIN_EVENTS
+from strata.relays.connection.keyring import Event, KeyRing
+
+__all__ = ["MAX_AUTHORS", "KeyFetcher"]
+
+_log = logging.getLogger("strata.relay")
+
+MAX_AUTHORS = 500
+"""Most authors in one question."""
+
+_MAX_EVENTS = 2 * MAX_CHAIN_EVENTS
+_MAX_BYTES = 8 * 2**20
+"""What is read of one author's identity packets. A relay of ours keeps fewer; who has more fails closed."""
+
+_EVENTS_AT_ONCE = 16
+"""Chains longer than this are verified on a thread: about 1 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One request to the relay, and when it was made."""
+
+    asked_at: float
+    answered: asyncio.Future[None]
+
+
+class KeyFetcher:
+    """Fills a `KeyRing` on demand.
+
+    `read` gives the identity packets of some authors, unverified, and ends when the relay has no more; it
+    raises `StrataError`. Authors asked for while a question is under way are collected for the next one, so
+    there is at most one task and one question.
+    """
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        read: Callable[[tuple[str, ...]], AsyncIterator[Event]],
+        *,
+        timeout: float,
+        name: str,
+    ) -> None:
+        self._ring = ring
+        self._read = read
+        self._timeout = timeout
+        self._name = name
+        self._wanted: dict[str, asyncio.Future[None]] = {}
+        self._asking: dict[str, _Question] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def fetch(self, author: str, others: Collection[str], *, since: float) -> None:
+        """Have the ring learn `author`, by a question made no earlier than `since`.
+
+        `others` are asked for along the way. Raises `RequestTimeout` and what the relay's refusal is.
+        Cancelling leaves the question under way, for others may wait for it.
+        """
+        answered = self._want(author, since)
+        for other in others:
+            if other not in self._wanted and other not in self._asking:
+                self._want(other, since)
+        await asyncio.wait([answered])
+        answered.result()
+
+    def refresh(self, authors: Collection[str]) -> None:
+        """Ask for these authors again without anyone waiting; a failure is left to the next refresh."""
+        now = asyncio.get_running_loop().time()
+        for author in authors:
+            self._want(author, now)
+
+    async def close(self) -> None:
+        """Stop asking; whoever waits gets `Closed`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.result()  # a fault of ours must not pass unseen
+
+    def _want(self, author: str, since: float) -> asyncio.Future[None]:
+        asking = self._asking.get(author)
+        if asking is not None and asking.asked_at >= since:
+            return asking.answered
+        answered = self._wanted.get(author)
+        if answered is None:
+            answered = self._wanted[author] = asyncio.get_running_loop().create_future()
+            answered.add_done_callback(_seen)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work(), name=self._name)
+        return answered
+
+    async def _work(self) -> None:
+        """Put questions until none is wanted."""
+        try:
+            while self._wanted:
+                batch = tuple(self._wanted)[:MAX_AUTHORS]
+                asked_at = asyncio.get_running_loop().time()
+                self._asking = {did: _Question(asked_at, self._wanted.pop(did)) for did in batch}
+                try:
+                    async with asyncio.timeout(self._timeout):
+                        await self._ask(batch, asked_at)
+                except TimeoutError:
+                    self._answer(RequestTimeout("the question for authors' keys", self._timeout))
+                except StrataError as error:
+                    self._answer(error)
+                else:
+                    self._answer(None)
+        finally:
+            self._answer(Closed("the relay connection was closed"))
+            for answered in self._wanted.values():
+                answered.set_exception(Closed("the relay connection was closed"))
+            self._wanted.clear()
+
+    def _answer(self, failure: StrataError | None) -> None:
+        """Tell who waits how the present question has ended."""
+        for question in self._asking.values():
+            if failure is None:
+                question.answered.set_result(None)
+            else:
+                question.answered.set_exception(failure)
+        if failure is not None and self._asking:
+            _log.debug("keys of %d authors could not be had: %s", len(self._asking), failure)
+        self._asking = {}
+
+    async def _ask(self, authors: tuple[str, ...], asked_at: float) -> None:
+        events: dict[str, list[Event]] = {author: [] for author in authors}
+        sizes = dict.fromkeys(authors, 0)
+        async for packet, received_at in self._read(authors):
+            sizes[packet.author_id] += packet.size_bytes
+            found = events[packet.author_id]
+            if sizes[packet.author_id] <= _MAX_BYTES and len(found) <= _MAX_EVENTS:
+                found.append((packet, received_at))
+        for author, found in events.items():
+            if sizes[author] > _MAX_BYTES or len(found) > _MAX_EVENTS:
+                self._ring.learn(author, None, asked_at, is_overgrown=True)
+                continue
+            if len(found) > _EVENTS_AT_ONCE:
+                chain = await asyncio.to_thread(self._ring.build, author, found)
+            else:
+                chain = self._ring.build(author, found)
+            self._ring.learn(author, chain, asked_at)
+
+
+def _seen(answered: asyncio.Future[None]) -> None:
+    """Nobody need be waiting for a refresh: look at its failure, so that the loop does not complain."""
+    if not answered.cancelled():
+        answered.exception()

@@ -1,0 +1,108 @@
+"""Everything a relay connection can be tuned by, in one frozen value."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a relay connection behaves. All times are seconds, all sizes bytes; None means "no limit".
+
+    Raises `ValueError` on construction if a value cannot work.
+    """
+
+    connect_timeout: float = 10.0
+    """How long opening may take in all, attempts included, before `ConnectionFailed`."""
+    handshake_timeout: float = 10.0
+    """How long one attempt may take: TCP, TLS and the WebSocket handshake."""
+    manifest_timeout: float = 5.0
+    """How long to wait for the relay's manifest; without it the relay counts as a plain one (R-139)."""
+    close_timeout: float = 5.0
+    """How long the closing handshake may take before the socket is dropped."""
+    write_timeout: float = 60.0
+    """How long a relay may take nothing from us before its connection counts as dead."""
+    ping_interval: float | None = 30.0
+    """How often an idle connection is probed (R-130)."""
+    ping_timeout: float | None = 60.0
+    """How long a probe may go unanswered before the connection counts as dead (R-130)."""
+
+    backoff_base: float = 0.5
+    """The first attempt to reconnect follows within this time; each further bound doubles (R-339)."""
+    backoff_cap: float = 30.0
+    """No wait between attempts is longer than this."""
+    stable_after: float = 10.0
+    """A connection that lived this long has earned a fresh start of the backoff."""
+
+    authenticate: Literal["never", "when_needed", "always"] = "when_needed"
+    """When to prove the connection's identity to the relay (R-267): never, once the relay refuses a request
+    for want of it, or on each connection before anything is asked. Without an identity it is never."""
+    capabilities: tuple[str, ...] | None = None
+    """What to ask for in AUTH (R-286); None asks for all the relay grants."""
+    auth_timeout: float = 5.0
+    """How long to wait for a challenge, and for the answer to AUTH, before that attempt failed (R-295)."""
+    relay_id: str | None = None
+    """The DID the relay must show before a challenge is signed (R-298). None holds it to the one it showed
+    first: for as long as the relay object lives, or for good with a `PinFile`."""
+
+    publish_timeout: float = 30.0
+    """How long a publish may take in all, unless the call says otherwise (R-193)."""
+    ack_timeout: float = 15.0
+    """How long to wait for an answer before the identical packet is sent again (R-194)."""
+    max_in_flight: int = 256
+    """Most publishes in progress; the next one waits for its turn."""
+
+    queue_events: int = 1024
+    """Most events one subscription holds for its consumer; then it leaves the relay's feed for a while."""
+    queue_bytes: int = 8 * 2**20
+    """Most bytes it holds."""
+    page_events: int = 500
+    """Most packets asked for in one page of history (A-043)."""
+    idle_timeout: float = 3.0
+    """After this much silence a plain relay, which marks no end, has sent all its history (A-047)."""
+    history_timeout: float = 30.0
+    """After this much silence a relay that does mark the end of history has failed to."""
+    dedup_packets: int = 16_384
+    """How many of the latest packet ids a subscription remembers in order to drop repeats (R-116)."""
+
+    resolve_keys: bool = True
+    """Whether to ask the relay for the key events of authors before their packets are judged (R-075). Without
+    it only the key in an author's own DID counts: rotated keys are refused, revoked ones are not."""
+    key_refresh_interval: float = 300.0
+    """After this long an author's key events are asked for again, so that revocations are noticed."""
+    key_timeout: float = 30.0
+    """How long the relay may take to tell the keys of authors."""
+    key_authors: int = 16_384
+    """How many authors' keys are remembered, the least recently met forgotten first."""
+
+    max_message_bytes: int = 2 * 1_048_576 + 65_536
+    """Largest message taken from a relay: twice the largest packet there is, and its envelope (A-013)."""
+    compression: bool = False
+    """Whether to offer permessage-deflate: it saves perhaps half the traffic for several times the CPU."""
+    proxy: str | None = None
+    """URL of an HTTP or SOCKS proxy. The manifest is not fetched through it, so the relay counts as plain
+    until it announces its extensions on the connection."""
+
+    def __post_init__(self) -> None:
+        if self.authenticate not in ("never", "when_needed", "always"):
+            raise ValueError("authenticate must be never, when_needed or always")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not value > 0 or math.isnan(value):
+                raise ValueError(f"{field.name} must be positive, not {value}")
+        if self.backoff_cap < self.backoff_base:
+            raise ValueError("backoff_cap must not be below backoff_base")
+        if self.page_events > self.queue_events:
+            raise ValueError("page_events must not exceed queue_events: a page has to fit into the queue")
+        if self.key_authors < 1024:
+            raise ValueError("key_authors must be at least 1024: a queue of events may be by as many")
+        if self.dedup_packets < 2:
+            raise ValueError("dedup_packets must be at least 2")

@@ -1,0 +1,304 @@
+"""The publishes in progress on one relay connection: no I/O, no clock.
+
+A publish ends in exactly one of three ways: the relay acknowledged it, the relay refused it for good, or
+its time ran out. Silence is never success (R-193). In between it is in one of these places:
+
+    waiting ──sent──▶ in flight ──OK / final ERROR──▶ settled
+       ▲                  │
+       └── passing ERROR, connection lost, no answer within ack_timeout
+
+One refused for want of authentication waits *parked* until that has been decided (`park`, `authorize`,
+`give_up`); the owner knows whether there is a point.
+
+Every sending is the same bytes, `client_msg_id` included (R-194), so an answer to any of them settles it, and
+a relay that had stored the first says `duplicate`, which is success. When the relay names a time to come
+back, every publish waits for it, in the order they were made: the budget belongs to the session (A-068).
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NewType
+
+from msgspec import Raw
+
+from strata.protocol import wire
+from strata.protocol.errors import RequestRefused, RequestTimeout, Retry, StrataError
+from strata.relays.backoff import after_retry_after, full_jitter
+from strata.relays.connection.options import Options
+from strata.relays.connection.values import Published, Statistics
+
+__all__ = ["Handle", "PublishSettled", "Publishing"]
+
+Handle = NewType("Handle", str)
+"""Names one publish in progress: its `client_msg_id`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettled:
+    """A publish has ended: with the relay's word, or with the error to raise."""
+
+    handle: Handle
+    outcome: Published | StrataError
+
+
+@dataclass(slots=True)
+class _Pending:
+    packet_id: str
+    frame: bytes
+    timeout: float
+    deadline: float
+    due_at: float = -math.inf
+    """In flight: when to stop waiting for the answer. Waiting: not to be sent before this."""
+    in_flight: bool = False
+    sent: bool = False
+    attempts: int = 0
+    """Refusals that may pass, so far."""
+    parked: bool = False
+    """Waiting: until authentication is decided, whatever `due_at` says."""
+    anonymous: bool = False
+    """In flight: sent before the session was authenticated, so a refusal may be about what it was then."""
+    refusal: RequestRefused | None = None
+    """The answer to the latest sending, if it was a passing refusal."""
+
+
+class Publishing:
+    """Owns every publish in progress; appends frames to `outbox` and endings to `settled`.
+
+    It holds as many packets as it is given: the caller bounds that (`Options.max_in_flight`).
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        statistics: Statistics,
+        *,
+        random: Callable[[], float],
+        outbox: list[bytes],
+    ) -> None:
+        self.settled: list[PublishSettled] = []
+        self.wake_at = math.inf
+        """No later than the next moment `handle_timer` has work; it may be earlier."""
+        self._options = options
+        self._statistics = statistics
+        self._random = random
+        self._outbox = outbox
+        # In the order they were made, which is the order of sending and sending again (A-066).
+        self._pending: dict[Handle, _Pending] = {}
+        self._last = 0
+        self._connected = False
+        self._forbidden: StrataError | None = None
+        self._hold_until = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, packet_id: str, canonical: bytes, *, timeout: float, now: float) -> Handle:
+        """Begin to publish a packet given by its canonical bytes; it is sent once a connection is there."""
+        self._last += 1
+        handle = Handle(f"p{self._last}")
+        frame = wire.encode(wire.Publish(packet=Raw(canonical), client_msg_id=handle))
+        pending = self._pending[handle] = _Pending(packet_id, frame, timeout, now + timeout)
+        self._statistics.publishes += 1
+        self._wake_by(pending.deadline)
+        if self._connected:
+            self._send_if_due(handle, pending, now)
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """Forget a publish nobody waits for. The relay may have stored the packet, or may yet."""
+        self._pending.pop(handle, None)
+
+    def connection_made(self, now: float, *, forbidden: StrataError | None = None) -> None:
+        """Send, or send again, everything that has no answer (R-194).
+
+        `forbidden` says why this session must not publish (R-291); then all ends with that.
+        """
+        self._connected = True
+        self._forbidden = forbidden
+        self._send_all(now)
+
+    def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
+        """The session has been authenticated: what was refused for want of that goes out again."""
+        self._forbidden = forbidden
+        for pending in self._pending.values():
+            pending.anonymous = pending.in_flight
+            if pending.parked:
+                pending.parked, pending.due_at = False, -math.inf
+        self._send_all(now)
+
+    def give_up(self, error: StrataError) -> None:
+        """Authentication has failed: the relay's refusals stand, and `error` is their cause."""
+        for handle, pending in list(self._pending.items()):
+            if pending.parked and pending.refusal is not None:
+                pending.refusal.__cause__ = error
+                self._refuse(handle, pending.refusal)
+
+    def connection_lost(self) -> None:
+        """No answer will come to what is in flight: it waits for the next connection."""
+        self._connected = False
+        self._forbidden = None
+        for pending in self._pending.values():
+            if pending.in_flight or pending.parked:
+                pending.in_flight = pending.parked = False
+                pending.due_at = -math.inf
+
+    def receive_ok(self, message: wire.Ok) -> bool:
+        """Settle what the OK answers; false if it answers nothing in progress here.
+
+        An OK for another packet than the one sent is no answer: to believe it would be to take silence for
+        success.
+        """
+        handle = self._find(message.client_msg_id, message.packet_id)
+        if handle is None or self._pending[handle].packet_id != message.packet_id:
+            return False
+        del self._pending[handle]
+        self._statistics.publishes_acknowledged += 1
+        self._statistics.publishes_duplicate += bool(message.duplicate)
+        published = Published(
+            message.packet_id,
+            message.received_at,
+            bool(message.duplicate),
+            message.status == "QUEUED",
+            _downgrade(message.relay_annotations),
+        )
+        self.settled.append(PublishSettled(handle, published))
+        return True
+
+    def awaits(self, message: wire.Error) -> bool:
+        """Whether the ERROR answers something in progress here."""
+        return self._find(message.client_msg_id, None) is not None
+
+    def receive_error(
+        self, message: wire.Error, refusal: RequestRefused, now: float, *, park: bool = False
+    ) -> bool:
+        """Settle, or put off, what the ERROR answers; false if it answers nothing in progress here.
+
+        `park` says that authentication is under way: what is refused for want of it waits for that.
+        """
+        handle = self._find(message.client_msg_id, None)
+        if handle is None:
+            return False
+        pending = self._pending[handle]
+        # A second answer, to a packet sent twice: only the first one counts while the next is awaited.
+        if not pending.in_flight:
+            return True
+        retry = refusal.retry
+        if retry is Retry.AUTHENTICATE and park:
+            self._put_off(pending, refusal, math.inf)
+            pending.parked = True
+            return True
+        if retry is Retry.AUTHENTICATE and pending.anonymous:
+            # The relay judged it before it knew us; the answers may overtake each other (R-133).
+            self._put_off(pending, refusal, now)
+            self._send_if_due(handle, pending, now)
+            return True
+        if retry in (Retry.NEVER, Retry.AUTHENTICATE):
+            self._refuse(handle, refusal)
+            return True
+        delay = self._delay(refusal, pending.attempts)
+        if now + delay >= pending.deadline:
+            self._refuse(handle, refusal)  # it could not be sent again in time: say why, not merely when
+            return True
+        if retry is Retry.LATER:
+            self._hold_until = max(self._hold_until, now + delay)
+        pending.attempts += 1
+        self._put_off(pending, refusal, now + delay)
+        return True
+
+    def handle_timer(self, now: float) -> None:
+        """Expire what is out of time, send what is due, and set `wake_at` anew."""
+        self.wake_at = math.inf
+        for handle, pending in list(self._pending.items()):
+            if now >= pending.deadline:
+                self._expire(handle, pending)
+                continue
+            self._wake_by(pending.deadline)
+            if not self._connected:
+                continue
+            if pending.in_flight and now >= pending.due_at:
+                pending.in_flight = False
+                pending.due_at = -math.inf
+            self._send_if_due(handle, pending, now)
+
+    def fail(self, error: StrataError) -> None:
+        """End every publish with this error."""
+        self.settled += [PublishSettled(handle, error) for handle in self._pending]
+        self._pending.clear()
+        self.wake_at = math.inf
+
+    def _send_all(self, now: float) -> None:
+        for handle, pending in list(self._pending.items()):
+            self._send_if_due(handle, pending, now)
+
+    def _put_off(self, pending: _Pending, refusal: RequestRefused, due_at: float) -> None:
+        pending.in_flight = False
+        pending.refusal = refusal
+        pending.due_at = due_at
+        self._wake_by(due_at)
+
+    def _send_if_due(self, handle: Handle, pending: _Pending, now: float) -> None:
+        if not pending.in_flight:
+            if self._forbidden is not None:
+                del self._pending[handle]
+                self.settled.append(PublishSettled(handle, self._forbidden))
+                return
+            due_at = max(pending.due_at, self._hold_until)
+            if now >= due_at:
+                self._outbox.append(pending.frame)
+                self._statistics.publishes_repeated += pending.sent
+                pending.sent = pending.in_flight = True
+                pending.anonymous = False
+                pending.refusal = None
+                pending.due_at = now + self._options.ack_timeout
+            else:
+                self._wake_by(due_at)
+                return
+        self._wake_by(pending.due_at)
+
+    def _expire(self, handle: Handle, pending: _Pending) -> None:
+        if pending.refusal is not None:
+            self._refuse(handle, pending.refusal)
+            return
+        del self._pending[handle]
+        self._statistics.publishes_timed_out += 1
+        error = RequestTimeout(f"PUBLISH {pending.packet_id}", pending.timeout)
+        self.settled.append(PublishSettled(handle, error))
+
+    def _refuse(self, handle: Handle, refusal: RequestRefused) -> None:
+        del self._pending[handle]
+        self._statistics.publishes_refused += 1
+        self.settled.append(PublishSettled(handle, refusal))
+
+    def _delay(self, refusal: RequestRefused, attempts: int) -> float:
+        """R-338: at least as long as the relay asked for, and never all at the same moment."""
+        options = self._options
+        backoff = full_jitter(
+            attempts, base=options.backoff_base, cap=options.backoff_cap, random=self._random
+        )
+        if refusal.retry_after is None:
+            return backoff
+        return max(backoff, after_retry_after(refusal.retry_after, random=self._random))
+
+    def _find(self, client_msg_id: str | None, packet_id: str | None) -> Handle | None:
+        """Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136)."""
+        if client_msg_id is not None:
+            handle = Handle(client_msg_id)
+            return handle if handle in self._pending else None
+        if packet_id is None:
+            return None
+        return next((handle for handle, p in self._pending.items() if p.packet_id == packet_id), None)
+
+    def _wake_by(self, moment: float) -> None:
+        self.wake_at = min(self.wake_at, moment)
+
+
+def _downgrade(annotations: dict[str, Any] | None) -> str | None:
+    """The origin a relay says it credits a packet with (R-209)."""
+    finding = (annotations or {}).get("provenance")
+    effective = finding.get("effective_origin_type") if type(finding) is dict else None
+    return effective if type(effective) is str else None

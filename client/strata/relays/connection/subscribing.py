@@ -1,0 +1,482 @@
+"""One subscription across any number of connections: no I/O, no clock.
+
+The consumer is promised every matching packet once and in the relay's order. Three things carry that:
+
+*The position.* `_position` is the last cursor queued. Whatever cuts the stream, reading goes on strictly
+after it (R-154). Events are queued in the order the relay sends them, so nothing up to it is missing.
+
+*The wire id.* Every SUBSCRIBE uses a fresh `subscription_id`. What still arrives for an old one is of a
+stream that was left, and is ignored: it will come again after the position.
+
+*The window.* Ids handed on are remembered (`Inspector`), so where a stream must overlap, repeats are dropped.
+
+    WAITING ──SUBSCRIBE──▶ HISTORY ──▶ LIVE          WAITING: not on the wire, because there is no connection,
+       ▲                      │   ◀──    │                    the queue has no room, or the relay said later.
+       └──────────────────────┴──────────┘           ENDED:   nothing more will be queued.
+
+History is read in pages, each after the last one's cursor, each asked for when the queue has room for it.
+Then `gapless` (A-067) gives one live stream in which every event has its cursor. When the queue is full the
+stream is left, and taken up again from the position, by pages, once the consumer has made room: the relay's
+store is the buffer, and nothing else on the connection waits.
+
+Each page is left before the next is asked for, so live packets that come amid them belong to a later page. A
+relay that marks the end of history (A-047) says when it is complete. A plain one does not, and may give fewer
+than asked (A-043): only an empty page, ended by silence, proves that history is done, and that last
+subscription then stays, live since it was made (A-045). This assumes what RFC-0004 does not state, that a
+plain relay sends history before live events. Its live events need not carry cursors; after half a window of
+those the subscription is made anew from the position, so that the overlap after a cut fits the window.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from msgspec import Raw
+
+from strata.protocol import canonical, wire
+from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
+from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
+from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
+from strata.relays.connection.options import Options
+from strata.relays.connection.values import Announced, Query, Statistics
+
+__all__ = ["Phase", "QueuedEvent", "SubscriptionState"]
+
+_RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
+"""How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
+_EVENT_OVERHEAD_BYTES = 256
+_KEYS_ROOM = 4
+"""How many times the usual number of events may wait while the keys for the first are fetched."""
+
+
+class Phase(enum.Enum):
+    """Where a subscription stands with the relay."""
+
+    WAITING = enum.auto()
+    HISTORY = enum.auto()
+    LIVE = enum.auto()
+    ENDED = enum.auto()
+
+
+_MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.HISTORY, Phase.ENDED}),
+    Phase.HISTORY: frozenset({Phase.WAITING, Phase.LIVE, Phase.ENDED}),
+    Phase.LIVE: frozenset({Phase.WAITING, Phase.HISTORY, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class QueuedEvent(NamedTuple):
+    """An event as it arrived: nothing in it has been checked."""
+
+    packet: Raw
+    received_at: int
+    cursor: str | None
+    live: bool | None
+    annotations: dict[str, Any] | None = None
+    """What the relay says about the packet beside it (R-209)."""
+    arrived_at: float = 0.0
+    """When it came in, on the connection's clock."""
+
+
+class SubscriptionState:
+    """The protocol state of one subscription and its bounded queue.
+
+    `outbox` is the connection's list of frames to send. The owner hands in what arrives for `wire_id`, takes
+    events out with `take`, and looks at `phase` and `error` when the queue is empty.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        query: Query,
+        options: Options,
+        statistics: Statistics,
+        *,
+        random: Callable[[], float],
+        outbox: list[bytes],
+    ) -> None:
+        self.query = query
+        self.phase = Phase.WAITING
+        self.error: StrataError | None = None
+        self.wire_id: str | None = None
+        """The `subscription_id` now on the wire, if any."""
+        self.wake_at = math.inf
+        """When `handle_timer` has work to do."""
+        self.awaits_keys = False
+        """Whether the consumer can take nothing until the relay has told it an author's keys."""
+        self._name = name
+        self._options = options
+        self._statistics = statistics
+        self._random = random
+        self._outbox = outbox
+        self._announced: Announced | None = None  # None: not connected
+        self._forbidden: StrataError | None = None
+        self._parked: RequestRefused | None = None
+        self._anonymous = False
+        self._queue: deque[QueuedEvent] = deque()
+        self._queued_bytes = 0
+        self._delivered = 0
+        self._attempt = 0
+        self._position = query.cursor
+        self._asked_position: str | None = None
+        self._since = query.since
+        self._newest_received_at: int | None = None
+        self._gapless = self._marked = False
+        self._behind = True
+        self._page_limit = self._page_events = 0
+        self._caught_up = False
+        self._without_cursor = 0
+        self._refusals = 0
+        self._retry_at = -math.inf
+
+    # What the application does.
+
+    def take(self) -> QueuedEvent | None:
+        """The next queued event, or None. The caller must say what became of it: `taken`."""
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        self._queued_bytes -= len(event.packet) + _EVENT_OVERHEAD_BYTES
+        return event
+
+    def waiting(self) -> Iterator[QueuedEvent]:
+        """The queued events, without taking them."""
+        return iter(self._queue)
+
+    def taken(self, *, delivered: bool, now: float) -> None:
+        """The event last taken was handed on, or dropped. Goes on reading where room was wanting."""
+        self._delivered += delivered
+        if self._delivered == self.query.limit:
+            self._queue.clear()
+            self.close()
+        elif self.phase is Phase.WAITING:
+            self._subscribe_if_possible(now)
+
+    def close(self, error: StrataError | None = None) -> None:
+        """End the subscription; what is queued can still be taken."""
+        if self.phase is not Phase.ENDED:
+            self._leave()
+            self.error = error
+            self._move(Phase.ENDED)
+            self.wake_at = math.inf
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether reading from the socket has to stop for this subscription's sake.
+
+        Only for a relay that never gave it a cursor: with nothing to come back to, what is not read would
+        be lost. Everything else on the connection waits meanwhile, publishes included.
+        """
+        if self.wire_id is None or self._position is not None:
+            return False
+        if self.awaits_keys:
+            # What the consumer waits for comes over this very connection: let the queue grow meanwhile.
+            return len(self._queue) >= _KEYS_ROOM * self._options.queue_events
+        return not self._has_room(0)
+
+    # What the connection brings.
+
+    def connection_made(
+        self, announced: Announced, now: float, *, forbidden: StrataError | None = None
+    ) -> None:
+        """A relay is there: go on after the position.
+
+        `forbidden` says why this session must not subscribe (R-291): then the subscription ends with that.
+        """
+        self._announced = announced
+        self._forbidden = forbidden
+        self._refusals = 0
+        self._subscribe_if_possible(now)
+
+    def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
+        """The session has been authenticated: if that was what the relay wanted, ask again."""
+        self._forbidden = forbidden
+        self._anonymous = self.wire_id is not None
+        self._parked = None
+        self._subscribe_if_possible(now)
+
+    def give_up(self, error: StrataError) -> None:
+        """Authentication has failed: the relay's refusal stands, and `error` is its cause."""
+        if self._parked is not None:
+            self._parked.__cause__ = error
+            self.close(self._parked)
+
+    def learn(self, announced: Announced) -> None:
+        """The relay has announced more; the next SUBSCRIBE makes use of it."""
+        self._announced = announced
+
+    def connection_lost(self) -> None:
+        """The stream broke off. What is queued stays; the rest will be read after the position."""
+        self._announced = None
+        self._forbidden = self._parked = None
+        self._behind = True
+        self.wire_id = None
+        self.wake_at = math.inf
+        if self.phase in (Phase.HISTORY, Phase.LIVE):
+            self._move(Phase.WAITING)
+
+    def receive_event(self, message: wire.Event, now: float) -> None:
+        """Queue an event that came for `wire_id`, or leave the stream where it does not belong."""
+        self._refusals = 0
+        cursor = message.cursor
+        if self.phase is Phase.LIVE and cursor is not None and not self._gapless and not self._marked:
+            # A plain relay's live event with a cursor, or its history after a long silence: nothing tells
+            # them apart, and to take it for history costs one empty page.
+            self._caught_up = False
+            self._move(Phase.HISTORY)
+        if not self._gapless and self.phase is Phase.HISTORY:
+            if cursor is None and not self._marked:
+                # Historical events carry a cursor (R-153), so this one is live and the page is over. Only an
+                # empty page says that nothing is left between the position and here.
+                if self._page_events or not self.query.live:
+                    self._end_page(now)
+                    return
+                self._catch_up()
+            elif self._page_events == self._page_limit:
+                # More than was asked for: live, or a relay without limits. The next page has it in order.
+                self._end_page(now)
+                return
+        self._enqueue(message, now)
+        if self.phase is Phase.HISTORY:
+            self._page_events += 1
+            self._watch(now)
+            if not self._gapless and not self._marked and self._page_events == self._page_limit:
+                self._end_page(now)
+                return
+        if not self._has_room(0) and self._position is not None:
+            self._statistics.subscriptions_deferred += 1
+            self._behind = True
+            self._leave()
+            self._move(Phase.WAITING)
+            self.wake_at = math.inf
+        elif self._without_cursor >= self._options.dedup_packets // 2:
+            self._resubscribe(now)
+
+    def receive_end_of_history(self, message: wire.EndOfHistory, now: float) -> None:
+        """The relay has sent the history asked for; `complete` says whether that was all of it."""
+        self._refusals = 0
+        if self.phase is not Phase.HISTORY:
+            return
+        if isinstance(message.cursor, str):
+            self._advance(message.cursor)
+        # A relay that says "more" and does not move would be asked for ever.
+        if message.complete or self._position == self._asked_position:
+            self._behind = False
+            if self._can_be_gapless and not self._gapless:
+                self._resubscribe(now)
+            else:
+                self._finish_history()
+        else:
+            self._resubscribe(now)
+
+    def receive_error(self, refusal: RequestRefused, now: float, *, park: bool = False) -> None:
+        """The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal.
+
+        `park` says that authentication is under way: what is refused for want of it waits for that.
+        """
+        self.wire_id = None
+        if refusal.retry is Retry.AUTHENTICATE and (park or self._anonymous):
+            self._parked = refusal if park else None
+            delay = 0.0
+        elif refusal.code == ErrorCode.INVALID_CURSOR and self._fall_back():
+            delay = 0.0
+        elif self._is_final(refusal):
+            self.close(refusal)
+            return
+        else:
+            delay = self._delay(refusal)
+        if self.phase is not Phase.WAITING:
+            self._move(Phase.WAITING)
+        self._retry_at = now + delay
+        self._subscribe_if_possible(now)
+
+    def handle_timer(self, now: float) -> None:
+        """Judge a silence that has lasted long enough, or try again when that is due."""
+        if now < self.wake_at:
+            return
+        self.wake_at = math.inf
+        if self.phase is Phase.WAITING:
+            self._subscribe_if_possible(now)
+        elif self.phase is Phase.HISTORY:
+            if self._marked:
+                self.close(RequestTimeout("SUBSCRIBE", self._options.history_timeout))
+            elif self._page_events:
+                self._end_page(now)
+            else:
+                self._finish_history()
+
+    def excuse(self, now: float) -> None:
+        """The same after a time in which nobody listened: then the relay's silence says nothing."""
+        if now >= self.wake_at and self.phase is Phase.HISTORY:
+            self._watch(now)
+        else:
+            self.handle_timer(now)
+
+    # Moves.
+
+    def _move(self, phase: Phase) -> None:
+        assert phase in _MOVES[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    def _subscribe_if_possible(self, now: float) -> None:
+        if self._announced is None or self.phase is not Phase.WAITING or self._parked is not None:
+            return
+        if self._forbidden is not None:
+            self.close(self._forbidden)
+            return
+        if now < self._retry_at:
+            self.wake_at = self._retry_at
+            return
+        extensions = self._announced.extensions
+        self._marked = "history_marker" in extensions
+        # A gapless stream pours out history faster than it can be left, and what is poured out in vain is
+        # sent twice. So where the end of history can be seen, pages come first.
+        self._gapless = self._can_be_gapless and not (self._behind and self._marked)
+        limit = None if self._gapless else self._next_page_limit()
+        if limit == 0 or not self._has_room(limit or self._options.queue_events // 2):
+            return  # `taken` asks again
+        self._attempt += 1
+        self.wire_id = f"{self._name}.{self._attempt}"
+        self._asked_position = self._position
+        self._page_limit, self._page_events = limit or 0, 0
+        self._without_cursor = 0
+        self._outbox.append(wire.encode(self._subscribe_message(limit)))
+        self._caught_up = self._anonymous = False
+        self._move(Phase.HISTORY)
+        self._watch(now)
+
+    @property
+    def _can_be_gapless(self) -> bool:
+        return self.query.live and self._announced is not None and "gapless" in self._announced.extensions
+
+    def _subscribe_message(self, limit: int | None) -> wire.Subscribe:
+        assert self._announced is not None and self.wire_id is not None
+        filters = self.query.filters(self._announced, cursor=self._position, since=self._since, limit=limit)
+        return wire.Subscribe(
+            subscription_id=self.wire_id,
+            filters=filters,
+            history_marker=True if self._marked else None,
+            gapless=True if self._gapless else None,
+            # A plain relay names the request, not the subscription, in its ERROR (A-052).
+            client_msg_id=self.wire_id,
+        )
+
+    def _leave(self) -> None:
+        if self.wire_id is not None:
+            self._outbox.append(wire.encode(wire.Unsubscribe(subscription_id=self.wire_id)))
+            self.wire_id = None
+
+    def _resubscribe(self, now: float) -> None:
+        self._leave()
+        self._move(Phase.WAITING)
+        self.wake_at = math.inf
+        self._subscribe_if_possible(now)
+
+    def _end_page(self, now: float) -> None:
+        """A plain relay's page is over; history may not be."""
+        if self._position == self._asked_position:
+            # It gave events and no new position: it does not page, so this is all there is.
+            self._finish_history()
+        else:
+            self._resubscribe(now)
+
+    def _finish_history(self) -> None:
+        if self.query.live:
+            self._catch_up()
+        else:
+            self.close()
+
+    def _catch_up(self) -> None:
+        self._caught_up = True
+        self.wake_at = math.inf
+        self._move(Phase.LIVE)
+
+    def _watch(self, now: float) -> None:
+        """How long silence may last in this phase before it means something."""
+        if self._gapless:
+            self.wake_at = math.inf  # silence means there is nothing; the keepalive judges the connection
+        else:
+            self.wake_at = now + (
+                self._options.history_timeout if self._marked else self._options.idle_timeout
+            )
+
+    def _fall_back(self) -> bool:
+        """R-339: the relay knows the cursor no more, so start at a time no later than any packet missed.
+
+        False where there is nothing to fall back to: a walk from new to old, or a cursor of the caller's
+        without a time beside it.
+        """
+        floor = self.query.cursor_fallback_since
+        if self._newest_received_at is not None:
+            floor = self._newest_received_at - _RESUME_MARGIN_SECONDS
+        starts = [moment for moment in (floor, self.query.since) if moment is not None]
+        if self._asked_position is None or self.query.order == "desc" or not starts:
+            return False
+        self._position = None
+        self._since = max(starts)
+        return True
+
+    # The queue.
+
+    def _enqueue(self, message: wire.Event, now: float) -> None:
+        live: bool | None = self._caught_up if self._marked or self._caught_up else None
+        event = QueuedEvent(
+            message.packet, message.received_at, message.cursor, live, message.relay_annotations, now
+        )
+        self._queue.append(event)
+        self._queued_bytes += len(message.packet) + _EVENT_OVERHEAD_BYTES
+        # Only as far as it could be asked for: a relay may send any integer.
+        self._newest_received_at = min(
+            max(self._newest_received_at or 0, message.received_at), canonical.MAX_SAFE_INTEGER
+        )
+        if message.cursor is None:
+            self._without_cursor += 1
+        else:
+            self._advance(message.cursor)
+
+    def _advance(self, cursor: str) -> None:
+        self._position = cursor
+        self._without_cursor = 0
+
+    def _has_room(self, events: int) -> bool:
+        options = self._options
+        if events == 0:
+            return len(self._queue) < options.queue_events and self._queued_bytes < options.queue_bytes
+        return (
+            len(self._queue) + events <= options.queue_events
+            and self._queued_bytes <= options.queue_bytes // 2
+        )
+
+    def _next_page_limit(self) -> int:
+        """How many packets to ask for: none while those queued may already reach the query's limit."""
+        assert self._announced is not None
+        limit = self._options.page_events
+        if self.query.limit is not None and self.query.is_served_by(self._announced):
+            limit = min(limit, self.query.limit - self._delivered - len(self._queue))
+        return max(limit, 0)
+
+    # Refusals.
+
+    def _is_final(self, refusal: RequestRefused) -> bool:
+        if refusal.retry in (Retry.NEVER, Retry.AUTHENTICATE):
+            return True
+        if refusal.retry_after is not None and refusal.retry_after > MAX_RETRY_AFTER_SECONDS:
+            return True  # better told now than waited for in silence
+        return refusal.detail == "too_many_subscriptions"  # coming back frees no place among our own
+
+    def _delay(self, refusal: RequestRefused) -> float:
+        options = self._options
+        delay = full_jitter(
+            self._refusals, base=options.backoff_base, cap=options.backoff_cap, random=self._random
+        )
+        self._refusals += 1
+        if refusal.retry_after is not None:
+            delay = max(delay, after_retry_after(refusal.retry_after, random=self._random))
+        return delay

@@ -1,0 +1,205 @@
+"""What a relay connection takes and gives: plain values, no I/O."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from strata.protocol import wire
+from strata.protocol.packets import Packet
+
+__all__ = ["Announced", "Authenticated", "Delivery", "Order", "Published", "Query", "Statistics"]
+
+Order = Literal["asc", "desc"]
+
+_is_packet_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The relay's word that a packet is durably stored (A-058)."""
+
+    packet_id: str
+    received_at: int | None
+    """When the relay first saw the packet, in Unix seconds; None if it did not say."""
+    duplicate: bool = False
+    """The relay had the packet already: a success like any other (A-056)."""
+    queued: bool = False
+    """Stored, but without effect yet (R-190)."""
+    downgraded_to: str | None = None
+    """The origin the relay credits the packet with, if it found the claim unproven (R-209)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One verified packet, as a subscription hands it on."""
+
+    packet: Packet
+    received_at: int
+    """When the relay first saw the packet, in Unix seconds: the time to judge age and keys by (R-105)."""
+    cursor: str | None
+    """The position after this packet, to go on from in another session; None where the relay gave none."""
+    live: bool | None
+    """Whether the packet came in after the subscription had caught up; None if the relay does not say."""
+    origin_type: str | None = None
+    """The origin its media may be credited with: the lower of the author's claim and the relay's finding
+    (R-212). None if the packet claims none. `packet` is always as its author signed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a relay says about itself when a connection is made. The default is a plain RFC-0004 relay."""
+
+    extensions: frozenset[str] = frozenset()
+    max_packet_bytes: int | None = None
+    relay_id: str | None = None
+    """The DID the relay's manifest gives. It proves nothing (R-346): AUTH is held to the pin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """Whom the relay takes a session for, by its own word (R-293)."""
+
+    author_id: str
+    capabilities: frozenset[str] | None
+    """What the session may do, and nothing else (R-291); None where the relay enforces no capabilities."""
+
+    def allows(self, capability: str) -> bool:
+        """Whether an action that takes this capability may be attempted."""
+        return self.capabilities is None or capability in self.capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which packets a subscription is for, where it starts and where it ends.
+
+    Values inside one filter are alternatives, filters combine with AND, and an empty one restricts nothing
+    (A-051). Times are Unix seconds and inclusive. `since` and `until` look at the packet's own timestamp,
+    `received_since` and `received_until` at the relay's; `until` bounds history alone (A-042).
+
+    Raises `ValueError` on construction for what no relay could serve.
+    """
+
+    authors: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    packet_ids: tuple[str, ...] = ()
+    since: int | None = None
+    until: int | None = None
+    received_since: int | None = None
+    received_until: int | None = None
+    cursor: str | None = None
+    """Start strictly after this position, rather than at the oldest packet."""
+    cursor_fallback_since: int | None = None
+    """The `since` to use should the relay no longer know `cursor`."""
+    order: Order = "asc"
+    limit: int | None = None
+    """Most packets to hand on in all. It, `until` and descending order need `live=False`."""
+    live: bool = True
+    """Go on with new packets once history is done."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError("limit must be at least 1")
+        if self.live and (self.limit is not None or self.until is not None or self.order != "asc"):
+            # `until` does not bind live packets (R-148), but a live one missed during a cut comes back as
+            # history, where it would: the two cannot be had together without losing packets.
+            raise ValueError("limit, until and descending order are for queries that end: pass live=False")
+        for packet_id in self.packet_ids:
+            if not _is_packet_id(packet_id):
+                raise ValueError(f"not a packet id: {packet_id!r}")
+
+    def filters(
+        self, announced: Announced, *, cursor: str | None, since: int | None, limit: int | None
+    ) -> wire.Filters:
+        """The filters as sent. Additive ones go only to relays that announced them (A-048, A-050)."""
+        by_id = "packet_ids" in announced.extensions
+        by_receipt = "received_range" in announced.extensions
+        return wire.Filters(
+            authors=list(self.authors) or None,
+            types=list(self.types) or None,
+            since=since,
+            until=self.until,
+            limit=limit,
+            cursor=cursor,
+            order="desc" if self.order == "desc" else None,
+            packet_ids=list(self.packet_ids) or None if by_id else None,
+            received_since=self.received_since if by_receipt else None,
+            received_until=self.received_until if by_receipt else None,
+        )
+
+    def is_served_by(self, announced: Announced) -> bool:
+        """Whether the relay applies every filter itself, so that all it sends is wanted."""
+        return (not self.packet_ids or "packet_ids" in announced.extensions) and (
+            (self.received_since is None and self.received_until is None)
+            or "received_range" in announced.extensions
+        )
+
+    def matches(self, packet: Packet, received_at: int) -> bool:
+        """Whether the packet was asked for (R-166)."""
+        return (
+            (not self.authors or packet.author_id in self.authors)
+            and (not self.types or packet.content_type in self.types)
+            and (not self.packet_ids or packet.packet_id in self.packet_ids)
+            and (self.since is None or packet.timestamp >= self.since)
+            and (self.until is None or packet.timestamp <= self.until)
+            and (self.received_since is None or received_at >= self.received_since)
+            and (self.received_until is None or received_at <= self.received_until)
+        )
+
+
+def as_tuple(values: Iterable[str] | str) -> tuple[str, ...]:
+    """The values of a filter; a lone string means itself, not its letters."""
+    return (values,) if isinstance(values, str) else tuple(dict.fromkeys(values))
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What has happened on one relay connection since it was opened. Every number only grows."""
+
+    connections: int = 0
+    connections_lost: int = 0
+    connections_failed: int = 0
+    """Attempts that did not become a connection."""
+    authentications: int = 0
+    """Sessions the relay has confirmed as authenticated."""
+    authentications_refused: int = 0
+    authentications_timed_out: int = 0
+    challenges_refused: int = 0
+    """Challenges not signed, because they were malformed or of another relay than expected (R-298)."""
+    challenges_short: int = 0
+    """Challenges with less time left than the minute a relay owes (R-273): a fault of the relay's."""
+    publishes: int = 0
+    publishes_acknowledged: int = 0
+    publishes_duplicate: int = 0
+    """Acknowledged with `duplicate`: the relay had the packet before."""
+    publishes_refused: int = 0
+    publishes_timed_out: int = 0
+    publishes_repeated: int = 0
+    """Packets sent again for want of an answer, after a refusal that may pass, or on a new connection."""
+    events_received: int = 0
+    events_delivered: int = 0
+    events_repeated: int = 0
+    """Packets a subscription had handed on before, dropped (R-116)."""
+    events_invalid: int = 0
+    """Packets whose schema or key failed, dropped (R-336)."""
+    events_tampered: int = 0
+    """Packets that are not what their author signed, dropped: the id or the signature fails. One that the
+    relay downgraded and says so is none (R-342)."""
+    events_expired: int = 0
+    """Packets received after their own `expires_at`, dropped (R-337)."""
+    events_unasked: int = 0
+    """Packets outside the filter, dropped (R-166)."""
+    events_unclaimed: int = 0
+    """Events of no open subscription: unsolicited ones (R-174), and late ones of a subscription left."""
+    messages_invalid: int = 0
+    """Messages that were no RFC-0004 message, or answered nothing that was asked."""
+    key_fetches: int = 0
+    """Times the relay was asked for authors' key events (R-075)."""
+    subscriptions_deferred: int = 0
+    """Times a subscription left the relay's feed because its consumer was slower."""
+    refusals: dict[str, int] = field(default_factory=dict)
+    """ERRORs by code."""

@@ -1,0 +1,117 @@
+"""What a pool thinks of its relays, kept over sessions: `reputation` with its file, and scores at hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from strata.relays.connection.dialing import shown
+from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation, Saved, Score
+from strata.relays.pool.storage import ScoreFile, ScoreLog
+from strata.relays.pool.values import RelayView, Standing
+
+__all__ = ["Ledger"]
+
+_log = logging.getLogger("strata.pool")
+
+
+class Ledger:
+    """Takes every observation, judges when asked, and writes both down where there is a file."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._reputation = Reputation()
+        self._scores: dict[str, Score] = {}
+        """As of the last `judge`: choosing relays looks at them more often than they change."""
+        self._log: ScoreLog | None = None
+
+    async def load(self, path: Path, urls: Callable[[], Iterable[str]]) -> list[str]:
+        """Go on from a file (R-340); returns the relays it knows. `urls` are those to write.
+
+        Raises `OSError` for a file that cannot be used.
+        """
+
+        def read() -> tuple[ScoreFile, list[tuple[str, Saved]], list[Observation]]:
+            file = ScoreFile(path)
+            try:
+                since = self._wall() - WINDOW_SECONDS
+                return file, [(one.url, one.saved) for one in file.relays()], file.observations(since)
+            except BaseException:
+                file.close()
+                raise
+
+        def scores() -> list[tuple[str, Saved, Score]]:
+            now = self._wall()
+            return [(url, self._reputation.saved(url), self._reputation.score(url, now)) for url in urls()]
+
+        file, known, observations = await asyncio.to_thread(read)
+        for url, saved in known:
+            self._reputation.restore(url, saved)
+        for observation in observations:
+            self._reputation.record(observation)
+        self._log = ScoreLog(file, scores=scores, wall=self._wall)
+        return [url for url, _ in known]
+
+    async def run(self) -> None:
+        """Write from time to time until cancelled, if there is a file."""
+        if self._log is not None:
+            await self._log.run()
+
+    @property
+    def lost(self) -> int:
+        """Observations that could not be written."""
+        return 0 if self._log is None else self._log.lost
+
+    def observe(self, url: str, kind: Kind, good: int, bad: int, value: float | None) -> None:
+        """Take note of something seen of a relay."""
+        observation = Observation(url, self._wall(), kind, good, bad, value)
+        self._reputation.record(observation)
+        if self._log is not None:
+            self._log.put(observation)
+
+    def judge(self, urls: Iterable[str]) -> int:
+        """Move every relay to the standing it has earned; returns how many were blacklisted."""
+        self._scores.clear()
+        blacklisted = 0
+        for url in urls:
+            standing = self._reputation.judge(url, self._wall())
+            if standing is None:
+                continue
+            _log.info("%s is %s now", shown(url), standing.value)
+            blacklisted += standing is Standing.BLACKLISTED
+            if self._log is not None:
+                self._log.hurry()
+        return blacklisted
+
+    def standing(self, url: str) -> Standing:
+        """What was last judged."""
+        return self._reputation.standing(url)
+
+    def score(self, url: str) -> float:
+        """The score as of the last `judge`."""
+        score = self._scores.get(url)
+        if score is None:
+            score = self._scores[url] = self._reputation.score(url, self._wall())
+        return score.value
+
+    def forget(self, url: str) -> None:
+        """Drop everything known about a relay."""
+        self._reputation.forget(url)
+        self._scores.pop(url, None)
+
+    def view(self, url: str, *, connected: bool) -> RelayView:
+        """What is known about a relay at this moment."""
+        score, saved = self._reputation.score(url, self._wall()), self._reputation.saved(url)
+        return RelayView(
+            url,
+            saved.standing,
+            score.value,
+            connected,
+            score.latency,
+            score.throughput,
+            score.uptime,
+            saved.last_seen_at,
+            saved.blacklisted_until if saved.standing is Standing.BLACKLISTED else None,
+        )

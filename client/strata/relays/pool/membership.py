@@ -1,0 +1,207 @@
+"""Which relays a pool is connected to, reads from and publishes to: no I/O, no clock.
+
+Every known relay is a member. Of those that may be contacted, `seats` hold a connection each; a seat is kept
+as long as its relay is of use, so that a slightly better score elsewhere moves nothing. It is lost
+
+- at once, by a relay that is blacklisted (R-344);
+- after `replace_after` of absence or `ping_failures` missed pings, if another relay waits for a seat (C-272,
+  C-277): the loser goes to the end of the line, and has its turn again when others fail;
+- to a newcomer in a trial that turned out better (R-345).
+
+Readers and publish targets are chosen from the seats, connected ones first, then by standing and score.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.values import Standing
+
+__all__ = ["Membership"]
+
+_TRIAL_SECONDS = 60.0
+"""How long a newcomer is tried before its score decides."""
+
+
+@dataclass(slots=True)
+class _Member:
+    url: str
+    turn: int
+    """Lower ones come first among equals; the loser of a seat gets the highest."""
+    seated: bool = False
+    connected: bool = False
+    absent_since: float = -math.inf
+    missed_pings: int = 0
+    trial_until: float | None = None
+
+
+class Membership:
+    """Seats, readers and targets. `standing` and `score` say what is thought of a relay just now."""
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        options: PoolOptions,
+        *,
+        standing: Callable[[str], Standing],
+        score: Callable[[str], float],
+        random: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._standing = standing
+        self._score = score
+        self._random = random
+        self._members: dict[str, _Member] = {}
+        self._turns = 0
+        self._sample_at = math.inf
+        for url in urls:
+            self.add(url)
+
+    @property
+    def urls(self) -> list[str]:
+        """Every member, in the order added."""
+        return list(self._members)
+
+    def add(self, url: str) -> None:
+        """Make a relay a member, at the end of the line. Idempotent."""
+        if url not in self._members:
+            self._turns += 1
+            self._members[url] = _Member(url, self._turns)
+
+    def remove(self, url: str) -> None:
+        """Forget a member."""
+        self._members.pop(url, None)
+
+    def usable(self) -> list[str]:
+        """Members that may be contacted (R-344)."""
+        return [url for url in self._members if self._standing(url) is not Standing.BLACKLISTED]
+
+    # What happens to them.
+
+    def connected(self, url: str) -> None:
+        """There is a connection to this relay."""
+        if member := self._members.get(url):
+            member.connected, member.missed_pings = True, 0
+
+    def disconnected(self, url: str, now: float) -> None:
+        """There is none any more, or an attempt failed."""
+        member = self._members.get(url)
+        if member is not None and (member.connected or member.absent_since == -math.inf):
+            member.connected, member.absent_since = False, now
+
+    def ping_answered(self, url: str) -> None:
+        """A sign of life."""
+        if member := self._members.get(url):
+            member.missed_pings = 0
+
+    def ping_missed(self, url: str) -> None:
+        """None in time (C-277)."""
+        if member := self._members.get(url):
+            member.missed_pings += 1
+
+    def is_connected(self, url: str) -> bool:
+        """Whether there is a connection to this relay."""
+        member = self._members.get(url)
+        return member is not None and member.connected
+
+    # What follows from it.
+
+    def seats(self, now: float) -> list[str]:
+        """The relays to hold connections to, from now on."""
+        options = self._options
+        usable = [self._members[url] for url in self.usable()]
+        for member in self._members.values():
+            if self._standing(member.url) is Standing.BLACKLISTED:
+                member.seated, member.trial_until = False, None
+        waiting = sorted((m for m in usable if not m.seated), key=self._turn)
+        for member in [m for m in usable if m.seated and self._is_lost(m, now)]:
+            if waiting:
+                self._swap(member, waiting.pop(0), now)
+        self._end_trials(now)
+        free = options.connections - sum(m.seated for m in usable)
+        for member in sorted((m for m in usable if not m.seated), key=self._turn)[: max(free, 0)]:
+            self._seat(member, now)
+        return [m.url for m in usable if m.seated]
+
+    def readers(self, wanted: int, current: Iterable[str]) -> list[str]:
+        """The relays to read from: healthy ones read from now, then the best of the others."""
+        kept = set(current)
+        healthy = [m for m in self._members.values() if m.seated and m.connected and not self._is_failing(m)]
+        healthy = [m for m in healthy if self._standing(m.url) is not Standing.BLACKLISTED]
+
+        def rank(member: _Member) -> tuple[bool, bool, float, int]:
+            is_backup = self._standing(member.url) is Standing.BACKUP
+            return is_backup, member.url not in kept, -self._score(member.url), member.turn
+
+        return [member.url for member in sorted(healthy, key=rank)[:wanted]]
+
+    def targets(self) -> list[str]:
+        """Where to publish, best first: healthy, then doubtful, then absent ones; never a blacklisted one."""
+
+        def rank(member: _Member) -> tuple[bool, bool, bool, float, int]:
+            is_backup = self._standing(member.url) is Standing.BACKUP
+            failing = self._is_failing(member)
+            return not member.connected, failing, is_backup, -self._score(member.url), member.turn
+
+        seated = [m for m in self._members.values() if m.seated]
+        seated = [m for m in seated if self._standing(m.url) is not Standing.BLACKLISTED]
+        return [member.url for member in sorted(seated, key=rank)]
+
+    def sample(self, now: float) -> str | None:
+        """A relay not in use whose turn it is to be tried, or None (R-345).
+
+        It gets a seat beside the others for a minute; then its score decides whether it keeps one.
+        """
+        interval = self._options.sample_interval
+        if interval is None:
+            return None
+        if self._sample_at == math.inf:
+            self._sample_at = now + interval * (0.5 + self._random())
+        if now < self._sample_at:
+            return None
+        self._sample_at = now + interval * (0.5 + self._random())
+        waiting = [m for m in (self._members[url] for url in self.usable()) if not m.seated]
+        if not waiting:
+            return None
+        chosen = waiting[min(int(self._random() * len(waiting)), len(waiting) - 1)]
+        self._seat(chosen, now)
+        chosen.trial_until = now + _TRIAL_SECONDS
+        return chosen.url
+
+    # Rules.
+
+    def _turn(self, member: _Member) -> tuple[bool, int]:
+        """Who comes next to a seat: the loser of one waits for the others, whatever its score is."""
+        return self._standing(member.url) is Standing.BACKUP, member.turn
+
+    def _is_failing(self, member: _Member) -> bool:
+        return member.missed_pings >= self._options.ping_failures
+
+    def _is_lost(self, member: _Member, now: float) -> bool:
+        gone = not member.connected and now - member.absent_since >= self._options.replace_after
+        return gone or self._is_failing(member)
+
+    def _seat(self, member: _Member, now: float) -> None:
+        member.seated, member.connected = True, False
+        member.missed_pings, member.absent_since = 0, now
+
+    def _swap(self, loser: _Member, successor: _Member, now: float) -> None:
+        self._turns += 1
+        loser.turn, loser.seated, loser.connected = self._turns, False, False
+        loser.trial_until = None
+        self._seat(successor, now)
+
+    def _end_trials(self, now: float) -> None:
+        seated = [m for m in self._members.values() if m.seated]
+        for tried in [m for m in seated if m.trial_until is not None and now >= m.trial_until]:
+            tried.trial_until = None
+            if sum(m.seated for m in seated) <= self._options.connections:
+                continue
+            worst = min(seated, key=lambda m: (m.connected, self._score(m.url), -m.turn))
+            self._turns += 1
+            worst.turn, worst.seated, worst.connected = self._turns, False, False

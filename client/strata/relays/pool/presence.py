@@ -1,0 +1,161 @@
+"""Whether relays have what they said to have stored, and sending again what they do not (C-274).
+
+No I/O, no clock. A packet is watched from its first OK. After `delay`, every relay that said OK is asked for
+it by id, many packets in one request. When all have answered:
+
+- it is present on `copies` relays: done;
+- a relay that said OK denies it: that is an offence, and the packet is sent to it again and to another;
+- a relay that could not be asked says nothing: it is asked again next time.
+
+The wait doubles each time; after `attempts` rounds the check gives up, for a packet that waits for an absent
+relay would keep a place that another needs.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from strata.protocol.packets import Packet
+
+__all__ = ["Lookup", "PresenceWatch", "Resend"]
+
+_BATCH = 64
+"""Most packets asked for in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Ask this relay which of these packets it has."""
+
+    url: str
+    packets: tuple[Packet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send this packet to this relay."""
+
+    url: str
+    packet: Packet
+
+
+@dataclass(slots=True)
+class _Watched:
+    packet: Packet
+    due_at: float
+    wait: float
+    attempts: int = 0
+    claimed: set[str] = field(default_factory=set)
+    """Relays that said OK and have not been seen to have it."""
+    verified: set[str] = field(default_factory=set)
+    denied: set[str] = field(default_factory=set)
+    """Relays that denied it in this round."""
+    outstanding: set[str] = field(default_factory=set)
+    """Relays asked in this round that have not answered."""
+
+
+class PresenceWatch:
+    """The packets under check, at most `capacity`: the caller waits while it `is_full`."""
+
+    def __init__(self, *, copies: int, delay: float, attempts: int, capacity: int) -> None:
+        self.given_up = 0
+        """Packets that were seen on no relay by the last round."""
+        self.thin = 0
+        """Packets that were seen on some relay, but on fewer than `copies`."""
+        self._copies = copies
+        self._delay = delay
+        self._attempts = attempts
+        self._capacity = capacity
+        self._watched: dict[str, _Watched] = {}
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another packet."""
+        return len(self._watched) >= self._capacity
+
+    def claimed(self, packet: Packet, url: str, now: float) -> None:
+        """A relay said that it has stored the packet."""
+        watched = self._watched.get(packet.packet_id)
+        if watched is None:
+            watched = _Watched(packet, now + self._delay, self._delay)
+            self._watched[packet.packet_id] = watched
+        if url not in watched.verified:
+            watched.claimed.add(url)
+
+    def due(self, now: float, usable: Collection[str]) -> list[Lookup]:
+        """The requests to make now, of relays that can be asked."""
+        asked: dict[str, list[Packet]] = {}
+        for watched in self._watched.values():
+            if watched.due_at > now or watched.outstanding:
+                continue
+            watched.denied.clear()
+            watched.outstanding = {url for url in watched.claimed if url in usable}
+            watched.due_at = math.inf if watched.outstanding else now
+            for url in watched.outstanding:
+                asked.setdefault(url, []).append(watched.packet)
+        return [
+            Lookup(url, tuple(some[start : start + _BATCH]))
+            for url, some in asked.items()
+            for start in range(0, len(some), _BATCH)
+        ]
+
+    def answered(self, lookup: Lookup, found: Collection[str], *, complete: bool) -> None:
+        """A relay has given these, by packet id.
+
+        Where that was not its whole answer, because it is away or slow, its word stands for the others until
+        it can be asked again.
+        """
+        for watched in self._of(lookup):
+            watched.outstanding.discard(lookup.url)
+            if watched.packet.packet_id in found:
+                watched.claimed.discard(lookup.url)
+                watched.verified.add(lookup.url)
+            elif complete:
+                watched.claimed.discard(lookup.url)
+                watched.denied.add(lookup.url)
+
+    def settle(self, now: float, targets: Sequence[str]) -> list[Resend]:
+        """Close the rounds in which nobody is left to answer; returns what to send where."""
+        resends = []
+        for watched in [w for w in self._watched.values() if w.due_at in (math.inf, now)]:
+            if watched.outstanding:
+                continue
+            missing = self._copies - len(watched.verified)
+            # All there are have it: with two relays alive, a third copy has nowhere to go.
+            if missing <= 0 or (watched.verified and not set(targets) - watched.verified):
+                del self._watched[watched.packet.packet_id]
+                continue
+            watched.attempts += 1
+            if watched.attempts >= self._attempts:
+                self.given_up += not watched.verified
+                self.thin += bool(watched.verified)
+                del self._watched[watched.packet.packet_id]
+                continue
+            watched.wait *= 2
+            watched.due_at = now + watched.wait
+            missing -= len(watched.claimed & set(targets))
+            resends += [Resend(url, watched.packet) for url in self._again(watched, targets, missing)]
+        return resends
+
+    def get_timer(self) -> float:
+        """When `due` has something to say."""
+        return min((w.due_at for w in self._watched.values()), default=math.inf)
+
+    def _again(self, watched: _Watched, targets: Sequence[str], missing: int) -> list[str]:
+        """Relays that have shown no interest in lying come first, the denier gets another chance as well."""
+        others = [t for t in targets if t not in watched.verified | watched.claimed | watched.denied]
+        chosen = others[: max(missing, 0)]
+        return chosen + [t for t in targets if t in watched.denied]
+
+    def _of(self, lookup: Lookup) -> Iterable[_Watched]:
+        for packet in lookup.packets:
+            watched = self._watched.get(packet.packet_id)
+            if watched is not None:
+                yield watched

@@ -1,0 +1,96 @@
+"""Random questions to relays about packets they should have (R-343). No I/O, no clock.
+
+The pool tells which relay acknowledged or served which packet. A few hundred of the latest are remembered,
+chosen evenly. A relay can be asked for one that it had itself, where "not found" is a denial; or for one that
+at least three others have, where it is a gap that counts less: no relay is obliged to have everything.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from strata.protocol.packets import Packet
+from strata.relays.pool.reputation import Kind
+
+__all__ = ["KnownPackets", "Probe"]
+
+_CAPACITY = 512
+_WIDELY_HELD = 3
+_FRESH_SECONDS = 3600
+"""Older packets may have been dropped by a relay's retention, which is no offence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a relay for this packet; `kind` is what its answer counts as."""
+
+    packet: Packet
+    kind: Kind
+
+
+@dataclass(slots=True)
+class _Held:
+    packet: Packet
+    seen_at: float
+    holders: set[str] = field(default_factory=set)
+
+
+class KnownPackets:
+    """Some packets and who has them. `random` gives values in [0, 1)."""
+
+    def __init__(self, *, random: Callable[[], float]) -> None:
+        self._random = random
+        self._held: dict[bytes, _Held] = {}
+        self._slots: list[bytes] = []
+        self._offered = 0
+
+    def seen(self, packet: Packet, url: str, now: float) -> None:
+        """A relay acknowledged or served the packet."""
+        held = self._held.get(packet.digest)
+        if held is not None:
+            held.holders.add(url)
+            return
+        if packet.expires_at is not None:
+            return  # a relay may be right not to have it
+        self._offered += 1
+        if len(self._slots) < _CAPACITY:
+            self._slots.append(packet.digest)
+        else:
+            # One in sixteen takes a random place: what is remembered is recent, and spread over a while.
+            if self._offered % 16:
+                return
+            place = min(int(self._random() * _CAPACITY), _CAPACITY - 1)
+            del self._held[self._slots[place]]
+            self._slots[place] = packet.digest
+        self._held[packet.digest] = _Held(packet, now, {url})
+
+    def forget(self, url: str) -> None:
+        """A relay is no member any more."""
+        for held in self._held.values():
+            held.holders.discard(url)
+
+    def choose(self, url: str, now: float) -> Probe | None:
+        """A question for this relay, or None if there is no fair one."""
+        fresh = [held for held in self._held.values() if now - held.seen_at <= _FRESH_SECONDS]
+        own = [held for held in fresh if url in held.holders]
+        common = [held for held in fresh if url not in held.holders and len(held.holders) >= _WIDELY_HELD]
+        if own and (not common or self._random() < 0.5):
+            return Probe(self._pick(own).packet, Kind.PRESENCE)
+        if common:
+            return Probe(self._pick(common).packet, Kind.CONSISTENCY)
+        return None
+
+    def any(self) -> Packet | None:
+        """Some packet that exists, for a question whose answer does not matter."""
+        return self._pick(list(self._held.values())).packet if self._held else None
+
+    def holders(self, packet: Packet) -> Iterable[str]:
+        """Who is known to have it."""
+        held = self._held.get(packet.digest)
+        return () if held is None else tuple(held.holders)
+
+    def _pick(self, some: list[_Held]) -> _Held:
+        return some[min(int(self._random() * len(some)), len(some) - 1)]

@@ -1,0 +1,92 @@
+"""Privacy profiles: what a program asks for, and what the relays at hand allow (R-403…R-408). Pure.
+
+| profile  | relays for reading and publishing | delay before each copy | proxy    | filters |
+|----------|-----------------------------------|------------------------|----------|---------|
+| STANDARD | as the options say                | none                   | optional | exact   |
+| SHIELDED | at least two                      | 200–1200 ms            | optional | coarse  |
+| HARDENED | two at least, three if there are  | 800–2500 ms            | required | coarse  |
+
+A profile that cannot be had falls back to a weaker one and says so; what was asked for stays as it was
+stored (R-407), so that it comes into force by itself once relays or a proxy are there.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["PROFILE_NOTICE", "EffectiveProfile", "Profile", "effective_profile", "publish_delay"]
+
+_MIN_RELAYS = 2
+_HARDENED_RELAYS = 3
+
+PROFILE_NOTICE = """\
+Profiles make it harder, not impossible, to tie your reading and publishing together. Relays still see what
+they see, several of them now; a proxy hides your address from relays and shows your connections to whoever
+runs it. SHIELDED and HARDENED cost delay in publishing, and traffic for packets you then leave aside. Use
+separate identities for separate contexts, or the signatures tie together what the profile keeps apart.
+"""
+"""R-408: that metadata privacy is limited and what it costs, in English, for programs to show."""
+
+
+class Profile(enum.StrEnum):
+    """How much a client gives up in order to show less of itself."""
+
+    STANDARD = "STANDARD"
+    SHIELDED = "SHIELDED"
+    HARDENED = "HARDENED"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveProfile:
+    """The profile in force, beside the one asked for."""
+
+    stored: Profile
+    """What was asked for: never changed by circumstances (R-407)."""
+    profile: Profile
+    """What is in force."""
+    warnings: tuple[str, ...]
+    """Why it is less than was asked for, or less than recommended: sentences for people."""
+    min_relays: int
+    """Fewest relays that each feed and each publish go through (R-404)."""
+    publish_delay: tuple[float, float] | None
+    """Bounds in seconds of the random wait before each copy of a publish (R-405, R-406)."""
+    coarse_filters: bool
+    """Whether relays are asked for more than is wanted, and the rest is left aside here (R-405)."""
+
+    @property
+    def notice(self) -> str:
+        """What a program should show about it (R-408)."""
+        return "\n".join((PROFILE_NOTICE, *self.warnings))
+
+
+def effective_profile(stored: Profile, *, relays: int, has_proxy: bool) -> EffectiveProfile:
+    """The profile that `relays` usable relays, and a proxy or none, allow (R-404, R-406, R-407)."""
+    profile, warnings = stored, []
+    if profile is Profile.HARDENED and not has_proxy:
+        profile = Profile.SHIELDED
+        warnings.append("HARDENED needs a proxy and none is set: SHIELDED is in force instead")
+    if profile is not Profile.STANDARD and relays < _MIN_RELAYS:
+        warnings.append(f"{profile} needs two relays and there is {relays}: STANDARD is in force instead")
+        profile = Profile.STANDARD
+    match profile:
+        case Profile.STANDARD:
+            return EffectiveProfile(stored, profile, tuple(warnings), 1, None, False)
+        case Profile.SHIELDED:
+            return EffectiveProfile(stored, profile, tuple(warnings), _MIN_RELAYS, (0.2, 1.2), True)
+        case Profile.HARDENED:
+            if relays < _HARDENED_RELAYS:
+                warnings.append(f"HARDENED is best with three relays and there are {relays}")
+            wanted = min(_HARDENED_RELAYS, relays)
+            return EffectiveProfile(stored, profile, tuple(warnings), wanted, (0.8, 2.5), True)
+
+
+def publish_delay(profile: EffectiveProfile, *, random: Callable[[], float]) -> float:
+    """Seconds to wait before one copy is sent: drawn for each, or the copies would tell of each other."""
+    if profile.publish_delay is None:
+        return 0.0
+    low, high = profile.publish_delay
+    return low + (high - low) * random()

@@ -1,0 +1,209 @@
+"""The asyncio shell of publishing: copies as tasks, first to confirm, then in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
+from strata.protocol.packets import Packet
+from strata.relays.connection.dialing import shown
+from strata.relays.pool.checks import Checks
+from strata.relays.pool.link import PoolRelay
+from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.profiles import EffectiveProfile, publish_delay
+from strata.relays.pool.publishing import PublishPlan
+from strata.relays.pool.reputation import Kind
+from strata.relays.pool.values import PoolPublished, PoolStatistics
+
+__all__ = ["Publisher"]
+
+
+class Relays(Protocol):
+    """What publishing needs of the pool."""
+
+    statistics: PoolStatistics
+
+    @property
+    def profile(self) -> EffectiveProfile: ...
+
+    def relay(self, url: str) -> PoolRelay | None: ...
+
+    def targets(self) -> Sequence[str]: ...
+
+    def observe(
+        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
+    ) -> None: ...
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
+
+
+class _Publication:
+    """One publish while any of its copies is under way."""
+
+    def __init__(
+        self,
+        packet: Packet,
+        plan: PublishPlan,
+        waiter: asyncio.Future[None],
+        on_stored: Callable[[], None] | None,
+    ) -> None:
+        self.packet = packet
+        self._on_stored = on_stored
+        self.plan = plan
+        self.waiter = waiter
+        self.timer: asyncio.TimerHandle | None = None
+        self.under_way: dict[str, asyncio.Task[None]] = {}
+
+    def stored(self) -> None:
+        """A relay has said OK: the first time, that is told."""
+        if self._on_stored is not None:
+            tell, self._on_stored = self._on_stored, None
+            tell()
+
+    def settle(self) -> None:
+        """Wake whoever waits: enough relays have said OK, or nothing better will come."""
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def abandon(self) -> None:
+        """Send nothing further, and wait for no answer."""
+        self.stop_timer()
+        for task in self.under_way.values():
+            task.cancel()
+
+
+class Publisher:
+    """Every publish of one pool. At most `max_in_flight` wait for confirmation; `max_background` copies go on
+    after it, and beyond that the oldest is given up."""
+
+    def __init__(
+        self, pool: Relays, checks: Checks, options: PoolOptions, *, random: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._checks = checks
+        self._options = options
+        self._random = random
+        self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(options.max_in_flight)
+        self._background: OrderedDict[asyncio.Task[None], _Publication] = OrderedDict()
+        self._failure: StrataError | None = None
+
+    def __len__(self) -> int:
+        """Copies under way."""
+        return len(self._background)
+
+    async def publish(
+        self, packet: Packet, timeout: float, on_stored: Callable[[], None] | None = None
+    ) -> PoolPublished:
+        """What `Pool.publish` promises."""
+        deadline = self._loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline), self._slots:
+                await self._checks.wait_for_room()
+                return await self._publish(packet, deadline, on_stored)
+        except TimeoutError:
+            self._pool.statistics.publish_failures += 1
+            raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
+
+    def fail(self, error: StrataError) -> None:
+        """Nothing further will happen: everyone who waits gets to know."""
+        self._failure = error
+        for publication in list(self._background.values()):
+            publication.stop_timer()
+            publication.settle()
+
+    async def _publish(
+        self, packet: Packet, deadline: float, on_stored: Callable[[], None] | None
+    ) -> PoolPublished:
+        if self._failure is not None:
+            raise self._failure
+        options, statistics = self._options, self._pool.statistics
+        plan = PublishPlan(
+            packet.packet_id,
+            copies=max(options.copies, self._pool.profile.min_relays),
+            confirmations=options.confirmations,
+            retry_interval=options.retry_interval,
+            retry_cap=options.retry_cap,
+            deadline=deadline,
+        )
+        publication = _Publication(packet, plan, self._loop.create_future(), on_stored)
+        self._send(publication, plan.start(self._pool.targets(), self._loop.time()))
+        try:
+            await publication.waiter
+        finally:
+            if not plan.is_confirmed:
+                publication.abandon()
+        if plan.is_confirmed:
+            statistics.published += 1
+            return plan.result()
+        statistics.publish_failures += 1
+        raise self._failure or plan.last_error
+
+    def _send(self, publication: _Publication, urls: Sequence[str]) -> None:
+        """Start copies, and the timer for more of them."""
+        plan = publication.plan
+        for url in urls:
+            self._pool.statistics.copies_sent += 1
+            task = self._pool.spawn(self._copy(publication, url), f"strata-pool-copy {shown(url)}")
+            publication.under_way[url] = task
+            self._background[task] = publication
+            task.add_done_callback(self._ended)
+        publication.stop_timer()
+        if plan.get_timer() < plan.deadline:
+            publication.timer = self._loop.call_at(plan.get_timer(), self._on_timer, publication)
+
+    def _on_timer(self, publication: _Publication) -> None:
+        publication.timer = None
+        self._send(publication, publication.plan.handle_timer(self._pool.targets(), self._loop.time()))
+
+    async def _copy(self, publication: _Publication, url: str) -> None:
+        """One copy to one relay, with the delay the profile asks for (R-405, R-406)."""
+        plan, statistics = publication.plan, self._pool.statistics
+        if delay := publish_delay(self._pool.profile, random=self._random):
+            await asyncio.sleep(delay)
+        began_at = self._loop.time()
+        relay = self._pool.relay(url)
+        try:
+            if relay is None:
+                raise ConnectionFailed(f"no connection to {shown(url)}")
+            answer = await relay.publish(publication.packet, timeout=max(plan.deadline - began_at, 0.001))
+        except StrataError as error:
+            statistics.copies_failed += 1
+            if self._failure is None:
+                self._send(publication, plan.failed(url, error, self._pool.targets()))
+                if plan.refusal is not None:
+                    publication.settle()
+            return
+        statistics.copies_stored += 1
+        self._pool.observe(url, Kind.PUBLISH, good=1, value=self._loop.time() - began_at)
+        plan.stored(url, answer)
+        publication.stored()
+        self._checks.stored(publication.packet, url)
+        if plan.is_confirmed:
+            publication.settle()
+        if plan.get_timer() == math.inf:
+            publication.stop_timer()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        publication = self._background.pop(task)
+        for url in [url for url, copy in publication.under_way.items() if copy is task]:
+            del publication.under_way[url]
+        if len(self._background) > self._options.max_background:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Give up the oldest copy that nobody waits for; the presence check may still make up for it."""
+        for publication in self._background.values():
+            if publication.plan.is_confirmed:
+                self._pool.statistics.copies_abandoned += 1
+                publication.abandon()
+                return

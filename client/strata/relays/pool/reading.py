@@ -1,0 +1,346 @@
+"""What feeds a subscription over several relays: a reader for each, and sweeps of all. An asyncio shell."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
+from strata.relays.connection.dialing import shown
+from strata.relays.connection.values import Delivery, Query
+from strata.relays.pool.attic import DiskAttic
+from strata.relays.pool.link import PoolRelay
+from strata.relays.pool.merging import Merging
+from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.reputation import Kind
+from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
+from strata.relays.pool.values import PoolStatistics, Position
+
+__all__ = ["Reading"]
+
+_MEASURED_PACKETS = 50
+"""Fewer packets than this say nothing about a relay's throughput."""
+_HOUR = 3600
+
+
+class Relays(Protocol):
+    """What reading needs of its pool."""
+
+    statistics: PoolStatistics
+
+    def relay(self, url: str) -> PoolRelay | None: ...
+
+    def readers(self, current: Sequence[str]) -> list[str]: ...
+
+    def connected(self) -> list[str]: ...
+
+    def served(self, delivery: Delivery, url: str) -> None: ...
+
+    def observe(
+        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
+    ) -> None: ...
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
+
+    def wake(self) -> None: ...
+
+    def ended(self, reading: Reading) -> None: ...
+
+
+class Reading:
+    """One subscription's readers, sweeps and queue; the pool calls `manage` when its relays have changed."""
+
+    def __init__(
+        self,
+        pool: Relays,
+        query: Query,
+        options: PoolOptions,
+        *,
+        coarse: bool,
+        positions: Mapping[str, Position],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.query = query
+        self._pool = pool
+        self._options = options
+        self._coarse = coarse
+        self._wall = wall
+        self._loop = asyncio.get_running_loop()
+        self._attic = DiskAttic()
+        self.merging = Merging(
+            capacity=options.queue_packets,
+            dedup_packets=options.dedup_packets,
+            hold_back=options.hold_back,
+            attic=self._attic,
+        )
+        self.merging.positions |= positions
+        self.merging.taken_positions |= positions
+        self._sweeps = Sweeps(
+            interval=options.sweep_interval if query.live else None,
+            overlap=options.overlap,
+            started_at=int(wall()),
+        )
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: set[str] = set()
+        """Relays that have given all there is, for a query that ends."""
+        self._refused: dict[str, StrataError] = {}
+        self._lost: dict[str, Position | None] = {}
+        """Readers gone without a successor, and where each stood."""
+        self.arrived = asyncio.Event()
+        """Set when `take` may have something to give."""
+        self._room = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._delivered = 0
+        self.error: StrataError | None = None
+        """Why it ended, if not by request."""
+        self.has_ended = False
+
+    def take(self) -> Delivery | None:
+        """The next packet for the consumer, or None."""
+        delivery = self.merging.take()
+        if delivery is None:
+            return None
+        self._room.set()
+        self._delivered += 1
+        if self._delivered == self.query.limit:
+            self.end()
+            while self.merging.take() is not None:
+                pass  # more than was asked for
+        return delivery
+
+    def end(self, error: StrataError | None = None) -> None:
+        """Read nothing more; what has arrived can still be taken. Idempotent."""
+        if self.has_ended:
+            return
+        self.has_ended, self.error = True, error
+        self.merging.release_all()
+        for task in (*self._readers.values(), *self._tasks):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._attic.close()
+        self._pool.ended(self)
+        self.arrived.set()
+
+    @property
+    def relays(self) -> list[str]:
+        """The relays read from just now."""
+        return list(self._readers)
+
+    # Who reads.
+
+    def manage(self) -> None:
+        """Start and end readers, and start the sweeps that are due."""
+        if self.has_ended:
+            return
+        useless = self._done | self._refused.keys()
+        wanted = [url for url in self._pool.readers([*self._readers]) if url not in useless]
+        for url in [url for url in self._readers if url not in wanted and self._may_leave(url, wanted)]:
+            self._leave(url)
+        for url in wanted:
+            if url not in self._readers and self._pool.relay(url) is not None:
+                self._start_reader(url)
+        if not self.query.live:
+            self._end_if_complete(wanted)
+        now = self._loop.time()
+        for url in self._sweeps.due(self._pool.connected(), now):
+            self._work(self._sweep(url), f"strata-pool-sweep {shown(url)}")
+
+    def _may_leave(self, url: str, wanted: Sequence[str]) -> bool:
+        """A reader without a connection stays: its stream goes on by itself when the relay is back."""
+        if not self.query.live:
+            return url not in self._pool.connected()
+        # Without sweeps nobody would find what only this relay has.
+        return self._options.sweep_interval is not None and bool(wanted) and url in self._pool.connected()
+
+    def _leave(self, url: str) -> None:
+        self._readers.pop(url).cancel()
+        self._lost[url] = self.merging.positions.get(url)
+        self._sweeps.left_at(url, self._lost[url])
+
+    def _start_reader(self, url: str) -> None:
+        start = self._start_of(url)
+        if any(reader not in self._pool.connected() for reader in self._readers):
+            self._pool.statistics.readers_replaced += 1
+        task = self._pool.spawn(self._read(url, start), f"strata-pool-reader {shown(url)}")
+        self._readers[url] = task
+        task.add_done_callback(lambda task: self._reader_ended(url, task))
+
+    def _start_of(self, url: str) -> Start:
+        """Its own position; or for a successor, the last packet of whom it replaces (C-278)."""
+        query = self.query
+        position = self.merging.positions.get(url)
+        if position is not None:
+            floor = position.received_at - RESUME_MARGIN_SECONDS
+            if position.cursor is not None:
+                return Start(position.cursor, floor, query.since, query.received_since)
+            return self._after(position.received_at)
+        gone = [r for r in self._readers if r not in self._pool.connected()]
+        stood = [self.merging.positions.get(reader) for reader in gone]
+        stood += [self._lost.pop(reader) for reader in list(self._lost)]
+        earliest = [math.inf if p is None else p.received_at for p in stood]
+        if not stood or math.inf in earliest or query.order == "desc":
+            return Start(query.cursor, query.cursor_fallback_since, query.since, query.received_since)
+        return self._after(int(min(earliest)))
+
+    def _after(self, received_at: int) -> Start:
+        return start_after(
+            received_at - self._options.overlap,
+            since=self.query.since,
+            received_since=self.query.received_since,
+        )
+
+    def _end_if_complete(self, wanted: Sequence[str]) -> None:
+        """A query that ends is done when its relays are, or when there is none left that could go on."""
+        if self._readers or (wanted and not self._done):
+            return
+        if self._done:
+            self.end()
+        elif self._refused:
+            self.end(next(iter(self._refused.values())))
+
+    # Reading.
+
+    def _reader_ended(self, url: str, task: asyncio.Task[None]) -> None:
+        if self._readers.get(url) is task:
+            del self._readers[url]
+        if self.has_ended or task.cancelled():
+            return
+        if self.query.live and self._refused and not self._readers:
+            # Those who can be asked have refused for good; another relay may come, but nobody promised.
+            if not [r for r in self._pool.connected() if r not in self._refused]:
+                self.end(next(iter(self._refused.values())))
+        # Not `manage` at once: a relay that fails at once would be tried again at once, without end.
+        self._pool.wake()
+
+    async def _read(self, url: str, start: Start) -> None:
+        """One relay's stream, until it ends, is refused, or its connection is given up."""
+        relay = self._pool.relay(url)
+        if relay is None:
+            return
+        try:
+            async with relay.subscribe(**self._request(start, live=self.query.live)) as stream:
+                async for delivery in stream:
+                    self._offer(url, delivery, in_stream=True)
+                    await self._wait_for_room()
+            self._done.add(url)
+        except (RequestRefused, MissingCapability) as refusal:
+            self._refused[url] = refusal
+        except StrataError:
+            self._lost[url] = self.merging.positions.get(url)
+
+    def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
+        """Merge a packet; no await in here: what a stream has given is queued."""
+        if self._coarse and not self.query.matches(delivery.packet, delivery.received_at):
+            return False  # asked for only so as not to tell what is wanted (R-405)
+        statistics, failures = self._pool.statistics, self.merging.attic_failures
+        try:
+            is_first = self.merging.offer(
+                url, delivery, self._loop.time(), readers=len(self._readers), in_stream=in_stream
+            )
+        except OSError as error:
+            # Whether it was handed on before cannot be known any more: rather stop than guess.
+            self.end(StrataError(str(error)))
+            return False
+        statistics.forgotten_failures += self.merging.attic_failures - failures
+        statistics.packets_merged += is_first
+        statistics.copies_dropped += not is_first
+        self._pool.served(delivery, url)
+        self._rearm()
+        if len(self.merging):
+            self.arrived.set()
+        return is_first
+
+    async def _wait_for_room(self) -> None:
+        while self.merging.must_wait:
+            self._room.clear()
+            await self._room.wait()
+
+    def _rearm(self) -> None:
+        due_at = self.merging.get_timer()
+        if due_at != math.inf and self._timer is None:
+            self._timer = self._loop.call_at(due_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.merging.handle_timer(self._loop.time())
+        self._rearm()
+        if len(self.merging):
+            self.arrived.set()
+
+    # Sweeping.
+
+    def hasten_sweep(self, url: str) -> None:
+        """Sweep this relay soon: it is back after an absence, or took someone's place."""
+        self._sweeps.hasten(url, self._loop.time())
+
+    async def _sweep(self, url: str) -> None:
+        """Everything one relay received since its last sweep."""
+        relay = self._pool.relay(url)
+        query, began_at = self.query, int(self._wall())
+        start = self._sweeps.start(url, since=query.since, received_since=query.received_since)
+        last: Position | None = None
+        packets = sent_bytes = 0
+        spent = 0.0
+        try:
+            if relay is None:
+                raise ConnectionFailed("the relay has no seat any more")
+            async with relay.subscribe(**self._request(start, live=False)) as stream:
+                deliveries = aiter(stream)
+                while True:
+                    asked_at = self._loop.time()
+                    async with asyncio.timeout(self._options.request_timeout):
+                        delivery = await anext(deliveries, None)
+                    spent += self._loop.time() - asked_at
+                    if delivery is None:
+                        break
+                    packets, sent_bytes = packets + 1, sent_bytes + delivery.packet.size_bytes
+                    found = self._offer(url, delivery, in_stream=False)
+                    self._pool.statistics.packets_recovered += found
+                    last = Position(delivery.cursor, delivery.received_at)
+                    await self._wait_for_room()
+        except (StrataError, TimeoutError):
+            self._sweeps.failed(url, last, self._loop.time())
+            self._pool.statistics.sweeps_failed += 1
+            return
+        self._sweeps.succeeded(url, last, began_at=began_at, now=self._loop.time())
+        self._pool.statistics.sweeps += 1
+        if packets >= _MEASURED_PACKETS and spent > 0:
+            self._pool.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
+
+    def _work(self, work: Any, name: str) -> None:
+        task = self._pool.spawn(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _request(self, start: Start, *, live: bool) -> dict[str, Any]:
+        """The members of the query for one relay: coarse ones tell it less than what is wanted (R-405)."""
+        query = replace(self.query, live=live) if self.query.live != live else self.query
+        since, until = start.since, query.until
+        authors, received_since, received_until = query.authors, start.received_since, query.received_until
+        if self._coarse:
+            authors = ()
+            since = None if since is None else since // _HOUR * _HOUR
+            received_since = None if received_since is None else received_since // _HOUR * _HOUR
+            until = None if until is None else (until // _HOUR + 1) * _HOUR
+            received_until = None if received_until is None else (received_until // _HOUR + 1) * _HOUR
+        return {
+            "authors": authors,
+            "types": query.types,
+            "packet_ids": query.packet_ids,
+            "since": since,
+            "until": until,
+            "received_since": received_since,
+            "received_until": received_until,
+            "cursor": start.cursor,
+            "cursor_fallback_since": start.cursor_fallback_since,
+            "order": query.order,
+            # A coarse stream gives packets that do not count.
+            "limit": None if self._coarse else query.limit,
+            "live": live,
+        }

@@ -1,0 +1,123 @@
+"""Which relay to ask when for what a subscription may have missed (C-275, C-276, C-278). No I/O, no clock.
+
+A subscription reads from a few relays; a packet may be on another one alone, or be withheld from the stream
+by one that would give it if asked. So every relay of the pool, reader or not, is asked from time to time for
+all that it received since it was last asked. What a failed sweep did not reach, the next one spans. A relay
+that gives cursors is asked from the last one on, which is exact; one that gives none is asked from its last
+success less `overlap`, and repeats are dropped.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
+from strata.relays.pool.values import Position
+
+__all__ = ["RESUME_MARGIN_SECONDS", "Start", "Sweeps", "start_after"]
+
+RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
+"""How much older than its arrival a packet's own timestamp may be (A-042)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to begin to read at a relay: members of a `Query`."""
+
+    cursor: str | None = None
+    cursor_fallback_since: int | None = None
+    since: int | None = None
+    received_since: int | None = None
+
+
+def start_after(received_at: int, *, since: int | None, received_since: int | None) -> Start:
+    """Everything received from a time on, for a relay without a cursor of ours.
+
+    A plain relay cannot filter by receipt, so `since` bounds what it has to read through (A-042).
+    """
+    received_at = max(received_at, 0)
+    floor = max(received_at - RESUME_MARGIN_SECONDS, 0)
+    return Start(
+        since=floor if since is None else max(floor, since),
+        received_since=received_at if received_since is None else max(received_at, received_since),
+    )
+
+
+@dataclass(slots=True)
+class _Swept:
+    due_at: float
+    success_at: int
+    """The wall clock at the start of the last sweep that succeeded, or of the subscription."""
+    cursor: str | None = None
+    running: bool = False
+
+
+class Sweeps:
+    """The schedule of one subscription. `now` is the monotonic clock, `wall` Unix seconds."""
+
+    def __init__(self, *, interval: float | None, overlap: int, started_at: int) -> None:
+        self._interval = interval
+        self._overlap = overlap
+        self._started_at = started_at
+        self._relays: dict[str, _Swept] = {}
+
+    def due(self, urls: Iterable[str], now: float) -> list[str]:
+        """The relays to ask now, of those that can be asked; each is asked once at a time."""
+        if self._interval is None:
+            return []
+        due = []
+        for url in urls:
+            swept = self._relays.get(url)
+            if swept is None:
+                swept = self._relays[url] = _Swept(now + self._interval, self._started_at)
+            if not swept.running and now >= swept.due_at:
+                swept.running = True
+                due.append(url)
+        return due
+
+    def start(self, url: str, *, since: int | None, received_since: int | None) -> Start:
+        """Where this relay's sweep begins: never later than its last success (C-276)."""
+        swept = self._relays[url]
+        from_time = start_after(swept.success_at - self._overlap, since=since, received_since=received_since)
+        if swept.cursor is None:
+            return from_time
+        # A relay whose cursors have gone invalid answers from the time instead.
+        return Start(swept.cursor, from_time.since, since, received_since)
+
+    def succeeded(self, url: str, position: Position | None, *, began_at: int, now: float) -> None:
+        """The sweep came to its end; `position` is that of the last packet, if there was one."""
+        swept = self._relays[url]
+        swept.running = False
+        swept.success_at = began_at
+        if position is not None and position.cursor is not None:
+            swept.cursor = position.cursor
+        swept.due_at = now + (self._interval or math.inf)
+
+    def failed(self, url: str, position: Position | None, now: float) -> None:
+        """It did not: what it should have spanned the next one will, from the last cursor it gave."""
+        swept = self._relays[url]
+        swept.running = False
+        if position is not None and position.cursor is not None:
+            swept.cursor = position.cursor
+        swept.due_at = now + (self._interval or math.inf)
+
+    def left_at(self, url: str, position: Position | None) -> None:
+        """The subscription reads no longer from this relay: what it has beyond here is for sweeps to find."""
+        swept = self._relays.setdefault(url, _Swept(0.0, self._started_at))
+        received_at = 0 if position is None else position.received_at
+        if received_at < swept.success_at:
+            swept.success_at = received_at
+            swept.cursor = None if position is None else position.cursor
+
+    def hasten(self, url: str, now: float) -> None:
+        """Ask this relay at once: it was away, or another one was."""
+        if url in self._relays:
+            self._relays[url].due_at = now
+
+    def get_timer(self) -> float:
+        """When `due` has something to say about relays known so far."""
+        return min((s.due_at for s in self._relays.values() if not s.running), default=math.inf)

@@ -1,0 +1,164 @@
+"""Finding a DID document by its hash (R-055).
+
+The order is fixed: a fresh copy at hand; then the hashes that pointers give, those of the bootstrap file
+before those of relay manifests; then the bytes for a hash, from one store after the other. A store need not
+be trusted, for bytes that do not hash to what was asked for are thrown away. A pointer need: a document
+carries no signature (A-021), so what it says counts beforehand only if its hash came from somewhere trusted
+(`Found.is_trusted`). A manifest's pointer is a hint; the author's own packets decide (`protocol.keys`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as ssl_module
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from strata.protocol.documents import DidDocument, is_document_hash
+from strata.protocol.errors import InvalidInput
+
+__all__ = ["DocumentResolver", "Found", "Hints", "Store", "relay_hints", "relay_store"]
+
+_log = logging.getLogger("strata.resolver")
+
+Store = Callable[[str], Awaitable[bytes | None]]
+"""Gives the bytes of the document with this hash, or None. It may raise `OSError`: then the next is asked."""
+
+Hints = Callable[[str], Awaitable[Sequence[str]]]
+"""Gives the hashes that relays announce for a DID."""
+
+_MAX_POINTERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document and what speaks for it."""
+
+    document: DidDocument
+    is_trusted: bool
+    """Whether its hash came from the bootstrap file, so that it may be an anchor."""
+
+
+class DocumentResolver:
+    """Resolves DIDs to documents and remembers the last `max_documents` of them.
+
+    `pointers` maps DIDs to hashes and is trusted; `manifests` gives, for a DID, the hashes that relays
+    announce. Each store has `timeout` seconds to answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        pointers: Mapping[str, str],
+        stores: Sequence[Store],
+        manifests: Hints | None = None,
+        fresh_interval: float = 86_400.0,
+        timeout: float = 10.0,
+        max_documents: int = 4096,
+    ) -> None:
+        self._pointers = pointers
+        self._stores = stores
+        self._manifests = manifests
+        self._fresh_interval = fresh_interval
+        self._timeout = timeout
+        self._max_documents = max_documents
+        self._by_hash: OrderedDict[str, DidDocument] = OrderedDict()
+        self._resolved: OrderedDict[str, tuple[Found, float]] = OrderedDict()
+
+    async def resolve(self, did: str, *, now: float) -> Found | None:
+        """The document of `did`, or None if none can be found. `now` is any clock, in seconds.
+
+        Cancelling loses nothing. Raises nothing for what stores and relays do wrong.
+        """
+        known = self._resolved.get(did)
+        if known is not None and now - known[1] < self._fresh_interval:
+            return known[0]
+        trusted = self._pointers.get(did)
+        if trusted is not None and (document := await self._fetch(did, trusted)) is not None:
+            return self._remember(Found(document, is_trusted=True), now)
+        hints = await self._manifests(did) if self._manifests is not None else ()
+        for document_hash in hints[:_MAX_POINTERS]:
+            if is_document_hash(document_hash) and (document := await self._fetch(did, document_hash)):
+                return self._remember(Found(document, is_trusted=False), now)
+        return None if known is None else known[0]
+
+    async def _fetch(self, did: str, document_hash: str) -> DidDocument | None:
+        """The document with this hash: from memory, or from the first store that has it."""
+        document = self._by_hash.get(document_hash)
+        if document is not None and document.did == did:
+            return document
+        for store in self._stores:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    raw = await store(document_hash)
+            except OSError as error:  # TimeoutError is one
+                _log.debug("a store of documents failed: %s", error)
+                continue
+            if raw is None:
+                continue
+            try:
+                document = DidDocument.parse(raw)
+            except InvalidInput as error:
+                _log.debug("a store of documents gave what is none: %s", error)
+                continue
+            if document.hash == document_hash and document.did == did:
+                self._by_hash[document_hash] = document
+                if len(self._by_hash) > self._max_documents:
+                    self._by_hash.popitem(last=False)
+                return document
+            _log.debug("a store of documents gave another document than asked for")
+        return None
+
+    def _remember(self, found: Found, now: float) -> Found:
+        self._resolved[found.document.did] = (found, now)
+        self._resolved.move_to_end(found.document.did)
+        if len(self._resolved) > self._max_documents:
+            self._resolved.popitem(last=False)
+        return found
+
+
+def relay_hints(url: str, *, ssl: ssl_module.SSLContext | None = None, timeout: float = 5.0) -> Hints:
+    """The documents that the manifest of the relay at a ws or wss URL points to (R-057)."""
+    from strata.relays.connection.dialing import tls_context
+    from strata.relays.connection.discovery import MANIFEST_PATH, http_get
+
+    async def announced(did: str) -> Sequence[str]:
+        try:
+            async with asyncio.timeout(timeout):
+                manifest = _MANIFESTS.decode(await http_get(url, MANIFEST_PATH, ssl=tls_context(url, ssl)))
+        except (OSError, EOFError, ValueError, msgspec.MsgspecError, asyncio.LimitOverrunError):
+            return ()
+        return [pointer.did_doc_hash for pointer in manifest.did_docs if pointer.did == did]
+
+    return announced
+
+
+class _Pointer(msgspec.Struct):
+    did: str
+    did_doc_hash: str
+
+
+class _Manifest(msgspec.Struct):
+    did_docs: list[_Pointer] = []
+
+
+_MANIFESTS = msgspec.json.Decoder(_Manifest)
+
+
+def relay_store(url: str, *, ssl: ssl_module.SSLContext | None = None) -> Store:
+    """The store of documents that a relay at a ws or wss URL keeps under `/did-docs/` (R-058)."""
+    # Loaded here: who resolves from other stores needs no sockets.
+    from strata.relays.connection.dialing import tls_context
+    from strata.relays.connection.discovery import http_get
+
+    async def fetch(document_hash: str) -> bytes | None:
+        try:
+            return await http_get(url, f"/did-docs/{document_hash}", ssl=tls_context(url, ssl))
+        except (ValueError, EOFError, asyncio.LimitOverrunError):
+            return None
+
+    return fetch

@@ -1,0 +1,5 @@
+"""`python -m strata.tools.cli`."""
+
+from strata.tools.cli import main
+
+main()

@@ -1,0 +1,447 @@
+"""`strata channel`: a chat in a reliable channel that shows what becomes of each message.
+
+`strata.tools.cli.outbox` follows one's own messages, `strata.tools.cli.chatview` prints lines or JSON, and
+`strata.tools.cli.chatscreen` is the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from strata.channels.connecting import Pool, Relay, connect_pool
+from strata.channels.encryption import GroupKey, GroupKeyEncryption, GroupKeyError
+from strata.channels.messaging.node import check_content_topic
+from strata.channels.messaging.values import ConnectionStatus, ConnectionStatusChange
+from strata.channels.persistence import SqlitePersistence
+from strata.channels.persistence.interface import (
+    CorruptStore,
+    PersistenceError,
+    StoreInUse,
+    WrongStoreVersion,
+)
+from strata.channels.reliable import (
+    CHANNEL_EVENTS,
+    MessageReceived,
+    ReliableChannel,
+    ReliableMessageReceived,
+    SegmentDoesNotFit,
+)
+from strata.channels.sds.ids import check_id
+from strata.protocol import ids
+from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.relays.connection import Options
+from strata.relays.connection.dialing import check_url
+from strata.relays.pool import PoolOptions
+from strata.tools.cli import output
+from strata.tools.cli.chatscreen import ChatScreen
+from strata.tools.cli.chatview import ChatView, JsonLines, PlainLines
+from strata.tools.cli.commands import run
+from strata.tools.cli.lines import stdin_lines
+from strata.tools.cli.outbox import Outbox
+from strata.tools.cli.target import Authenticate, Target, load_identity
+
+__all__ = ["Request", "channel", "channel_key", "payload_of"]
+
+_USAGE = 2
+_CONNECT_TIMEOUT = 5.0
+_LOOK_FOR_RELAY = 2.0
+_MAX_UNSETTLED = 256
+"""Own messages on their way; the next line is read when one of them has arrived."""
+_ACKNOWLEDGE_GRACE = 3.5
+"""By then the channel has told others that their last message is here: half its acknowledgement timeout, and
+the way to the relay."""
+_LOOK_INTERVAL = 1.0
+_OTHER_EVENTS = tuple(
+    name for name in CHANNEL_EVENTS if name not in (MessageReceived.name, ReliableMessageReceived.name)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for on the command line."""
+
+    name: str
+    topic: str
+    relays: tuple[str, ...]
+    identity: Path
+    store: Path | None
+    sender: str | None
+    keys: tuple[Path, ...]
+    timeout: float
+    listen: bool
+    authenticate: Authenticate
+    pins: Path | None
+    yes: bool
+    as_json: bool
+
+
+def channel(request: Request) -> None:
+    """Take part in a channel until the input ends. Ends with exit code 2 for what can never work."""
+    try:
+        check_id("NAME", request.name)
+        if request.sender is not None:
+            check_id("--sender", request.sender)
+        check_content_topic(request.topic)
+    except ValueError as error:
+        output.fail(str(error), code=_USAGE)
+    hook = _hook(request)
+    try:
+        identity = load_identity(request.identity)
+    except typer.Exit:
+        raise typer.Exit(_USAGE) from None  # 1 says here that something is undelivered
+    targets = [
+        Target.choose(
+            relay, authenticate=request.authenticate, identity=identity, pins=request.pins, yes=request.yes
+        )
+        for relay in dict.fromkeys(request.relays)
+    ]
+    for target in targets:
+        try:
+            check_url(target.url)
+        except ConnectionFailed as error:
+            output.fail(f"--relay: {error}", code=_USAGE)
+    run(_Chat(request, targets, identity, hook).run())
+
+
+def channel_key(path: Path, *, as_json: bool) -> None:
+    """Make a group key and keep it in a new file."""
+    key = GroupKey.generate()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key.save(path)
+    except FileExistsError:
+        output.fail(f"{path} exists already and is not replaced; choose another file")
+    except OSError as error:
+        output.fail(f"cannot write {path}: {error.strerror}")
+    if as_json:
+        output.write_record({"key_id": f"0x{key.key_id.hex()}", "path": str(path)})
+    else:
+        output.write_line(f"group key 0x{key.key_id.hex()}\nkey file: {path}")
+        output.write_line(
+            "Give it to every participant by a safe way: whoever has it reads and writes along."
+        )
+        output.write_line(f"next: strata channel NAME --topic /chat/1/NAME/proto --key {path}")
+
+
+def payload_of(line: bytes, *, as_json: bool) -> bytes:
+    """The message that a line of input stands for; empty for an empty line. Raises `ValueError`."""
+    line = line.rstrip(b"\r")
+    if as_json and line.lstrip().startswith(b"{"):
+        try:
+            given = msgspec.json.decode(line, type=_Line)
+            if (given.text is None) == (given.base64 is None):
+                raise ValueError
+            return given.text.encode() if given.text is not None else _from_base64(given.base64 or "")
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise ValueError(
+                'a line that begins with { must be {"text": "…"} or {"base64": "…"}; anything else is text'
+            ) from None
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        raise ValueError('the line is not UTF-8; with --json, send bytes as {"base64": "…"}') from None
+    return line
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    base64: str | None = None
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+
+
+def _hook(request: Request) -> GroupKeyEncryption | None:
+    keys = []
+    for path in request.keys:
+        try:
+            keys.append(GroupKey.load(path))
+        except FileNotFoundError:
+            output.fail(
+                f"there is no group key at {path}; copy the participants' one there, or make one with: "
+                f"strata channel-key {path}",
+                code=_USAGE,
+            )
+        except GroupKeyError as error:
+            output.fail(f"--key: {error}", code=_USAGE)
+        except OSError as error:
+            output.fail(f"cannot read {path}: {error.strerror}", code=_USAGE)
+    return GroupKeyEncryption(request.name, keys) if keys else None
+
+
+class _Chat:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        request: Request,
+        targets: list[Target],
+        identity: ids.Identity,
+        hook: GroupKeyEncryption | None,
+    ) -> None:
+        self._request = request
+        self._targets = targets
+        self._identity = identity
+        self._hook = hook
+        self._outbox = Outbox()
+        self._changed = asyncio.Event()
+        self._last_received = -math.inf
+        self._unreadable = 0
+        self._unread = 0
+        self._online = True
+
+    async def run(self) -> int:
+        """Connect, talk, and wait until everything has arrived; the exit code."""
+        request = self._request
+        try:
+            async with AsyncExitStack() as stack:
+                store = None
+                if request.store is not None:
+                    store = await stack.enter_async_context(await _open_store(request.store))
+                relays, opening = await self._connect(stack)
+                room = await stack.enter_async_context(_Opened(self._make(relays, store)))
+                async with self._view(room) as view:
+                    self._resume(room, view)
+                    await self._talk(room, view, relays, opening)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._sum_up()
+        if self._outbox.undelivered:
+            return 1
+        return _USAGE if self._unreadable else 0
+
+    # Opening.
+
+    async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[Any] | None]:
+        """With a store one can write while no relay is there; then the task that looks for one comes too."""
+        offline = self._request.store is not None
+        options = Options(
+            connect_timeout=math.inf if offline else _CONNECT_TIMEOUT,
+            authenticate=self._request.authenticate,
+            backoff_cap=5.0,
+        )
+        relays: Relay | Pool
+        if len(self._targets) == 1:
+            relays = self._targets[0].connect(options)
+        else:
+            urls = [target.url for target in self._targets]
+            relays = connect_pool(
+                urls, identity=self._identity, pins=self._request.pins, options=PoolOptions(relay=options)
+            )
+        if not offline:
+            return await stack.enter_async_context(relays), None
+        opening: asyncio.Task[Any] = asyncio.create_task(relays.open(), name="strata-open")
+        stack.push_async_callback(_give_up, opening, relays)
+        await asyncio.wait([opening], timeout=_LOOK_FOR_RELAY)
+        if opening.done():
+            opening.result()
+            return relays, None
+        self._online = False
+        return relays, opening
+
+    def _make(self, relays: Relay | Pool, store: SqlitePersistence | None) -> Callable[..., ReliableChannel]:
+        def make(**options: Any) -> ReliableChannel:
+            return relays.channel(
+                self._request.name,
+                topic=self._request.topic,
+                sender_id=self._request.sender,
+                encryption=self._hook,
+                persistence=store,
+                # What the terminal has not shown when the program dies is shown at the next start.
+                hand_over="again",
+                auto_start=False,
+                **options,
+            )
+
+        return make
+
+    def _view(self, room: ReliableChannel) -> ChatView:
+        if self._request.as_json:
+            return JsonLines()
+        if not self._hook:
+            output.note("not encrypted: relays can read this channel; add --key FILE (strata channel-key)")
+        output.note(f"in {output.harmless(room.channel_id)} as {output.harmless(room.sender_id)}")
+        if not self._request.listen and ChatScreen.is_possible():
+            return ChatScreen()
+        return PlainLines()
+
+    def _resume(self, room: ReliableChannel, view: ChatView) -> None:
+        for each in room.sync_status().outstanding:
+            # What nobody acknowledged in an earlier run was told then; it is not this run's to wait for.
+            if not each.undelivered:
+                view.own(self._outbox.resume(each.request_id, each.message_id))
+
+    # Talking.
+
+    async def _talk(
+        self, room: ReliableChannel, view: ChatView, relays: Relay | Pool, opening: asyncio.Task[Any] | None
+    ) -> None:
+        health = relays.node.health_events
+        on_status = health.on(ConnectionStatusChange.name, lambda change: self._tell_status(view, change))
+        events = room.events(*_OTHER_EVENTS)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = [self._hear(room, view), self._follow(events, view), self._watch(room, view)]
+                background = [tasks.create_task(each, name="strata-chat") for each in work]
+                if opening is not None:
+                    background.append(tasks.create_task(_until_open(opening)))
+                await room.start()
+                number = 0
+                if not self._online:
+                    view.online(False)
+                async for line in self._lines(view):
+                    number += 1
+                    await self._say(room, view, number, line)
+                view.ended()
+                await self._settle()
+                for task in background:
+                    task.cancel()
+        finally:
+            health.off(ConnectionStatusChange.name, on_status)
+
+    async def _lines(self, view: ChatView) -> AsyncIterator[bytes]:
+        if self._request.listen:
+            await asyncio.Event().wait()
+        async for line in view.typed() if isinstance(view, ChatScreen) else stdin_lines():
+            yield line
+
+    async def _say(self, room: ReliableChannel, view: ChatView, number: int, line: bytes) -> None:
+        try:
+            payload = payload_of(line, as_json=self._request.as_json)
+        except ValueError as error:
+            self._unreadable += 1
+            view.note(f"error: line {number}: {error}")
+            return
+        if not payload:
+            return
+        while self._outbox.unsettled >= _MAX_UNSETTLED:
+            await self._wait()
+        own = self._outbox.begin(room.get_message_id(payload), number, payload.decode(errors="replace"))
+        view.own(own)
+        try:
+            self._outbox.bind(await room.send(payload))
+        except StrataError:
+            return  # the event tells it
+
+    async def _hear(self, room: ReliableChannel, view: ChatView) -> None:
+        async for message in room:
+            self._last_received = asyncio.get_running_loop().time()
+            view.received(message)
+
+    async def _follow(self, events: Any, view: ChatView) -> None:
+        async for event in events:
+            own = self._outbox.find(event)
+            before = own.state if own is not None else ""
+            if own is not None:
+                own.apply(event)
+            view.event(event, own)
+            if own is not None and own.state != before:
+                view.own(own)
+                self._changed.set()
+
+    async def _watch(self, room: ReliableChannel, view: ChatView) -> None:
+        """Say what no event says."""
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL)
+            counts = room.statistics
+            # Without a key what others encrypted looks like no message at all.
+            count = counts.undecryptable if self._hook else counts.sds.undecodable
+            if count and not self._unread:
+                view.note(
+                    "warning: something cannot be decrypted here: is --key the one that the others have?"
+                    if self._hook
+                    else "warning: something cannot be read here: if it is encrypted, add --key FILE"
+                )
+            self._unread = count
+
+    def _tell_status(self, view: ChatView, change: ConnectionStatusChange) -> None:
+        online = change.status is not ConnectionStatus.DISCONNECTED
+        if online != self._online:
+            self._online = online
+            view.online(online)
+
+    async def _settle(self) -> None:
+        """Wait, no longer than asked, until all that was sent has arrived and others know that theirs has."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._request.timeout):
+                while self._outbox.unsettled:
+                    await self._wait()
+                await asyncio.sleep(self._last_received + _ACKNOWLEDGE_GRACE - loop.time())
+        except TimeoutError:
+            pass
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _sum_up(self) -> None:
+        left = self._outbox.undelivered
+        if not left:
+            return
+        held = sum(each.on_relay for each in left)
+        what = f"{len(left)} of {len(self._outbox)} messages not confirmed by another participant"
+        where = "all of them are on a relay" if held == len(left) else f"{held} of them are on a relay"
+        kept = (
+            "use --store FILE to have them sent again by a later run"
+            if self._request.store is None
+            else "the same command goes on with them"
+        )
+        output.note(f"warning: {what}; {where}; {kept}")
+
+
+class _Opened:
+    """A channel opened in segments that the relay takes, and closed again."""
+
+    def __init__(self, make: Callable[..., ReliableChannel]) -> None:
+        self._make = make
+
+    async def __aenter__(self) -> ReliableChannel:
+        self._room = self._make()
+        try:
+            return await self._room.open()
+        except SegmentDoesNotFit as error:
+            if not error.largest:
+                raise
+            self._room = self._make(segment_size_bytes=error.largest)
+            return await self._room.open()
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self._room.close()
+
+
+async def _open_store(path: Path) -> SqlitePersistence:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return await SqlitePersistence.open(path)
+    except StoreInUse:
+        output.fail(f"{path} is in use by another program: end that one, or give this one another --store")
+    except (CorruptStore, WrongStoreVersion, PersistenceError, OSError) as error:
+        output.fail(f"--store: {error}; name another file", code=_USAGE)
+
+
+async def _until_open(opening: asyncio.Task[Any]) -> None:
+    # Its end must not cancel the opening: closing does that.
+    await asyncio.shield(opening)
+
+
+async def _give_up(opening: asyncio.Task[Any], relays: Relay | Pool) -> None:
+    opening.cancel()
+    await asyncio.wait([opening])
+    await relays.close()

@@ -1,0 +1,134 @@
+"""How `strata channel` shows a conversation where no terminal is: plain lines, or JSON lines."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any, Protocol, Self
+
+from strata.channels.reliable.events import ChannelEvent, IrretrievableMessage, MessageReceived
+from strata.tools.cli import output
+from strata.tools.cli.outbox import OwnMessage
+
+__all__ = ["ChatView", "JsonLines", "PlainLines", "event_record", "text_of"]
+
+
+class ChatView(Protocol):
+    """What a conversation looks like. Used as an asynchronous context manager."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_exception: object) -> None: ...
+
+    def received(self, message: MessageReceived) -> None:
+        """A message of another participant."""
+        ...
+
+    def own(self, message: OwnMessage) -> None:
+        """An own message, new or in a new state."""
+        ...
+
+    def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
+        """Anything else the channel tells; `own` is the message it is about."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        ...
+
+    def online(self, online: bool) -> None:
+        """A relay can be reached, or none can."""
+        ...
+
+    def ended(self) -> None:
+        """The input has ended; what is on its way is waited for."""
+        ...
+
+
+def text_of(payload: bytes) -> str:
+    """A payload on one line; one that is not text by its size."""
+    try:
+        return output.harmless(payload.decode())
+    except UnicodeDecodeError:
+        return f"({len(payload)} bytes)"
+
+
+def sender_of(sender_id: str) -> str:
+    """A sender's name on one line; of a long one its end, which is what tells keys apart."""
+    name = output.harmless(sender_id)
+    return name if len(name) <= 24 else f"…{name[-8:]}"
+
+
+def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, Any]:
+    """An event for programs. A payload is `text`, or `base64` if it is not UTF-8; hashes are 0x and hex."""
+    record: dict[str, Any] = {"event": event.name}
+    if own is not None and own.line is not None:
+        record["line"] = own.line
+    for field in dataclasses.fields(event):
+        value = getattr(event, field.name)
+        if field.name == "payload":
+            try:
+                record["text"] = value.decode()
+            except UnicodeDecodeError:
+                record["base64"] = base64.b64encode(value).decode()
+        elif isinstance(value, bytes):
+            record[field.name] = f"0x{value.hex()}"
+        else:
+            record[field.name] = value
+    return record
+
+
+class _Lines:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        output.note(text)
+
+    def online(self, online: bool) -> None:
+        output.note("a relay is connected again" if online else "no relay can be reached; messages wait")
+
+    def ended(self) -> None:
+        pass
+
+
+class PlainLines(_Lines):
+    """A line for each message received, and for each step of an own one: time, who or which, what."""
+
+    def received(self, message: MessageReceived) -> None:
+        """When it arrived here, who said it, and what."""
+        at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
+        output.write_line(
+            f"{at:%Y-%m-%d %H:%M:%SZ}  {sender_of(message.sender_id)}  {text_of(message.payload)}"
+        )
+
+    def own(self, message: OwnMessage) -> None:
+        """When, the number of the input line, the state, and the message."""
+        line = "-" if message.line is None else message.line
+        said = f"[{line}] {message.state}  {message.text}"
+        output.write_line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}  {output.harmless(said)}")
+
+    def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
+        """Only what was lost: the rest is in the states."""
+        if isinstance(event, IrretrievableMessage):
+            who = sender_of(event.sender_id) if event.sender_id else "somebody"
+            self.note(f"warning: a message of {who} could not be had from anybody")
+
+
+class JsonLines(_Lines):
+    """One object for each event, under its own name."""
+
+    def received(self, message: MessageReceived) -> None:
+        """`message-received`; `reliable:message:received` says the same and is left out."""
+        output.write_record(event_record(message))
+
+    def own(self, message: OwnMessage) -> None:
+        """Nothing: the events say it."""
+
+    def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
+        """The event."""
+        output.write_record(event_record(event, own))

@@ -1,0 +1,324 @@
+"""What the `strata` commands do. Each opens one connection, does its work and says how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import typer
+
+from strata.channels.connecting import Relay
+from strata.protocol import packets
+from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
+from strata.protocol.ids import Identity
+from strata.relays.connection import Delivery, Options, Published, Subscription
+from strata.tools.cli import output
+from strata.tools.cli.arguments import content_of, content_of_line, moment
+from strata.tools.cli.lines import size_of_stdin, stdin_lines
+from strata.tools.cli.position import Position, PositionFile
+from strata.tools.cli.target import Target
+
+__all__ = ["get", "keygen", "publish", "run", "save_identity", "subscribe"]
+
+_OPTIONS = Options(connect_timeout=5.0)
+_RESUME_MARGIN_SECONDS = packets.DEFAULT_MAX_PACKET_AGE_SECONDS + packets.MAX_FUTURE_SECONDS
+_SAVE_INTERVAL = 0.2
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+Line = tuple[int, dict[str, Any] | ValueError]
+"""The number of a line of input, and its content or why it has none."""
+Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
+"""Publishes in progress, by line and in their order; None ends them."""
+
+
+def run(work: Coroutine[Any, Any, int]) -> None:
+    """Run a command to its exit code; every foreseeable end is a sentence, never a traceback."""
+    try:
+        code = asyncio.run(work)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more as it ends, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _BROKEN_PIPE
+    except (StrataError, ValueError, OSError) as error:
+        output.fail(f"{error}{_advice(error)}")
+    raise typer.Exit(code)
+
+
+def _advice(error: Exception) -> str:
+    """What the user can do about it, where that is not in the sentence already."""
+    if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
+        return ""
+    if error.__cause__ is not None:
+        return f"; authentication failed: {error.__cause__}"
+    return "; the relay wants to know who asks: add --identity FILE"
+
+
+def save_identity(identity: Identity, path: Path) -> None:
+    """Write a key file, or say why it cannot be and exit."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        identity.save(path)
+    except FileExistsError:
+        output.fail(f"{path} exists already and is not replaced; choose another file with --output")
+    except OSError as error:
+        output.fail(f"cannot write {path}: {error.strerror}")
+
+
+def keygen(path: Path, *, as_json: bool) -> None:
+    """Make an identity and keep it in a new file."""
+    identity = Identity.generate()
+    save_identity(identity, path)
+    if as_json:
+        output.write_record({"did": identity.did, "path": str(path)})
+    else:
+        output.write_line(f"{identity.did}\nkey file: {path} (keep it safe: whoever has it is you)")
+
+
+def publish(
+    target: Target,
+    *,
+    type: str,
+    text: str | None,
+    content: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Publish one packet, or one for each line of stdin."""
+    contents: AsyncIterator[Line] | None = None  # stdin
+    if text is not None:
+        contents = _one({"type": type, "text": text})
+    elif content is not None:
+        try:
+            contents = _one(content_of(content, type))
+        except ValueError as error:
+            output.fail(str(error), code=2)
+    run(_publish(target, contents, type=type, timeout=timeout, as_json=as_json))
+
+
+def subscribe(
+    target: Target,
+    *,
+    authors: tuple[str, ...],
+    types: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    count: int | None,
+    live: bool,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Print what a subscription brings."""
+    now = time.time()
+    try:
+        since_at = None if since is None else moment(since, now)
+        until_at = None if until is None else moment(until, now)
+    except ValueError as error:
+        output.fail(str(error), code=2)
+    if live and until is not None:
+        output.fail("--until is for stored packets: add --no-live", code=2)
+    run(
+        _subscribe(
+            target,
+            PositionFile(state) if state else None,
+            lambda relay, cursor, fallback: relay.subscribe(
+                authors=authors,
+                types=types,
+                live=live,
+                limit=None if live else count,
+                cursor=cursor,
+                cursor_fallback_since=fallback,
+                since=since_at,
+                until=until_at,
+            ),
+            count=count,
+            as_json=as_json,
+        )
+    )
+
+
+def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> None:
+    """Print one packet."""
+    run(_get(target, packet_id, timeout=timeout, as_json=as_json))
+
+
+async def _one(content: dict[str, Any]) -> AsyncIterator[Line]:
+    yield 1, content
+
+
+async def _from_stdin(type: str, progress: output.ProgressBar) -> AsyncIterator[Line]:
+    """Each line's number and content, or why it has none; empty lines are passed over."""
+    number = 0
+    async for line in stdin_lines():
+        number += 1
+        progress.advance(len(line) + 1)
+        try:
+            text = line.decode().rstrip("\r")
+            if text:
+                yield number, content_of_line(text, type)
+        except UnicodeDecodeError:
+            yield number, ValueError("the line is not UTF-8")
+        except ValueError as error:
+            yield number, error
+
+
+async def _publish(
+    target: Target,
+    contents: AsyncIterator[Line] | None,
+    *,
+    type: str,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Publish in the order given, many at a time; each result is printed as soon as those before it are."""
+    progress = output.ProgressBar("publishing", None if contents else size_of_stdin())
+    if contents is None:
+        contents = _from_stdin(type, progress)
+    unreadable = 0
+    running: Running = asyncio.Queue(_OPTIONS.max_in_flight)  # with this many in progress, reading waits
+    try:
+        with progress:
+            async with (
+                target.connect(_OPTIONS) as relay,
+                asyncio.TaskGroup() as tasks,
+            ):
+                reporter = tasks.create_task(_report(running, as_json=as_json), name="strata-report")
+                async for number, content in contents:
+                    if isinstance(content, ValueError):
+                        output.note(f"error: line {number}: {content}")
+                        unreadable += 1
+                    else:
+                        attempt = tasks.create_task(_attempt(relay, content, timeout), name="strata-publish")
+                        await running.put((number, attempt))
+                await running.put(None)
+            failed = unreadable + reporter.result()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return 1 if failed else 0
+
+
+async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Published | StrataError:
+    try:
+        return await relay.post(content, timeout=timeout)
+    except StrataError as error:
+        return error
+
+
+async def _report(running: Running, *, as_json: bool) -> int:
+    """Print each result in turn; returns how many failed. Raises what ends the whole command."""
+    failed = 0
+    while (item := await running.get()) is not None:
+        number, attempt = item
+        result = await attempt
+        if isinstance(result, ConnectionFailed | Closed):
+            raise result
+        if isinstance(result, StrataError):
+            output.note(f"error: line {number}: {result}")
+            failed += 1
+        elif as_json:
+            output.write_record(
+                {
+                    "packet_id": result.packet_id,
+                    "received_at": result.received_at,
+                    "duplicate": result.duplicate,
+                    "queued": result.queued,
+                    "downgraded_to": result.downgraded_to,
+                }
+            )
+        else:
+            output.write_line(result.packet_id)
+    return failed
+
+
+async def _subscribe(
+    target: Target,
+    position_file: PositionFile | None,
+    begin: Callable[[Relay, str | None, int | None], Subscription],
+    *,
+    count: int | None,
+    as_json: bool,
+) -> int:
+    position = position_file.load() if position_file else None
+    if position is not None and position.relay != target.url:
+        raise ValueError(f"the state file belongs to {position.relay}; use another one for {target.url}")
+    cursor = position.cursor if position else None
+    fallback = position.received_at - _RESUME_MARGIN_SECONDS if position else None
+    printed = 0
+    async with target.connect(_OPTIONS) as relay, begin(relay, cursor, fallback) as deliveries:
+        with _Keeper(target.url, position_file) as keeper:
+            async for delivery in deliveries:
+                if as_json:
+                    output.write_record(output.delivery_record(delivery))
+                else:
+                    output.write_line(output.delivery_line(delivery))
+                keeper.printed(delivery)
+                printed += 1
+                if printed == count:
+                    break
+        statistics = relay.statistics
+        failed = statistics.events_invalid + statistics.events_tampered + statistics.events_expired
+        if dropped := failed + statistics.events_unasked:
+            output.note(
+                f"warning: {dropped} packets failed verification or were not asked for, and were dropped"
+            )
+    return 0
+
+
+class _Keeper:
+    """Saves the position after each packet printed: at once, or within a fifth of a second when they pour."""
+
+    def __init__(self, url: str, file: PositionFile | None) -> None:
+        self._url = url
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def printed(self, delivery: Delivery) -> None:
+        """This packet has reached stdout. One without a cursor leaves the position where it was."""
+        if self._file is None or delivery.cursor is None:
+            return
+        self._file.advance(
+            Position(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
+        )
+        if self._timer is None:
+            self._file.save()
+            self._timer = self._loop.call_later(_SAVE_INTERVAL, self._save)
+
+    def _save(self) -> None:
+        self._timer = None
+        if self._file is not None:
+            self._file.save()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._save()
+
+
+async def _get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> int:
+    async with target.connect(_OPTIONS) as relay:
+        delivery = await relay.get(packet_id, timeout=timeout)
+    if delivery is None:
+        output.note(f"error: the relay does not have {packet_id}")
+        return 1
+    if as_json:
+        output.write_record(output.delivery_record(delivery))
+    else:
+        output.write_line(output.delivery_line(delivery))
+    return 0

@@ -1,0 +1,154 @@
+"""`strata conformance`: judge a relay from outside and say what was found.
+
+Exit codes: 0 every MUST that could be judged holds, 1 one does not, 2 usage, 3 no relay there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+from websockets.exceptions import WebSocketException
+
+from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.protocol.ids import Identity
+from strata.relays.connection.dialing import check_url, describe, shown, tls_context
+from strata.tools.cli import output
+from strata.tools.cli.commands import run
+from strata.tools.conformance import report
+from strata.tools.conformance.checks import all_checks
+from strata.tools.conformance.context import LIFETIME_SECONDS, Context, survey
+from strata.tools.conformance.coverage import UNSEEN
+from strata.tools.conformance.model import Check, Level, Result
+from strata.tools.conformance.runner import Selection, run_checks
+
+__all__ = ["UNREACHABLE", "Request", "conformance", "list_checks"]
+
+UNREACHABLE = 3
+_FAILED = 1
+_USAGE = 2
+_PAPER_COLUMNS = 160
+_PATTERN = re.compile(r"[A-Za-z0-9*?\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for. Times are in seconds."""
+
+    url: str
+    only: tuple[str, ...] = ()
+    level: Level = Level.MAY
+    limits: bool = False
+    identity: Path | None = None
+    concurrency: int = 8
+    timeout: float = 300.0
+    yes: bool = False
+    as_json: bool = False
+
+    def selected(self) -> list[Check]:
+        """The checks asked for; ends the command when there are none."""
+        patterns = tuple(part for item in self.only for part in item.split(",") if part)
+        if any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
+            output.fail("--only takes rows and names of checks, such as R-152,R-1*,pages-*", code=_USAGE)
+        checks = Selection(patterns, self.level, self.limits).of(all_checks())
+        if not checks:
+            output.fail("no check fits; see them with: strata conformance --list", code=_USAGE)
+        return checks
+
+
+def list_checks(request: Request) -> None:
+    """Print the checks that would run."""
+    checks = request.selected()
+    if request.as_json:
+        for check in checks:
+            output.write_record(report.check_record(check))
+    else:
+        report.write_list(checks, _console())
+        report.write_unseen(UNSEEN, _console())
+
+
+def conformance(request: Request) -> None:
+    """Run the checks asked for against a relay and print what came of them."""
+    checks = request.selected()
+    try:
+        check_url(request.url)
+    except ConnectionFailed as error:
+        output.fail(str(error), code=_USAGE)
+    identity = _load_identity(request.identity)
+    _announce(request, len(checks))
+    run(_conformance(request, checks, identity))
+
+
+async def _conformance(request: Request, checks: Sequence[Check], identity: Identity | None) -> int:
+    started_at = time.monotonic()
+    try:
+        context = await survey(request.url, identity=identity, ssl=tls_context(request.url, None))
+    except (WebSocketException, OSError) as error:
+        output.note(f"error: {describe(error, request.url)}")
+        return UNREACHABLE
+    results = await _run(request, checks, context)
+    summary = report.summarise(results, time.monotonic() - started_at)
+    if request.as_json:
+        output.write_record(report.summary_record(summary, shown(request.url)))
+    else:
+        report.write_table(results, summary, _console())
+    return 0 if summary.conforms else _FAILED
+
+
+async def _run(request: Request, checks: Sequence[Check], context: Context) -> list[Result]:
+    progress = output.ProgressBar("checking", len(checks))
+
+    def done(result: Result) -> None:
+        progress.advance()
+        if request.as_json:
+            output.write_record(report.record(result))
+
+    with progress:
+        return await run_checks(
+            checks, context, concurrency=request.concurrency, timeout=request.timeout, report=done
+        )
+
+
+def _announce(request: Request, count: int) -> None:
+    """Say what is about to happen; ask first when the relay is somebody else's."""
+    burden = "thousands of packets" if request.limits else "about 1500 small packets"
+    output.note(
+        f"{count} checks of {shown(request.url)}: they publish {burden}, under throw-away identities, "
+        f"that expire within {LIFETIME_SECONDS // 60} minutes."
+    )
+    if request.yes or _is_local(request.url):
+        return
+    if not sys.stdin.isatty():
+        output.fail("this relay is not on this machine: add --yes to publish to it", code=_USAGE)
+    if not typer.confirm("Go on?", err=True):
+        raise typer.Exit(_USAGE)
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _load_identity(path: Path | None) -> Identity | None:
+    if path is None:
+        return None
+    try:
+        return Identity.load(path.expanduser())
+    except (StrataError, OSError) as error:
+        output.fail(str(error), code=_USAGE)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the table where nothing says how wide it is."""
+    return Console() if sys.stdout.isatty() else Console(width=_PAPER_COLUMNS)

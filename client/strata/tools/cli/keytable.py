@@ -1,0 +1,116 @@
+"""The keys of a DID for people and programs, and how people name one of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from strata.protocol.documents import key_multibase, method_id, spelled_key
+from strata.protocol.keys import KeyChain, KeyEvent, KeyState, Standing, Use, read_statement
+
+__all__ = ["chain_lines", "chain_record", "find_key", "full_key_id", "pending_events"]
+
+
+def find_key(chain: KeyChain, at: int, name: str) -> KeyState | None:
+    """The key with this id, or with this name behind the #."""
+    full = full_key_id(chain.did, name)
+    keys = chain.keys(at)
+    exact = next((key for key in keys if key.key_id == full), None)
+    return exact or next((key for key in keys if key.public_key == spelled_key(full)), None)
+
+
+def full_key_id(did: str, name: str) -> str:
+    """The id of the key that goes by this name."""
+    return name if "#" in name else method_id(did, name)
+
+
+def pending_events(chain: KeyChain, at: int) -> dict[str, KeyEvent]:
+    """The events that are yet to take effect, by packet id."""
+    found = {}
+    for packet, _ in chain.events:
+        if chain.is_pending(packet.packet_id, at):
+            statement = read_statement(packet)
+            assert isinstance(statement, KeyEvent), "nothing else is ever pending"
+            found[packet.packet_id] = statement
+    return found
+
+
+def _roles(key: KeyState) -> list[str]:
+    if key.recovery:
+        return ["recovery"]
+    roles = {"packets": key.may(Use.PACKET), "auth": key.may(Use.AUTH)}
+    return [role for role, given in roles.items() if given]
+
+
+def chain_record(chain: KeyChain, at: int) -> dict[str, Any]:
+    """All that is known of a DID, for programs."""
+    skew = chain.rules.clock_skew_seconds
+    return {
+        "did": chain.did,
+        "at": at,
+        "conflict": chain.conflict,
+        "did_doc_hash": chain.head.hash if chain.head else None,
+        "keys": [
+            {
+                "key_id": key.key_id,
+                "public_key_multibase": key_multibase(key.public_key),
+                "state": key.standing(at, skew).value,
+                "valid_from": key.valid_from,
+                "valid_until": key.valid_until,
+                "revoked_at": key.revoked_at,
+                "roles": _roles(key),
+                "custody": key.custody,
+                "introduced_by": key.introduced_by,
+            }
+            for key in chain.keys(at)
+        ],
+        "events": [
+            {"packet_id": packet.packet_id, "type": packet.content_type, "received_at": received_at}
+            | ({"pending": True} if chain.is_pending(packet.packet_id, at) else {})
+            for packet, received_at in chain.events
+        ],
+    }
+
+
+def chain_lines(chain: KeyChain, at: int) -> list[str]:
+    """All that is known of a DID, for people, with what they can do about what is pending."""
+    skew = chain.rules.clock_skew_seconds
+    lines = [chain.did]
+    if not chain.is_resolvable:
+        return [*lines, "the relay knows no key of this DID"]
+    if chain.conflict is not None:
+        lines.append(f"CONFLICT: {chain.conflict}; nothing this DID signs is accepted")
+    elif chain.head is not None:
+        lines.append(f"document: {chain.head.hash}")
+    rows = [("state", "may sign", "from", "until", "key")]
+    for key in chain.keys(at):
+        ends = [end for end in (key.valid_until, key.revoked_at) if end is not None]
+        rows.append(
+            (
+                key.standing(at, skew).value.replace("_", " "),
+                ", ".join(_roles(key)) or "nothing",
+                _day(key.valid_from) if key.valid_from else "always",
+                _day(min(ends)) if ends else "open",
+                key.key_id.partition("#")[2],
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines += [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    for packet_id, event in pending_events(chain, at).items():
+        name = event.key_id.partition("#")[2]
+        lines.append(f"pending: {event.event} of {name} by event {packet_id}")
+        lines.append(f"  agree: strata identity approve {packet_id} --identity RECOVERY_KEY_FILE")
+        if event.event != "REVOKE":
+            lines.append(f"  stop:  strata identity revoke {name}")
+    if not any(key.standing(at, skew) is Standing.VALID and key.may(Use.PACKET) for key in chain.keys(at)):
+        lines.append("no key can sign at the moment")
+    return lines
+
+
+def _day(at: int) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return str(at)

@@ -1,0 +1,166 @@
+"""What becomes of the messages typed into `strata channel`, as the channel's events tell it. No I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from strata.channels.reliable.events import (
+    ChannelEvent,
+    FailureStage,
+    MessageAcknowledged,
+    MessagePossiblyAcknowledged,
+    MessageSent,
+    ReliableMessageDelivered,
+    ReliableMessageDeliveryError,
+    ReliableMessageSendError,
+    ReliableMessageSent,
+    SendingMessage,
+    SendingMessageIrrecoverableError,
+)
+
+__all__ = ["Outbox", "OwnMessage", "Stage"]
+
+
+class Stage(enum.StrEnum):
+    """How far a message has come."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    SENDING_AGAIN = "sending again"
+    SENT = "sent"
+    PERHAPS = "perhaps received"
+    ACKNOWLEDGED = "acknowledged"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({Stage.DELIVERED, Stage.FAILED})
+
+
+class OwnMessage:
+    """One message of this participant's, and where it stands."""
+
+    def __init__(self, message_id: str, *, line: int | None, text: str) -> None:
+        self.message_id = message_id
+        self.line = line
+        """The line of input that it was; None for one of an earlier run."""
+        self.text = text
+        self.stage = Stage.WAITING
+        self.reason = ""
+        """Why it failed."""
+        self.on_relay = False
+        """Whether a relay has all of it."""
+        self._sent: set[int] = set()
+        self._acknowledged = 0
+        self._chunks = 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is expected; after a failure an acknowledgement may come all the same."""
+        return self.stage in _ENDS
+
+    @property
+    def state(self) -> str:
+        """The state in words, with how much of a message of several chunks it holds for."""
+        if self.stage is Stage.FAILED:
+            return f"failed: {self.reason}"
+        if self._chunks > 1 and not self.is_settled:
+            if self.stage is Stage.ACKNOWLEDGED:
+                return f"acknowledged {self._acknowledged}/{self._chunks}"
+            if len(self._sent) < self._chunks:
+                return f"{self.stage} {len(self._sent)}/{self._chunks}"
+        return str(self.stage)
+
+    def apply(self, event: ChannelEvent) -> None:
+        """Go where this event says."""
+        match event:
+            case SendingMessage() if self._acknowledged == 0 and not self.is_settled:
+                again = event.chunk_info.chunk_index in self._sent
+                self.stage = Stage.SENDING_AGAIN if again else Stage.SENDING
+                self._chunks = event.chunk_info.total_chunks
+            case MessageSent():
+                self._chunks = event.chunk_info.total_chunks
+                self._sent.add(event.chunk_info.chunk_index)
+                self.on_relay = len(self._sent) == self._chunks
+                if self.stage is Stage.SENDING_AGAIN:
+                    self.stage = Stage.SENT
+            case ReliableMessageSent() if self.stage in (Stage.WAITING, Stage.SENDING, Stage.SENDING_AGAIN):
+                self.on_relay = True
+                self.stage = Stage.SENT
+            case MessagePossiblyAcknowledged() if self._acknowledged == 0 and not self.is_settled:
+                self.stage = Stage.PERHAPS
+            case MessageAcknowledged():
+                self._chunks = event.total_chunks
+                self._acknowledged = len(event.chunks_acknowledged)
+                if self._chunks > 1:  # else `delivered` says the same, at once
+                    self.stage = Stage.ACKNOWLEDGED
+            case ReliableMessageDelivered():
+                self.stage = Stage.DELIVERED
+            case SendingMessageIrrecoverableError() | ReliableMessageDeliveryError():
+                self._fail(event.error)
+            case ReliableMessageSendError():
+                self.on_relay = self.on_relay or event.stage is FailureStage.DELIVERY
+                self._fail(event.error)
+            case _:
+                pass
+
+    def _fail(self, reason: str) -> None:
+        self.stage = Stage.FAILED
+        self.reason = reason
+
+
+class Outbox:
+    """The messages of one run, and those of earlier runs that were still on their way when it began."""
+
+    def __init__(self) -> None:
+        self._messages: list[OwnMessage] = []
+        self._by_request: dict[str, OwnMessage] = {}
+        self._unbound: OwnMessage | None = None
+
+    def __iter__(self) -> Iterator[OwnMessage]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def unsettled(self) -> int:
+        """How many are on their way."""
+        return sum(not each.is_settled for each in self._messages)
+
+    @property
+    def undelivered(self) -> list[OwnMessage]:
+        """Those that nobody has confirmed, oldest first."""
+        return [each for each in self._messages if each.stage is not Stage.DELIVERED]
+
+    def resume(self, request_id: str, message_id: str) -> OwnMessage:
+        """One of an earlier run."""
+        own = OwnMessage(message_id, line=None, text=f"(of an earlier run, {message_id[:8]})")
+        self._messages.append(own)
+        self._by_request[request_id] = own
+        return own
+
+    def begin(self, message_id: str, line: int, text: str) -> OwnMessage:
+        """One that is being given to the channel; its request id follows, with `bind` or an event."""
+        own = self._unbound = OwnMessage(message_id, line=line, text=text)
+        self._messages.append(own)
+        return own
+
+    def bind(self, request_id: str) -> None:
+        """The channel has taken the one begun last."""
+        if self._unbound is not None:
+            self._by_request[request_id] = self._unbound
+            self._unbound = None
+
+    def find(self, event: ChannelEvent) -> OwnMessage | None:
+        """The message that an event is about."""
+        request_id = getattr(event, "request_id", None)
+        if request_id is None:
+            return None
+        unbound = self._unbound
+        # An event may come before `send` has returned: then the hash of the payload tells whose it is.
+        if unbound is not None and request_id not in self._by_request:
+            if event.message_id == unbound.message_id:  # type: ignore[union-attr]
+                self.bind(request_id)
+        return self._by_request.get(request_id)

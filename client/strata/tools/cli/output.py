@@ -1,0 +1,133 @@
+"""What the commands print: results to stdout, the rest to stderr; a packet cannot steer the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import unicodedata
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from strata.relays.connection import Delivery
+
+__all__ = [
+    "ProgressBar",
+    "delivery_line",
+    "delivery_record",
+    "fail",
+    "harmless",
+    "note",
+    "write_line",
+    "write_record",
+]
+
+_ENCODER = msgspec.json.Encoder()
+_SHOW_AFTER = 1.0
+
+
+def write_line(text: str) -> None:
+    """Write one line to stdout at once. Raises `BrokenPipeError` when the reader has gone."""
+    write_bytes(text.encode("utf-8", "replace"))
+
+
+def write_record(record: dict[str, Any]) -> None:
+    """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError`."""
+    write_bytes(_ENCODER.encode(record))
+
+
+def write_bytes(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def note(text: str) -> None:
+    """Say something to whoever watches."""
+    print(text, file=sys.stderr)
+
+
+def fail(problem: str, *, code: int = 1) -> NoReturn:
+    """Say what went wrong, and end with this exit code."""
+    note(f"error: {problem}")
+    raise typer.Exit(code)
+
+
+def harmless(text: str) -> str:
+    """Text on one line, without the characters that could steer a terminal: control, format, surrogate."""
+    return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
+
+
+def delivery_record(delivery: Delivery) -> dict[str, Any]:
+    """A delivery for programs; the packet is the signed bytes, unchanged."""
+    return {
+        "packet": msgspec.Raw(delivery.packet.canonical),
+        "received_at": delivery.received_at,
+        "cursor": delivery.cursor,
+        "live": delivery.live,
+        "origin_type": delivery.origin_type,
+    }
+
+
+def delivery_line(delivery: Delivery) -> str:
+    """A delivery for people, on one line."""
+    packet = delivery.packet
+    text = packet.content.get("text")
+    if not isinstance(text, str):
+        rest = {name: value for name, value in packet.content.items() if name != "type"}
+        text = _ENCODER.encode(rest).decode()
+    at = datetime.fromtimestamp(delivery.received_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return harmless(f"{at}  {packet.author_id[-8:]}  {packet.content_type}  {text}  {packet.packet_id}")
+
+
+class ProgressBar:
+    """A bar on stderr, for people alone: it appears after a second, and only on a terminal."""
+
+    def __init__(self, description: str, total: int | None = None) -> None:
+        self._description = description
+        self._total = total
+        self._done = 0
+        self._bar: Progress | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def advance(self, amount: int = 1) -> None:
+        """So much more is done."""
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done)
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._timer = asyncio.get_running_loop().call_later(_SHOW_AFTER, self._show)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        self._bar.add_task(self._description, total=self._total, completed=self._done)

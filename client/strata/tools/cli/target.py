@@ -1,0 +1,89 @@
+"""The relay a command talks to: where it is, who asks, and whether a proposed one was agreed to."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from strata.channels.connecting import Relay, connect
+from strata.protocol.errors import StrataError
+from strata.protocol.ids import Identity
+from strata.relays import uris
+from strata.relays.connection import Options
+from strata.tools.cli import output
+
+__all__ = ["Authenticate", "Target", "load_identity"]
+
+Authenticate = Literal["never", "when_needed", "always"]
+
+_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One relay and the way to meet it."""
+
+    url: str
+    """A ws or wss URL."""
+    authenticate: Authenticate = "when_needed"
+    identity: Identity | None = None
+    pins: Path | None = None
+
+    @classmethod
+    def choose(
+        cls,
+        relay: str,
+        *,
+        authenticate: Authenticate,
+        identity: Identity | None,
+        pins: Path | None,
+        yes: bool,
+    ) -> Target:
+        """The target a user names by URL or relay URI. A proposed one is used once they agree (R-402).
+
+        Ends the command with exit code 2 for a URI that is none, for one not agreed to, and where
+        authentication is demanded without an identity.
+        """
+        if authenticate == "always" and identity is None:
+            output.fail("--authenticate always needs --identity FILE", code=_USAGE)
+        return cls(
+            _agreed(relay, yes=yes) if uris.is_relay_uri(relay) else relay, authenticate, identity, pins
+        )
+
+    def connect(self, options: Options) -> Relay:
+        """A connection to it, to be opened."""
+        options = dataclasses.replace(options, authenticate=self.authenticate)
+        return connect(self.url, identity=self.identity, pins=self.pins, options=options)
+
+
+def load_identity(path: Path) -> Identity:
+    """The identity in a key file. Ends the command with a sentence where there is none."""
+    try:
+        return Identity.load(path)
+    except FileNotFoundError:
+        output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
+    except (StrataError, OSError) as error:
+        output.fail(str(error))
+
+
+def _agreed(text: str, *, yes: bool) -> str:
+    """Show what a relay URI proposes, and use it if the user says so."""
+    try:
+        proposal = uris.parse(text)
+    except ValueError as error:
+        output.fail(f"--relay: {error}", code=_USAGE)
+    name = f" ({output.harmless(proposal.label)})" if proposal.label else ""
+    output.note(f"proposed relay: {proposal.ws}{name}")
+    for warning in proposal.warnings:
+        output.note(f"warning: {warning}")
+    if not yes:
+        if not sys.stdin.isatty():
+            output.fail("a relay URI is used once you agree: add --yes", code=_USAGE)
+        if not typer.confirm("Use it?", err=True):
+            output.fail("not used", code=_USAGE)
+    return proposal.ws

@@ -1,0 +1,33 @@
+"""Does a relay do what RFC-0004 says? Checks that look at it from outside, and what came of them.
+
+    context = await survey("wss://relay.example.net/strata")
+    results = await run_checks(all_checks(), context)
+
+Any RFC-0004 relay can be judged: rows that rest on an addition, or on a decision of this project where the
+documents are silent, apply only to relays that announce it. `strata conformance URL` is the command.
+"""
+
+from __future__ import annotations
+
+from strata.tools.conformance.checks import all_checks
+from strata.tools.conformance.context import Context, Subject, survey
+from strata.tools.conformance.model import Check, Level, Outcome, Result
+from strata.tools.conformance.peer import Patience
+from strata.tools.conformance.runner import Selection, run_checks
+from strata.tools.conformance.verdicts import Failed, Skipped
+
+__all__ = [
+    "Check",
+    "Context",
+    "Failed",
+    "Level",
+    "Outcome",
+    "Patience",
+    "Result",
+    "Selection",
+    "Skipped",
+    "Subject",
+    "all_checks",
+    "run_checks",
+    "survey",
+]

@@ -1,0 +1,260 @@
+"""What a check is given: connections, identities, packets, and what is known about the relay.
+
+`survey` looks the relay over before the first check: it connects, publishes one packet, reads it back, and
+fetches the manifest. What it learns decides which checks apply and how far the two clocks lie apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import ssl as ssl_module
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from websockets.asyncio.client import connect as open_websocket
+from websockets.protocol import State
+
+from strata.protocol import packets
+from strata.protocol.ids import Identity, Signer
+from strata.protocol.packets import Packet
+from strata.protocol.wire import EXTENSIONS
+from strata.relays.connection.discovery import MANIFEST_PATH
+from strata.tools.conformance import http
+from strata.tools.conformance.forge import auth_message
+from strata.tools.conformance.http import HttpAnswer
+from strata.tools.conformance.peer import Patience, Peer
+from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, Skipped, Throttled
+from strata.tools.conformance.witness import Witness
+
+__all__ = ["LIFETIME_SECONDS", "Context", "Subject", "survey"]
+
+LIFETIME_SECONDS = 900
+"""How long after its making a packet of a check expires, so that a run leaves nothing behind."""
+
+_DEFAULT_MAX_LIMIT = 500
+_MAX_MESSAGE_BYTES = 8 * 2**20
+_CLOSE_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The relay under test, as the survey found it.
+
+    `clock_offset` is how far its clock is ahead of ours, in whole seconds, and 0 where they agree to 2 s.
+    """
+
+    url: str
+    manifest: dict[str, Any] = field(default_factory=dict)
+    extensions: frozenset[str] = frozenset()
+    relay_id: str | None = None
+    sends_challenge: bool = False
+    clock_offset: int = 0
+
+    @property
+    def max_packet_bytes(self) -> int:
+        """The announced size limit, or the default of RFC-0002 §3.5."""
+        return self._limit("max_packet_bytes", packets.DEFAULT_MAX_PACKET_BYTES)
+
+    @property
+    def max_limit(self) -> int:
+        """The announced cap of `filters.limit`."""
+        return self._limit("max_limit", _DEFAULT_MAX_LIMIT)
+
+    @property
+    def max_packet_age_seconds(self) -> int:
+        """The announced bound on a packet's age, or the default of RFC-0002 §3.3."""
+        policy = self.manifest.get("policy")
+        age = policy.get("max_packet_age_seconds") if isinstance(policy, dict) else None
+        return age if type(age) is int and age > 0 else packets.DEFAULT_MAX_PACKET_AGE_SECONDS
+
+    def _limit(self, name: str, default: int) -> int:
+        limits = self.manifest.get("limits")
+        value = limits.get(name) if isinstance(limits, dict) else None
+        return value if type(value) is int and value > 0 else default
+
+    def announces(self, extension: str) -> bool:
+        """Whether checks of this extension apply."""
+        if extension == DECISIONS:
+            return not self.extensions.isdisjoint(EXTENSIONS)
+        return extension in self.extensions
+
+
+class Context:
+    """One run against one relay; shared by its checks, which never see one another's packets."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        identity: Identity | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.subject = subject
+        self.witness = Witness()
+        self.patience = patience or Patience()
+        self._session_identity = identity
+        self._ssl = ssl
+        self._run = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    def now(self) -> int:
+        """Unix seconds by the relay's clock, as far as it is known."""
+        return int(time.time()) + self.subject.clock_offset
+
+    def identity(self) -> Identity:
+        """An identity nobody has used before."""
+        return Identity.generate()
+
+    def type(self, stem: str = "NOTE") -> str:
+        """A content type no other check uses."""
+        return f"CONFORMANCE_{stem}_{self._run}_{next(self._numbers)}"
+
+    def packet(
+        self,
+        signer: Signer,
+        text: str = "conformance",
+        *,
+        type: str = "POST",
+        age: int = 0,
+        expires_in: int | None = LIFETIME_SECONDS,
+        **content: Any,
+    ) -> Packet:
+        """A valid packet, `age` seconds old, that expires by itself; further content members by name."""
+        return self.build(signer, {"type": type, "text": text, **content}, age=age, expires_in=expires_in)
+
+    def build(
+        self,
+        signer: Signer,
+        content: dict[str, Any],
+        *,
+        age: int = 0,
+        expires_in: int | None = LIFETIME_SECONDS,
+        **options: Any,
+    ) -> Packet:
+        """A valid packet with this content; `options` are those of `strata.protocol.packets.build`."""
+        now = self.now()
+        return packets.build(
+            signer,
+            content,
+            timestamp=now - age,
+            expires_at=None if expires_in is None else now + expires_in,
+            nonce=f"{self._run}-{next(self._numbers)}",
+            max_bytes=2**30,
+            **options,
+        )
+
+    def packets(self, signer: Signer, count: int, **options: Any) -> list[Packet]:
+        """Valid packets, numbered from 0 in `content.n`."""
+        return [self.packet(signer, n=number, **options) for number in range(count)]
+
+    @asynccontextmanager
+    async def connect(
+        self, *, anonymous: bool = False, expects_limit: str | None = None, path: str = "", **options: Any
+    ) -> AsyncIterator[Peer]:
+        """A connection of its own; authenticated if the run has an identity, unless `anonymous`.
+
+        `expects_limit` is the detail of the limit that the check is about. `options` go to the WebSocket
+        library. Raises what it raises.
+        """
+        given: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": _CLOSE_TIMEOUT}
+        socket = await open_websocket(
+            self.subject.url + path,
+            ssl=self._ssl,
+            open_timeout=self.patience.answer,
+            max_size=_MAX_MESSAGE_BYTES,
+            **{**given, **options},
+        )
+        peer = Peer(
+            socket,
+            self.witness,
+            self.patience,
+            has_markers=self.subject.announces("history_marker"),
+            expects_limit=expects_limit,
+        )
+        try:
+            if self._session_identity is not None and not anonymous:
+                await _authenticate(peer, self._session_identity)
+            yield peer
+        finally:
+            await _hang_up(peer)
+
+    async def get(self, path: str) -> HttpAnswer:
+        """GET a path beside the WebSocket endpoint."""
+        url = http.http_base(self.subject.url) + path
+        return await http.get(url, ssl=self._ssl, timeout=self.patience.answer)
+
+
+async def survey(
+    url: str,
+    *,
+    identity: Identity | None = None,
+    ssl: ssl_module.SSLContext | None = None,
+    patience: Patience | None = None,
+) -> Context:
+    """Look the relay over and return the context of a run.
+
+    Raises what the WebSocket library raises when there is no relay. A relay that answers, but wrongly, is
+    left for the checks to judge.
+    """
+    context = Context(Subject(url), identity=identity, ssl=ssl, patience=patience)
+    answer = await context.get(MANIFEST_PATH)
+    manifest = answer.json() if answer.status == 200 else None
+    if not isinstance(manifest, dict):
+        manifest = {}
+    extensions = set(_texts(manifest.get("extensions")))
+    relay_id = manifest.get("relay_id")
+    challenge: Message = {}
+    offset = 0
+    async with context.connect() as peer:
+        author = context.identity()
+        try:
+            await peer.store(context.packet(author, age=60))
+            history = await peer.subscribe("survey", {"authors": [author.did]})
+            received_at = history.events[-1].get("received_at") if history.events else None
+            if type(received_at) is int and abs(received_at - time.time()) > 2:
+                offset = round(received_at - time.time())
+        except (Failed, Skipped, Throttled):
+            pass
+        challenge = peer.challenges[0] if peer.challenges else {}
+    extensions |= set(_texts(challenge.get("extensions")))
+    subject = Subject(
+        url,
+        manifest,
+        frozenset(extensions),
+        relay_id if isinstance(relay_id, str) else challenge.get("server_id"),
+        bool(challenge),
+        offset,
+    )
+    return Context(subject, identity=identity, ssl=ssl, patience=patience)
+
+
+def _texts(value: object) -> Iterable[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+async def _authenticate(peer: Peer, identity: Identity) -> None:
+    challenge = await peer.challenge()
+    answer = await peer.ask(auth_message(identity, challenge))
+    if answer.get("type") != "AUTH_OK":
+        raise Skipped(f"the relay does not let the given identity in: {answer.get('code')}")
+    peer.is_authenticated = True
+
+
+async def _hang_up(peer: Peer) -> None:
+    """Close as a good peer does where the relay still listens, and drop the socket where it does not."""
+    try:
+        if peer.socket.state is State.OPEN:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await peer.socket.close()
+    except TimeoutError:
+        pass
+    finally:
+        # A transport that has closed itself cannot be aborted any more on every version of Python.
+        if not peer.socket.transport.is_closing():
+            peer.socket.transport.abort()

@@ -1,0 +1,75 @@
+"""A participant's store that outlives its process: slow, and failing as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from strata.channels.persistence.interface import (
+    Change,
+    ParticipantKey,
+    PersistenceClosed,
+    StorageFull,
+    StoredState,
+    check_changes,
+)
+from strata.channels.persistence.memory import MemoryPersistence
+from strata.tools.sim.faults import FaultCounts, Faults
+
+__all__ = ["Disk", "SimStore"]
+
+
+class Disk:
+    """What is written: it survives the process, unless it is lost."""
+
+    def __init__(self) -> None:
+        self.content = MemoryPersistence()
+        self.writes = 0
+
+
+class SimStore:
+    """A disk as one process sees it; once `unplugged`, nothing that process does reaches it any more."""
+
+    def __init__(self, disk: Disk, faults: Faults, rng: random.Random, counts: FaultCounts) -> None:
+        self.faults = faults
+        self.unplugged = False
+        self._disk = disk
+        self._rng = rng
+        self._counts = counts
+
+    async def load(self, participant: ParticipantKey) -> StoredState:
+        """The state of a participant, after a while."""
+        await self._wait()
+        return await self._disk.content.load(participant)
+
+    async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+        """Write, whole or not at all; a failure tells nothing about which. Raises `StorageFull`."""
+        check_changes(changes)
+        await self._wait()
+        failed = self._rng.random() < self.faults.disk_failure
+        if failed:
+            self._counts["disk_failures"] += 1
+            if self._rng.random() < 0.5:
+                raise StorageFull("the simulated disk is full")
+        self._disk.writes += 1
+        await self._disk.content.apply(participant, changes)
+        if failed:
+            raise StorageFull("the simulated disk failed after writing")
+
+    async def participants(self) -> list[ParticipantKey]:
+        """Everyone whose state is held."""
+        return await self._disk.content.participants()
+
+    async def purge(self, participant: ParticipantKey) -> None:
+        """Forget a participant."""
+        await self._wait()
+        await self._disk.content.purge(participant)
+
+    async def close(self) -> None:
+        """The disk stays."""
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._rng.uniform(*self.faults.disk_delay))
+        if self.unplugged:
+            raise PersistenceClosed("the process is gone")

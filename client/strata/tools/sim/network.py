@@ -1,0 +1,173 @@
+"""Relays and the paths to them, in one process: they store, hand on, forget and fail as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from strata.channels.messaging.values import NodeMessageReceived
+from strata.tools.sim.faults import FaultCounts, Faults
+
+__all__ = ["SimNetwork", "SimRelay", "Subscriber"]
+
+
+class Subscriber(Protocol):
+    """What a relay hands messages to."""
+
+    name: str
+
+    def hears(self, topic: str) -> bool: ...
+
+    def arrives(self, event: NodeMessageReceived) -> None: ...
+
+    def reach_changed(self) -> None: ...
+
+
+class SimRelay:
+    """A relay: what it stored, in the order it came."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up = True
+        self.stored: dict[bytes, NodeMessageReceived] = {}
+        self.stored_at: dict[bytes, float] = {}
+
+
+class SimNetwork:
+    """Every relay and every path. All chance comes from `rng`; time is the running loop's."""
+
+    def __init__(self, relays: int, faults: Faults, rng: random.Random) -> None:
+        self.relays = [SimRelay(f"relay-{number}") for number in range(relays)]
+        self.faults = faults
+        self.counts: FaultCounts = FaultCounts()
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self._rng = rng
+        self._subscribers: dict[str, Subscriber] = {}
+        self._cuts: set[tuple[str, str]] = set()
+        self._sent = 0
+
+    def hash_of(self, payload: bytes) -> bytes:
+        """A transport hash: another one for each sending."""
+        self._sent += 1
+        return hashlib.sha256(self._sent.to_bytes(8, "big") + payload).digest()
+
+    # Who is there, and who reaches whom.
+
+    def attach(self, subscriber: Subscriber) -> None:
+        """A node comes up; one of the same name is taken for gone."""
+        self._subscribers[subscriber.name] = subscriber
+
+    def detach(self, subscriber: Subscriber) -> None:
+        """A node is gone: what is on its way to it is lost."""
+        if self._subscribers.get(subscriber.name) is subscriber:
+            del self._subscribers[subscriber.name]
+
+    def reachable(self, name: str) -> list[SimRelay]:
+        """The relays that a participant reaches at this moment."""
+        return [relay for relay in self.relays if relay.up and (name, relay.name) not in self._cuts]
+
+    def cut(self, name: str, relay: SimRelay) -> None:
+        """Cut a participant off from a relay."""
+        self.counts["partitions"] += 1
+        self._cuts.add((name, relay.name))
+        self._tell(name)
+
+    def mend(self, name: str, relay: SimRelay) -> None:
+        """Undo a cut."""
+        self._cuts.discard((name, relay.name))
+        self._tell(name)
+
+    def take_down(self, relay: SimRelay) -> None:
+        """A relay crashes; it keeps what it stored."""
+        self.counts["relay_crashes"] += 1
+        relay.up = False
+        self._tell(*self._subscribers)
+
+    def bring_up(self, relay: SimRelay) -> None:
+        """It is back."""
+        relay.up = True
+        self._tell(*self._subscribers)
+
+    def heal(self, faults: Faults) -> None:
+        """Everything works from now on, but for these faults."""
+        self.faults = faults
+        self._cuts.clear()
+        for relay in self.relays:
+            relay.up = True
+        self._tell(*self._subscribers)
+
+    def _tell(self, *names: str) -> None:
+        for name in names:
+            if (subscriber := self._subscribers.get(name)) is not None:
+                subscriber.reach_changed()
+
+    # Messages.
+
+    def publish(
+        self, name: str, relay: SimRelay, event: NodeMessageReceived, answer: Callable[[], None]
+    ) -> None:
+        """Send to one relay; `answer` is called if its OK comes back."""
+        self.messages_sent += 1
+        self.bytes_sent += len(event.message.payload)
+        if self._strikes("lost_requests", self.faults.loss):
+            return
+        self._later(lambda: self._arrived(name, relay, event, answer))
+
+    def _arrived(
+        self, name: str, relay: SimRelay, event: NodeMessageReceived, answer: Callable[[], None]
+    ) -> None:
+        if relay not in self.reachable(name):
+            return
+        if event.message_hash not in relay.stored:
+            if not self._strikes("forgotten", self.faults.forgetting):
+                relay.stored[event.message_hash] = event
+                relay.stored_at[event.message_hash] = self.time()
+            for subscriber in list(self._subscribers.values()):
+                if subscriber.hears(event.message.content_topic):
+                    self._hand_on(relay, subscriber, event)
+        if not self._strikes("lost_answers", self.faults.loss):
+            self._later(lambda: answer() if relay in self.reachable(name) else None)
+
+    def _hand_on(self, relay: SimRelay, subscriber: Subscriber, event: NodeMessageReceived) -> None:
+        if self._strikes("lost_messages", self.faults.loss):
+            return
+        copies = 2 if self._strikes("duplicates", self.faults.duplication) else 1
+
+        def arrives() -> None:
+            if self._subscribers.get(subscriber.name) is subscriber:
+                if relay in self.reachable(subscriber.name):
+                    subscriber.arrives(event)
+
+        for _ in range(copies):
+            self._later(arrives)
+
+    def stored(self, relay: SimRelay, topic: str, since: float) -> list[NodeMessageReceived]:
+        """What a relay has of a topic, newest first, by the authors' times; expired ones are not served."""
+        now = self.time()
+        return [
+            event
+            for message_hash, event in reversed(relay.stored.items())
+            if event.message.content_topic == topic
+            and (event.message.timestamp or 0) >= since
+            and not (event.message.ephemeral and relay.stored_at[message_hash] + 60 < now)
+        ]
+
+    def pass_time(self) -> float:
+        """How long a passage takes."""
+        return self._rng.uniform(*self.faults.latency)
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return asyncio.get_running_loop().time()
+
+    def _strikes(self, name: str, probability: float) -> bool:
+        struck = probability > 0 and self._rng.random() < probability
+        self.counts[name] += struck
+        return struck
+
+    def _later(self, work: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(self.pass_time(), work)

@@ -1,0 +1,220 @@
+"""A messaging node over the simulated network: what a channel of a simulated participant sits on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from typing import Any
+
+from strata.channels.messaging.emitter import EventEmitter, NamedEvent
+from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.values import (
+    HEALTH_EVENTS,
+    MESSAGE_EVENTS,
+    ConnectionStatus,
+    ConnectionStatusChange,
+    MessageEnvelope,
+    NodeMessageError,
+    NodeMessagePropagated,
+    NodeMessageReceived,
+    NodeMessageSent,
+    ReceivedEnvelope,
+)
+from strata.protocol.errors import ConnectionFailed
+from strata.tools.sim.loop import Process
+from strata.tools.sim.network import SimNetwork, SimRelay
+
+__all__ = ["SimNode"]
+
+_ANSWER_TIMEOUT = 3.0
+_PAGE_MESSAGES = 20
+_QUEUED_MESSAGES = 1_000
+
+
+class SimNode:
+    """One participant's access to the network, for the life of one process."""
+
+    def __init__(
+        self,
+        name: str,
+        network: SimNetwork,
+        *,
+        clock_offset: float = 0.0,
+        largest: int | None = None,
+        defaults: object = None,
+    ) -> None:
+        self.name = name
+        self.message_events = EventEmitter(MESSAGE_EVENTS)
+        self.health_events = EventEmitter(HEALTH_EVENTS)
+        self.clock_offset = clock_offset
+        self.defaults = defaults
+        self.unplugged = False
+        self._network = network
+        self._process = Process.current()
+        self._largest = largest
+        self._topics: set[str] = set()
+        self._requests = 0
+        self._arrived: asyncio.Queue[NodeMessageReceived] = asyncio.Queue(_QUEUED_MESSAGES)
+        self._status = self.connection_status
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reader = asyncio.get_running_loop().create_task(self._read(), name=f"sim-node {name}")
+        network.attach(self)
+
+    def unplug(self) -> None:
+        """The process is gone: nothing comes in and nothing goes out any more."""
+        self.unplugged = True
+        self._network.detach(self)
+        self._reader.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+
+    # What a channel asks for.
+
+    @property
+    def transport_identity(self) -> str:
+        """The participant's name stands for its identity."""
+        return self.name
+
+    @property
+    def connection_status(self) -> ConnectionStatus:
+        """How many of the relays are reachable."""
+        reached = len(self._network.reachable(self.name))
+        if not reached:
+            return ConnectionStatus.DISCONNECTED
+        if reached < len(self._network.relays):
+            return ConnectionStatus.PARTIALLY_CONNECTED
+        return ConnectionStatus.CONNECTED
+
+    def wall(self) -> float:
+        """Virtual time from a fixed moment on, and what this clock is off by."""
+        return 1_760_000_000 + self._network.time() + self.clock_offset
+
+    def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
+        """What was asked for at the start."""
+        return self._largest
+
+    def declared_limit(self) -> tuple[int, int] | None:
+        """These relays take everything."""
+        return None
+
+    async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
+        """Send to every reachable relay; the first OK counts. Raises `NodeError` for an impossible topic."""
+        topic = check_content_topic(envelope.content_topic)
+        self._requests += 1
+        request_id = request_id or f"{self.name}:{self._requests}"
+        if self.unplugged:
+            return request_id
+        message = ReceivedEnvelope(
+            content_topic=topic,
+            payload=envelope.payload,
+            ephemeral=envelope.ephemeral,
+            author=self.name,
+            timestamp=int(self.wall()),
+        )
+        self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
+        return request_id
+
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
+        """Send what some relay stored, with its author's name on it."""
+        for relay in self._network.reachable(self.name):
+            if (event := relay.stored.get(message_hash)) is not None:
+                again = NodeMessageReceived(self._network.hash_of(event.message.payload), event.message)
+                self._publish(again, request_id)
+                return
+        self._tell(NodeMessageError(request_id, None, "the original cannot be had", "not_found", False))
+
+    def _publish(self, event: NodeMessageReceived, request_id: str) -> None:
+        answered: list[bool] = []
+
+        def answer() -> None:
+            if not answered and not self.unplugged:
+                answered.append(True)
+                timer.cancel()
+                self._tell(NodeMessagePropagated(request_id, event.message_hash))
+                self._tell(NodeMessageSent(request_id, event.message_hash))
+
+        def give_up() -> None:
+            if not answered and not self.unplugged:
+                answered.append(True)
+                self._tell(NodeMessageError(request_id, event.message_hash, "no answer", "timeout"))
+
+        timer = asyncio.get_running_loop().call_later(_ANSWER_TIMEOUT, give_up)
+        for relay in self._network.reachable(self.name):
+            self._network.publish(self.name, relay, event, answer)
+
+    async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        """Hear these topics."""
+        self._topics |= {check_content_topic(topic) for topic in topics}
+
+    async def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Hear them no more. Raises `NodeError` for one that is not subscribed."""
+        for topic in topics:
+            if topic not in self._topics:
+                raise NodeError(f"{topic} is not subscribed")
+        self._topics -= set(topics)
+
+    async def history(
+        self, topic: str, *, since_ms: int
+    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        """What the reachable relays have, newest first. Raises `ConnectionFailed` if none is."""
+        stored: dict[bytes, NodeMessageReceived] = {}
+        for relay in self._reached():
+            for event in self._network.stored(relay, topic, since_ms / 1000):
+                stored[event.message_hash] = event
+        found = list(stored.values())
+        for start in range(0, len(found), _PAGE_MESSAGES):
+            await asyncio.sleep(2 * self._network.pass_time())
+            self._reached()
+            yield found[start : start + _PAGE_MESSAGES]
+
+    async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
+        """What the reachable relays have of these. Raises `ConnectionFailed` if none is."""
+        self._reached()
+        await asyncio.sleep(2 * self._network.pass_time())
+        for message_hash in hashes:
+            for relay in self._network.reachable(self.name):
+                if (event := relay.stored.get(message_hash)) is not None:
+                    yield event
+                    break
+
+    def _reached(self) -> list[SimRelay]:
+        reachable = self._network.reachable(self.name)
+        if not reachable:
+            raise ConnectionFailed("no relay can be reached")
+        return reachable
+
+    # What the network brings.
+
+    def hears(self, topic: str) -> bool:
+        """Whether a topic is subscribed."""
+        return topic in self._topics
+
+    def arrives(self, event: NodeMessageReceived) -> None:
+        """A message; with too many waiting it is lost, as on a connection that is cut."""
+        if self._arrived.full():
+            self._network.counts["lost_messages"] += 1
+        else:
+            self._arrived.put_nowait(event)
+
+    def reach_changed(self) -> None:
+        """Other relays are reachable than before, or the same ones again."""
+        status = self.connection_status
+        if status is not self._status:
+            self._status = status
+            self._spawn(self.health_events.emit(ConnectionStatusChange(status)))
+
+    async def _read(self) -> None:
+        while True:
+            await self.message_events.emit(await self._arrived.get())
+
+    def _tell(self, event: NamedEvent) -> None:
+        self._spawn(self.message_events.emit(event))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        # Whoever calls: what a node does belongs to its own process, and ends with it.
+        start = asyncio.get_running_loop().create_task if self._process is None else self._process.start
+        task = start(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,181 @@
+"""A simulated program with a channel: it sends, takes what it receives, dies, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from strata.channels.reliable.channel import ReliableChannel
+from strata.channels.reliable.client import make_channel
+from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.events import MessageReceived, ReliableMessageReceived
+from strata.channels.reliable.hub import Hub
+from strata.tools.sim.checking import Evidence
+from strata.tools.sim.disk import Disk, SimStore
+from strata.tools.sim.faults import FaultCounts
+from strata.tools.sim.loop import Process
+from strata.tools.sim.network import SimNetwork
+from strata.tools.sim.node import SimNode
+
+__all__ = ["SimParticipant"]
+
+_WORKS = 0.3
+"""How many messages take the program some time; others are dealt with at once."""
+_WORK_SECONDS = (0.0, 5.0)
+
+
+class SimParticipant:
+    """One participant through all its lives.
+
+    `received` is what its program has taken, over all lives that had this disk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: SimNetwork,
+        rng: random.Random,
+        evidence: Evidence,
+        *,
+        channel_id: str,
+        topic: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.name = name
+        self.received: list[MessageReceived] = []
+        self.sent: dict[str, bytes] = {}
+        self.events: Counter[str] = Counter()
+        self.channel: ReliableChannel | None = None
+        self.clock_offset = 0.0
+        self.counts: FaultCounts = network.counts
+        self._network = network
+        self._rng = rng
+        self._evidence = evidence
+        self._channel_id = channel_id
+        self._topic = topic
+        self._options = dict(options)
+        self._disk = Disk()
+        self._process: Process | None = None
+        self._node: SimNode | None = None
+        self._store: SimStore | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its program runs."""
+        return self._process is not None
+
+    async def start(self) -> None:
+        """Begin a life: open the channel, and take what it receives."""
+        assert self._process is None
+        self._process = Process(self.name)
+        # Whoever waits here may be cancelled; the program that starts is not.
+        await asyncio.shield(self._process.start(self._open(self._process)))
+
+    async def _open(self, process: Process) -> None:
+        faults = self._network.faults
+        node = self._node = SimNode(self.name, self._network, clock_offset=self.clock_offset)
+        store = self._store = SimStore(self._disk, faults, self._rng, self.counts)
+        channel = make_channel(
+            node,
+            self._channel_id,
+            self._topic,
+            self.name,
+            ReliableChannelConfig(persistence=store),
+            options=self._options,
+            rng=self._rng,
+        )
+        for event in channel.message_events.names:
+            if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
+                channel.message_events.on(event, self._count)
+        self._evidence.watch(self.name, node, channel)
+        try:
+            await channel.open()
+        except Exception:
+            if not process.killed:
+                raise
+            return
+        self.channel = channel
+        process.start(self._take(channel))
+
+    async def _take(self, channel: ReliableChannel) -> None:
+        first = True
+        async for message in channel:
+            again = first and bool(self.received) and message.request_id == self.received[-1].request_id
+            first = False
+            if again and channel.config.hand_over == "again":
+                self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
+                continue
+            works = self._rng.random() < _WORKS and not self._evidence.concluding
+            if works and channel.config.hand_over == "again":
+                await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
+            self.received.append(message)
+            self._evidence.took(self.name, message)
+            if works and channel.config.hand_over == "once":
+                await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
+
+    def _count(self, event: Any) -> None:
+        self.events[event.name] += 1
+
+    async def send(self, payload: bytes) -> str | None:
+        """Send a message; None if the program died before it was accepted."""
+        process, channel = self._process, self.channel
+        if process is None or channel is None:
+            return None
+        task = process.start(channel.send(payload))
+        try:
+            request_id = await task
+        except BaseException:
+            if process.killed:
+                return None
+            raise
+        self.sent[request_id] = payload
+        self._evidence.sent(self.name, request_id, payload)
+        return request_id
+
+    def kill(self) -> None:
+        """kill -9: whatever is not on the disk is gone. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self.counts["crashes"] += 1
+        assert self._node is not None
+        if self.channel is not None:
+            self._evidence.died(self.name, self.channel.at_risk())
+        if self._store is not None:
+            self._store.unplugged = True
+        self._node.unplug()
+        process.kill()
+        Hub.abandon(self._node)
+        self.channel = None
+
+    def lose_disk(self) -> None:
+        """What is on the disk is gone too: the next life knows nothing."""
+        self.counts["disk_losses"] += 1
+        self._disk = Disk()
+        self.received.clear()
+        self._evidence.forget(self.name)
+
+    def set_clock(self, offset: float) -> None:
+        """Set the clock, so many seconds off the true time; a running program notices at its next start."""
+        self.counts["clock_jumps"] += 1
+        self.clock_offset = offset
+        if self._node is not None:
+            self._node.clock_offset = offset
+
+    def heal(self) -> None:
+        """The disk works from now on."""
+        if self._store is not None:
+            self._store.faults = self._network.faults
+
+    async def stop(self) -> None:
+        """End the life as one should."""
+        process, channel = self._process, self.channel
+        self._process = self.channel = None
+        if process is not None and channel is not None:
+            await process.start(channel.close())
+            process.kill()
+        if self._node is not None:
+            self._node.unplug()

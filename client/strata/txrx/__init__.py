@@ -1,0 +1,191 @@
+"""One-way typed channels: the same two ends over memory, Unix sockets, TCP, TLS and relays.
+
+    address, rx = await serve("tcp:127.0.0.1:0", Reading)
+    tx = await dial(address, Reading)
+    await tx.send(Reading(celsius=21.5))      # it is in the receiver's queue now
+    print(await rx.recv())
+
+Where the other end is is a string. Messages of one `Tx` arrive once and in order, whatever becomes of the
+connections in between; those that cannot be delivered come back (docs/tx-rx.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from strata.txrx.addresses import (
+    Address,
+    LocalAddress,
+    RelayAddress,
+    TcpAddress,
+    TlsAddress,
+    UnixAddress,
+    parse_address,
+)
+from strata.txrx.codecs import BytesCodec, Codec, MsgpackCodec, codec_for
+from strata.txrx.dialing import NetTx
+from strata.txrx.ends import Rx, Tx
+from strata.txrx.errors import (
+    AddressInUse,
+    ChannelClosed,
+    ChannelError,
+    ChannelIOError,
+    CodecError,
+    Delivery,
+    DeliveryTimeout,
+    ErrorKind,
+    InvalidAddress,
+    OutboxFull,
+    OversizedMessage,
+    ProtocolViolation,
+    SendError,
+)
+from strata.txrx.local import dial_local, serve_local_at
+from strata.txrx.receiving import ReceiverCounters
+from strata.txrx.relayed import RelayEnd, RelayTx, serve_relay
+from strata.txrx.returns import ReturnChannel
+from strata.txrx.sending import SenderCounters
+from strata.txrx.serving import serve_net
+from strata.txrx.settings import ChannelSettings
+from strata.txrx.status import TxStatus, Watch
+from strata.txrx.tls import client_context, server_context
+
+__all__ = [
+    "Address",
+    "AddressInUse",
+    "BytesCodec",
+    "ChannelClosed",
+    "ChannelError",
+    "ChannelIOError",
+    "ChannelSettings",
+    "Codec",
+    "CodecError",
+    "Delivery",
+    "DeliveryTimeout",
+    "ErrorKind",
+    "InvalidAddress",
+    "LocalAddress",
+    "MsgpackCodec",
+    "OutboxFull",
+    "OversizedMessage",
+    "ProtocolViolation",
+    "ReceiverCounters",
+    "RelayAddress",
+    "RelayEnd",
+    "ReturnChannel",
+    "Rx",
+    "SendError",
+    "SenderCounters",
+    "TcpAddress",
+    "TlsAddress",
+    "Tx",
+    "TxStatus",
+    "UnixAddress",
+    "Watch",
+    "codec_for",
+    "dial",
+    "parse_address",
+    "serve",
+    "serve_local",
+]
+
+M = TypeVar("M")
+
+
+@overload
+async def dial(
+    address: Address | str,
+    message_type: type[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> Tx[M]: ...
+@overload
+async def dial(
+    address: Address | str,
+    message_type: Codec[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> Tx[M]: ...
+async def dial(
+    address: Address | str,
+    message_type: Any,
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> Tx[Any]:
+    """The transmitting end for an address. A network server need not be up yet.
+
+    Raises `InvalidAddress`, `CodecError` for a type that cannot be sent, `ChannelIOError` for certificates,
+    and for a local address that nobody serves `ChannelClosed`.
+    """
+    where = parse_address(address) if isinstance(address, str) else address
+    codec: Codec[Any] = codec_for(message_type)
+    chosen = settings or ChannelSettings.from_environment()
+    match where:
+        case LocalAddress():
+            return dial_local(where)
+        case RelayAddress():
+            return RelayTx(where, codec, chosen, relay or RelayEnd())
+        case TcpAddress() | TlsAddress() if where.port == 0:
+            raise InvalidAddress(f"{where}: dial the port that `serve` has found")
+        case TlsAddress():
+            return NetTx(where, codec, chosen, client_context(chosen))
+        case _:
+            return NetTx(where, codec, chosen, None)
+
+
+@overload
+async def serve(
+    address: Address | str,
+    message_type: type[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> tuple[Address, Rx[M]]: ...
+@overload
+async def serve(
+    address: Address | str,
+    message_type: Codec[M],
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> tuple[Address, Rx[M]]: ...
+async def serve(
+    address: Address | str,
+    message_type: Any,
+    *,
+    settings: ChannelSettings | None = None,
+    relay: RelayEnd | None = None,
+) -> tuple[Address, Rx[Any]]:
+    """The address that is really served, and the receiving end.
+
+    Raises `InvalidAddress`, `AddressInUse`, `CodecError` for a type that cannot be received, and
+    `ChannelIOError` for sockets and certificates. Cancelling it serves nothing.
+    """
+    where = parse_address(address) if isinstance(address, str) else address
+    codec: Codec[Any] = codec_for(message_type)
+    chosen = settings or ChannelSettings.from_environment()
+    rx: Rx[Any]
+    match where:
+        case LocalAddress():
+            rx = serve_local_at(where, message_type, None)
+        case RelayAddress():
+            rx = await serve_relay(where, codec, chosen, relay or RelayEnd())
+        case TlsAddress():
+            rx = await serve_net(where, codec, chosen, server_context(chosen))
+        case _:
+            rx = await serve_net(where, codec, chosen, None)
+    return rx.addr(), rx
+
+
+@overload
+def serve_local(message_type: type[M], *, capacity: int | None = None) -> tuple[Address, Rx[M]]: ...
+@overload
+def serve_local(message_type: Codec[M], *, capacity: int | None = None) -> tuple[Address, Rx[M]]: ...
+def serve_local(message_type: Any, *, capacity: int | None = None) -> tuple[Address, Rx[Any]]:
+    """A new local address, and its receiving end. Without `capacity` its queue has no bound."""
+    codec_for(message_type)
+    rx = serve_local_at(LocalAddress(0), message_type, capacity)
+    return rx.addr(), rx

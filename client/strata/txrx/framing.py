@@ -1,0 +1,310 @@
+"""Length-prefixed multipart frames, without I/O (T-073 … T-080; decision A-154).
+
+    frame   = length (8 bytes, big endian), then that many bytes:
+    payload = part length (8 bytes, big endian, top bit clear), part, part length, part, …
+
+The first part is the body. A frame of length zero has no parts, and is valid. A `FrameReader` is filled as a
+`BufferedProtocol` is (`get_buffer`, `buffer_updated`), so that nothing of what is read can be lost by
+cancelling: there is nothing to cancel. What it allocates follows the bytes that have arrived, never the
+lengths that a peer has promised.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from struct import Struct
+from typing import TypeAlias
+
+from strata.txrx.errors import ProtocolViolation
+
+__all__ = [
+    "EMPTY_FRAME",
+    "LARGE",
+    "MAX_PARTS",
+    "Frame",
+    "FrameReader",
+    "FrameTooLarge",
+    "frame_of",
+    "frame_size",
+]
+
+Frame: TypeAlias = Sequence[bytes]
+"""Body and parts."""
+
+MAX_PARTS = 1024
+"""Of one frame: each costs memory of its own, however small it is."""
+LENGTH = Struct(">Q")
+EMPTY_FRAME = LENGTH.pack(0)
+_TWO = Struct(">QQ").unpack_from
+_ONE = LENGTH.unpack_from
+_THREE = Struct(">QQQ").unpack_from
+_PREFIX = LENGTH.size
+
+_BUFFER = 256 * 1024
+_SMALL_BUFFER = 8 * 1024
+"""A reader begins with this, and gets the other once a read has filled it: most connections are quiet."""
+LARGE = 64 * 1024
+"""A part from this size on is written uncopied, and read into a buffer of its own …"""
+_FIRST = 256 * 1024
+_GROWTH = 4
+"""… which begins with `_FIRST` bytes, and is made so many times larger when it is full."""
+
+
+class FrameTooLarge(ProtocolViolation):
+    """A peer announced a frame above the limit."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"oversized frame ({size}, {limit})")
+        self.size, self.limit = size, limit
+
+
+def frame_size(body: bytes, parts: Frame) -> int:
+    """The length that a frame of these parts announces."""
+    return _PREFIX + len(body) + sum(_PREFIX + len(part) for part in parts)
+
+
+def frame_of(body: bytes, parts: Frame = ()) -> list[bytes]:
+    """The bytes of a frame, as pieces: large parts are not copied."""
+    pieces = [LENGTH.pack(frame_size(body, parts)) + LENGTH.pack(len(body)) + body]
+    for part in parts:
+        prefix = LENGTH.pack(len(part))
+        if len(part) < LARGE:
+            pieces[-1] += prefix + part
+        else:
+            pieces[-1] += prefix
+            pieces += [part, b""]
+    return [piece for piece in pieces if piece]
+
+
+class FrameReader:
+    """Bytes in, whole frames out. After an error it reads no further."""
+
+    __slots__ = (
+        *("_buffer", "_end", "_frame_left", "_is_filled", "_large", "_limit", "_parts", "_start"),
+        "_view",
+    )
+
+    def __init__(self, max_frame_length: int) -> None:
+        self._limit = max_frame_length
+        self._buffer = bytearray(_SMALL_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._is_filled = False
+        self._frame_left: int | None = None
+        """Bytes of the frame in hand that have not been read as parts; None between frames."""
+        self._parts: list[bytes] = []
+        self._large: _LargePart | None = None
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the end of the stream would be an orderly one here (T-079)."""
+        return self._frame_left is None and self._start == self._end
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have been read, and not given out yet."""
+        large = 0 if self._large is None else self._large.filled
+        return self._end - self._start + large + sum(map(len, self._parts))
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes go: at least one fits, unless whole frames wait for `read`."""
+        if self._large is not None and not self._large.is_full:
+            return self._large.get_buffer()
+        if self._start == self._end:
+            self._start = self._end = 0
+            if self._is_filled:
+                self._enlarge()
+        elif self._is_filled:
+            self._enlarge()
+        elif len(self._buffer) - self._end < LARGE:
+            # Moves what is left of the last read: with small frames less than one of them.
+            rest = self._end - self._start
+            self._buffer[:rest] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, rest
+        return self._view[self._end :]
+
+    def _enlarge(self) -> None:
+        rest = self._view[self._start : self._end]
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+        self._is_filled = False
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes have been put there."""
+        if self._large is not None and not self._large.is_full:
+            self._large.filled += count
+        else:
+            self._end += count
+            self._is_filled = self._end == len(self._buffer) == _SMALL_BUFFER
+
+    def feed(self, data: bytes) -> None:
+        """Put bytes there that fit; for streams that are not read into a buffer. Raises `ValueError` else."""
+        if self._large is None and len(self._buffer) - self._end < len(data):
+            self._enlarge()
+        self.get_buffer()[: len(data)] = data
+        self.buffer_updated(len(data))
+
+    def read_exactly(self, count: int) -> bytes | None:
+        """So many bytes before the first frame, once they are there."""
+        assert self._frame_left is None and count <= _BUFFER
+        if self._end - self._start < count:
+            return None
+        self._start += count
+        return bytes(self._view[self._start - count : self._start])
+
+    def read(self, most: int) -> list[Frame]:
+        """Up to `most` whole frames, in order. Raises `ProtocolViolation` at the first that is none.
+
+        The frames before a bad one are given out first: the error comes with the next call.
+        """
+        frames: list[Frame] = []
+        while len(frames) < most:
+            if self._frame_left is None:
+                self._read_small(frames, most)
+                if len(frames) == most or not self._begin(frames):
+                    break
+            if not self._read_part(frames):
+                break
+        return frames
+
+    def read_numbered(self, first: int, most: int) -> list[bytes]:
+        """Up to `most` messages that were numbered from `first` on, without their numbers, while it is easy.
+
+        They are the next frames, have one part, begin with the number due, and are whole in the buffer.
+        Whatever else comes is left to `read`.
+        """
+        messages: list[bytes] = []
+        start = self._start
+        if self._frame_left is not None or self._end - start < 24:
+            return messages
+        size = 8 + _ONE(self._buffer, start)[0]
+        if start + size > self._end or size > LARGE:
+            return messages
+        # One copy of many, since slices of bytes take half as long as bytes of a view; of no more than can be
+        # given out, were they all of one size.
+        data = bytes(self._view[start : min(self._end, start + min(most * size, LARGE))])
+        at, end, limit, append = 0, len(data), self._limit, messages.append
+        for due in range(first, first + most):
+            if end - at < 24:
+                break
+            length, body, number = _THREE(data, at)
+            stop = at + 8 + length
+            if number != due or stop > end or length != body + 8 or body < 8 or length > limit:
+                break
+            append(data[at + 24 : stop])
+            at = stop
+        self._start = start + at
+        return messages
+
+    def _read_small(self, frames: list[Frame], most: int) -> None:
+        """The frames that are whole in the buffer and have one part: nearly all."""
+        buffer, view, start, end = self._buffer, self._view, self._start, self._end
+        append, limit = frames.append, self._limit
+        for _ in range(most - len(frames)):
+            if end - start < 16:
+                break
+            length, body = _TWO(buffer, start)
+            stop = start + 8 + length
+            if stop > end or length != body + 8 or length > limit:
+                break
+            append((bytes(view[start + 16 : stop]),))
+            start = stop
+        self._start = start
+
+    def _begin(self, frames: list[Frame]) -> bool:
+        """Read the length of a frame, if it is there."""
+        if self._end - self._start < _PREFIX:
+            return False
+        (length,) = _ONE(self._buffer, self._start)
+        if length > self._limit:
+            if not frames:
+                raise FrameTooLarge(length, self._limit)
+            return False
+        self._start += _PREFIX
+        self._frame_left = length
+        return True
+
+    def _read_part(self, frames: list[Frame]) -> bool:
+        """Read a part of the frame in hand, or end the frame; False if bytes are missing."""
+        left = self._frame_left
+        assert left is not None
+        if self._large is not None:
+            if not self._large.is_full or self._start == self._end:
+                return False
+            self._parts.append(self._large.take(self._buffer[self._start]))
+            self._start += 1
+            self._large = None
+        if left == 0:
+            frames.append(tuple(self._parts))
+            self._parts.clear()
+            self._frame_left = None
+            return True
+        if self._end - self._start < min(_PREFIX, left):
+            return False
+        size = _ONE(self._buffer, self._start)[0] if left >= _PREFIX else left
+        if size > left - _PREFIX or len(self._parts) == MAX_PARTS:
+            if frames:
+                return False
+            many = len(self._parts) == MAX_PARTS
+            raise ProtocolViolation(
+                f"a frame of more than {MAX_PARTS} parts" if many else "a part that is longer than its frame"
+            )
+        here = self._end - self._start - _PREFIX
+        if size > LARGE and here < size:
+            begun = self._start + _PREFIX
+            self._large = _LargePart(size, self._view[begun : self._end])
+            self._start = self._end
+        elif here < size:
+            return False
+        else:
+            begun = self._start + _PREFIX
+            self._start = begun + size
+            self._parts.append(bytes(self._view[begun : self._start]))
+        self._frame_left = left - _PREFIX - size
+        return True
+
+
+class _LargePart:
+    """One part that is read into a buffer of its own, which becomes the part without being copied.
+
+    All but its last byte, that is: whoever has asked where bytes go still holds on to that place while they
+    are read, and a buffer that is held cannot be given away.
+    """
+
+    __slots__ = ("_bytes", "_room", "_size", "_view", "filled")
+
+    def __init__(self, size: int, beginning: memoryview) -> None:
+        self._size = size
+        self._make(min(size, max(_FIRST, len(beginning))))
+        self.filled = len(beginning)
+        self._view[: self.filled] = beginning
+
+    @property
+    def is_full(self) -> bool:
+        return self.filled == self._size - 1
+
+    def get_buffer(self) -> memoryview:
+        if self.filled == self._room:
+            before = self._view
+            self._make(min(self._size, self._room * _GROWTH))
+            self._view[: self.filled] = before
+            before.release()
+        return self._view[self.filled : self._size - 1]
+
+    def take(self, last: int) -> bytes:
+        self._view[-1] = last
+        self._view.release()
+        return self._bytes.getvalue()
+
+    def _make(self, room: int) -> None:
+        # `getvalue` of a BytesIO whose size is that of its buffer gives the buffer itself away. It begins as
+        # zeros that the system maps when they are written.
+        room = self._size if room == self._size - 1 else room
+        self._room = room
+        self._bytes = io.BytesIO(bytes(room))
+        self._view = self._bytes.getbuffer()

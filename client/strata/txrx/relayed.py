@@ -1,0 +1,449 @@
+"""The same two ends over a relay: `relay:wss://…#/topic`, an addition to the document.
+
+A reliable channel (docs/channels.md) carries the bytes of each session in messages of its own, and so brings
+them to the other end in order, through cut connections and dead relays. On top of it runs the session that
+runs over sockets: `send` waits for the receiver's own acknowledgement and not for just any participant's.
+
+    Hello    kind 0, session, stream                              who receives? sent until answered
+    Welcome  kind 1, session, receiver                            it is me
+    Data     kind 2, session, receiver, stream, number, bytes     a piece of the sender's stream
+    Answer   kind 3, session, receiver, bytes                     whole frames to the sender
+    Bye      kind 4, session, receiver                            the sender has closed
+
+Each begins with "STRX" and the kind in a byte; what follows has 8 bytes each, big endian. A sender that
+begins anew in the same session counts its streams, from 1, and the pieces of each, from 0.
+
+A receiver has a new random name whenever it begins to serve, so that what relays still hold of an earlier
+one's traffic is never taken for its own. One receiver serves a topic; a second one would answer as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import ssl as ssl_module
+from collections import OrderedDict, deque
+from dataclasses import dataclass, replace
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from strata.channels.connecting import connect
+from strata.protocol.errors import StrataError
+from strata.protocol.ids import Identity, Signer
+from strata.txrx.addresses import RelayAddress
+from strata.txrx.codecs import Codec
+from strata.txrx.dialing import SessionTx
+from strata.txrx.ends import Rx
+from strata.txrx.errors import ChannelClosed, ChannelIOError, SendError
+from strata.txrx.inbox import Inbox
+from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
+from strata.txrx.settings import ChannelSettings
+
+if TYPE_CHECKING:
+    from strata.channels.encryption import Encryption
+    from strata.channels.reliable import ReliableChannel
+from strata.relays.connection import Options
+
+__all__ = ["RelayEnd", "RelayRx", "RelayTx", "serve_relay"]
+
+M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"STRX"
+_HELLO, _WELCOME, _DATA, _ANSWER, _BYE = range(5)
+_HEAD = Struct(">4sBQQ")
+_PLACE = Struct(">QQ")
+_PIECE_BYTES = 64 * 1024
+_MOST_UNDER_WAY = 64
+"""Pieces that a sender has sent, and whose messages the receiver has not acknowledged."""
+_HELLO_SECONDS = 1.0
+_ANSWER_SECONDS = 0.02
+"""Answers of one round trip's time go together: each is a message of its own on the relay."""
+_LAST_WORDS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayEnd:
+    """How an end is known on a relay, and what it tells it."""
+
+    identity: Signer | None = None
+    """Signs its packets; a new one if there is none."""
+    encryption: Encryption | None = None
+    """Both ends need the same; the channel's id, where it asks for one, is the topic. Without it the relay
+    and every reader of the topic can read the messages."""
+    members: tuple[str, ...] = ()
+    """The authors to hear, if they are known: without, whoever can publish on the topic is heard."""
+    ssl: ssl_module.SSLContext | None = None
+    options: Options | None = None
+
+
+class _Line:
+    """A reliable channel on a relay of its own, opened together and closed together."""
+
+    def __init__(self, address: RelayAddress, end: RelayEnd) -> None:
+        self._address = address
+        self._end = end
+        self._stack = contextlib.AsyncExitStack()
+        self.channel: ReliableChannel
+
+    async def open(self) -> None:
+        """Raises `StrataError`. Cancelling it leaves nothing open."""
+        end = self._end
+        relay = connect(
+            self._address.url,
+            identity=end.identity or Identity.generate(),
+            ssl=end.ssl,
+            options=end.options,
+        )
+        options: dict[str, Any] = {"query_on_connect": False, "members": end.members}
+        if end.encryption is not None:
+            options["encryption"] = end.encryption
+        try:
+            await self._stack.enter_async_context(relay)
+            channel = relay.channel(self._address.topic, topic=self._address.topic, **options)
+            self.channel = await self._stack.enter_async_context(channel)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close both; takes a few seconds at most."""
+        try:
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._stack.aclose()
+        except (StrataError, TimeoutError) as error:
+            _log.info("closing %s: %s", self._address, error)
+
+
+def _message(kind: int, session: int, receiver: int, rest: bytes = b"") -> bytes:
+    return _HEAD.pack(_MAGIC, kind, session, receiver) + rest
+
+
+def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
+    """Kind, session, receiver and the rest; None for what others say on the topic."""
+    if len(payload) < _HEAD.size or not payload.startswith(_MAGIC):
+        return None
+    _, kind, session, receiver = _HEAD.unpack_from(payload)
+    return kind, session, receiver, payload[_HEAD.size :]
+
+
+class RelayTx(SessionTx[M]):
+    """The transmitting end. The relay is connected to when the first message is posted."""
+
+    def __init__(
+        self, address: RelayAddress, codec: Codec[M], settings: ChannelSettings, end: RelayEnd
+    ) -> None:
+        # The reliable channel looks after its connections: silence is no reason to begin again.
+        patient = replace(settings, link_timeout=settings.message_delivery_timeout)
+        super().__init__(address, codec, patient)
+        self._line = _Line(address, end)
+        self._listening: asyncio.Task[None] | None = None
+        self._welcome: asyncio.Future[int] | None = None
+        self._streams = 0
+        self._carrier: _Carrier[M] | None = None
+
+    async def _attempt(self) -> None:
+        try:
+            if self._listening is None:
+                await self._line.open()
+                self._listening = asyncio.create_task(self._listen(), name=f"listen {self._address}")
+            session, stream = self._session.session_id, self._streams + 1
+            self._welcome = asyncio.get_running_loop().create_future()
+            while not self._welcome.done():
+                await self._line.channel.send_ephemeral(_message(_HELLO, session, stream))
+                await asyncio.wait([self._welcome], timeout=_HELLO_SECONDS)
+            self._streams = stream
+            receiver = self._welcome.result()
+            self._carrier = _Carrier(self, self._line.channel, session, receiver, stream)
+        except StrataError as error:
+            raise ConnectionError(str(error)) from error
+        self._connected(self._carrier)
+
+    async def _listen(self) -> None:
+        async for message in self._line.channel:
+            told = _read(message.payload)
+            if told is None or told[1] != self._session.session_id:
+                continue
+            kind, _, receiver, rest = told
+            if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
+                self._welcome.set_result(receiver)
+            elif kind == _ANSWER and self._carrier is not None and self._carrier.receiver == receiver:
+                self._carrier.heard(rest)
+
+    async def close(self) -> list[SendError[M]]:
+        try:
+            return await super().close()
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        if self._carrier is not None:
+            await self._carrier.leave()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        await self._line.close()
+
+
+class _Carrier(Generic[M]):
+    """The stream of one session to one receiver, in pieces."""
+
+    def __init__(
+        self, owner: RelayTx[M], channel: ReliableChannel, session: int, receiver: int, stream: int
+    ) -> None:
+        self.receiver = receiver
+        self._owner = owner
+        self._core = owner._session
+        self._channel = channel
+        self._session = session
+        self._stream = stream
+        self._number = 0
+        self._under_way: deque[int] = deque()
+        """Of each piece, one past the newest message that had begun when it was sent."""
+        self._is_over = False
+        self._ready = asyncio.Event()
+        self._sending = asyncio.create_task(self._send(), name=f"send {owner.addr()}")
+
+    @property
+    def unwritten(self) -> int:
+        return 0
+
+    def write(self) -> None:
+        self._ready.set()
+
+    def say_farewell(self) -> None:
+        pass  # `Bye` follows everything that was sent
+
+    def close(self) -> None:
+        self._is_over = True
+        self._ready.set()
+
+    def abort(self) -> None:
+        if not self._is_over:
+            self.close()
+            self._owner._lost(self, None)
+
+    async def leave(self) -> None:
+        """Say goodbye; what was written has been given to the channel."""
+        self.close()
+        await asyncio.wait([self._sending], timeout=_LAST_WORDS_SECONDS)
+        self._sending.cancel()
+
+    def heard(self, frames: bytes) -> None:
+        """Answers of the receiver."""
+        view = memoryview(frames)
+        while view and not self._is_over and self._core.closed is None:
+            buffer = self._core.get_buffer()
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            self._core.buffer_updated(count, asyncio.get_running_loop().time())
+            view = view[count:]
+        while self._under_way and self._under_way[0] <= self._core.acknowledged:
+            self._under_way.popleft()
+        self._ready.set()
+        self._owner._heard()
+
+    async def _send(self) -> None:
+        try:
+            while not self._is_over:
+                await self._ready.wait()
+                self._ready.clear()
+                while not self._is_over and len(self._under_way) < _MOST_UNDER_WAY:
+                    stream = b"".join(self._core.data_to_send(_PIECE_BYTES))
+                    if not stream:
+                        break
+                    for start in range(0, len(stream), _PIECE_BYTES):
+                        await self._send_piece(stream[start : start + _PIECE_BYTES])
+            await self._channel.send(_message(_BYE, self._session, self.receiver))
+        except StrataError as error:
+            self._is_over = True
+            self._owner._lost(self, error)
+
+    async def _send_piece(self, piece: bytes) -> None:
+        place = _PLACE.pack(self._stream, self._number)
+        self._number += 1
+        self._under_way.append(self._core.acknowledged + self._core.unacked_size)
+        await self._channel.send(_message(_DATA, self._session, self.receiver, place + piece))
+
+
+async def serve_relay(
+    address: RelayAddress, codec: Codec[M], settings: ChannelSettings, end: RelayEnd
+) -> RelayRx[M]:
+    """Serve a topic. Raises `ChannelIOError` where the relay cannot be had. Cancelling serves nothing."""
+    line = _Line(address, end)
+    try:
+        await line.open()
+    except StrataError as error:
+        raise ChannelIOError(f"{address} cannot be served: {error}") from error
+    return RelayRx(address, codec, settings, line)
+
+
+class _Session(Generic[M]):
+    """What a receiver holds of one sender: its link, its stream, and the piece that comes next."""
+
+    def __init__(self, link: ReceivingLink[M], stream: int) -> None:
+        self.link = link
+        self.stream = stream
+        self.number = 0
+
+
+class RelayRx(Rx[M]):
+    """The receiving end."""
+
+    def __init__(
+        self, address: RelayAddress, codec: Codec[M], settings: ChannelSettings, line: _Line
+    ) -> None:
+        super().__init__(address, Inbox(settings.queue_capacity))
+        self._codec = codec
+        self._settings = settings
+        self._line = line
+        self._name = secrets.randbits(64)
+        self._loop = asyncio.get_running_loop()
+        self._counters = ReceiverCounters()
+        self._sessions = Sessions(settings)
+        self._open: OrderedDict[int, _Session[M]] = OrderedDict()
+        """By id; the one that was heard last comes last."""
+        self._answers: dict[int, bytes] = {}
+        self._has_answers = asyncio.Event()
+        self._room = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = [
+            asyncio.create_task(self._listen(), name=f"serve {address}"),
+            asyncio.create_task(self._answer(), name=f"answer {address}"),
+        ]
+
+    def statistics(self) -> ReceiverCounters:
+        return self._counters
+
+    def close(self) -> None:
+        if self._inbox.closed is not None:
+            return
+        reason = "the receiver has closed the channel"
+        self._inbox.close(ChannelClosed(reason))
+        self._room.set()
+        for session_id, session in self._open.items():
+            session.link.close(reason)
+            self._collect(session_id, session)
+        self._has_answers.set()
+        self._tasks[0].cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tasks.append(asyncio.create_task(self._leave(), name=f"leave {self._address}"))
+
+    async def join(self) -> None:
+        self.close()
+        await asyncio.wait(self._tasks)
+
+    async def _leave(self) -> None:
+        await asyncio.wait(self._tasks[:2], timeout=_LAST_WORDS_SECONDS)
+        self._tasks[1].cancel()
+        await self._line.close()
+
+    # Listening
+
+    async def _listen(self) -> None:
+        async for message in self._line.channel:
+            told = _read(message.payload)
+            if told is None:
+                continue
+            kind, session_id, receiver, rest = told
+            if kind == _HELLO:
+                self._welcome(session_id, receiver)
+                await self._line.channel.send_ephemeral(_message(_WELCOME, session_id, self._name))
+            elif kind in (_DATA, _BYE) and receiver == self._name:
+                await self._heard(kind, session_id, rest)
+            self._arm()
+
+    def _welcome(self, session_id: int, stream: int) -> None:
+        if session_id in self._open:
+            if stream <= self._open[session_id].stream:
+                return  # asked again before the answer came
+            self._drop(session_id)
+        while len(self._open) >= self._settings.max_connections:
+            self._drop(next(iter(self._open)))
+        link = ReceivingLink(self._sessions, self._codec, self._settings, self._counters, self._loop.time())
+        self._open[session_id] = _Session(link, stream)
+
+    def _drop(self, session_id: int) -> None:
+        self._open.pop(session_id).link.connection_lost(self._loop.time())
+
+    async def _heard(self, kind: int, session_id: int, rest: bytes) -> None:
+        session = self._open.get(session_id)
+        if session is None or kind == _BYE:
+            if session is not None:
+                self._drop(session_id)
+            return
+        self._open.move_to_end(session_id)
+        if len(rest) < _PLACE.size:
+            return
+        stream, number = _PLACE.unpack_from(rest)
+        if (stream, number) < (session.stream, session.number):
+            return
+        if (stream, number) != (session.stream, session.number):
+            session.link.refuse("a part of what was sent has been lost on the way")
+        else:
+            session.number += 1
+            await self._take(session_id, session, memoryview(rest)[_PLACE.size :])
+        self._collect(session_id, session)
+
+    async def _take(self, session_id: int, session: _Session[M], data: memoryview) -> None:
+        """All messages of a piece. Where there is no room, what was taken is acknowledged before it waits."""
+        link = session.link
+        while not link.is_finished:
+            while data and not link.is_blocked:
+                buffer = link.get_buffer()
+                count = min(len(buffer), len(data))
+                buffer[:count] = data[:count]
+                link.buffer_updated(count, self._loop.time())
+                data = data[count:]
+                self._inbox.put(link.take(self._inbox.room, self._loop.time()))
+            if not link.is_blocked:
+                return
+            self._collect(session_id, session)
+            self._room.clear()
+            self._inbox.when_room(self, self._room.set)
+            if not self._inbox.room:
+                await self._room.wait()
+            self._inbox.put(link.take(self._inbox.room, self._loop.time()))
+
+    # Answering
+
+    def _collect(self, session_id: int, session: _Session[M]) -> None:
+        data = session.link.data_to_send()
+        if data:
+            self._answers[session_id] = self._answers.get(session_id, b"") + data
+            self._has_answers.set()
+
+    async def _answer(self) -> None:
+        while self._answers or self._inbox.closed is None:
+            await self._has_answers.wait()
+            self._has_answers.clear()
+            answers, self._answers = self._answers, {}
+            for session_id, frames in answers.items():
+                message = _message(_ANSWER, session_id, self._name, frames)
+                try:
+                    await self._line.channel.send(message)
+                except StrataError as error:
+                    # The sender hears nothing, and gives up in its own time.
+                    _log.warning("no answer through %s: %s", self._address, error)
+            await asyncio.sleep(_ANSWER_SECONDS)
+
+    def _arm(self) -> None:
+        moments = [session.link.get_timer() for session in self._open.values()]
+        at = min((moment for moment in [*moments, self._sessions.get_timer()] if moment), default=None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(at, self._handle_timers)
+
+    def _handle_timers(self) -> None:
+        now = self._loop.time()
+        self._sessions.handle_timer(now)
+        for session_id, session in list(self._open.items()):
+            session.link.handle_timer(now)
+            self._collect(session_id, session)
+            if session.link.is_finished:
+                self._drop(session_id)
+        self._arm()

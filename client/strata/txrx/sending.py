@@ -1,0 +1,418 @@
+"""The sender's half of a session, without I/O (T-027, T-029, T-049, T-054 … T-056, T-062 … T-067).
+
+    post ──▶ outbox ──▶ (written) unacked ──▶ acknowledged
+                ▲            │
+                └─ cut off ──┘ all of it, in order, in front of what waits
+
+A session outlives its connections. Each begins with the session's id, and sends everything again that no
+acknowledgement has covered; the server drops what it has. Numbers are by position: `_base` is the sequence of
+the oldest message that is not acknowledged, and the ones behind it follow without gaps.
+
+    state        posts     connection
+    idle         waits     none
+    connected    written   one
+    closed       refused   none, never again
+
+It is closed by the peer (`Reject`, `Closed`, or a peer that breaks the rules), by the oldest message growing
+too old, or by us. Whatever was pending then comes out once, in order, with what is known of its delivery.
+
+Time is in seconds on any clock that only goes forward.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Generic, TypeAlias, TypeVar
+
+from strata.txrx.codecs import Codec
+from strata.txrx.errors import (
+    ChannelClosed,
+    ChannelError,
+    CodecError,
+    Delivery,
+    DeliveryTimeout,
+    OutboxFull,
+    OversizedMessage,
+    ProtocolViolation,
+)
+from strata.txrx.frames import (
+    MAX_RESPONSE_BYTES,
+    SEQUENCE,
+    Ack,
+    Reject,
+    encode_header,
+    read_response,
+)
+from strata.txrx.framing import EMPTY_FRAME, LARGE, MAX_PARTS, FrameReader, frame_of, frame_size
+from strata.txrx.settings import ChannelSettings
+
+__all__ = ["Returned", "SenderCounters", "SendingSession"]
+
+M = TypeVar("M")
+K = TypeVar("K")
+_Entry: TypeAlias = "tuple[bytes, Sequence[bytes], M, K | None]"
+"""Body and parts, the message, the caller's token. Frames are made when they are written: less is copied."""
+
+_SMALL = Struct(">QQQ").pack
+_TOGETHER = 120 * 1024
+"""Bytes written at once. From 128 KiB on the system is asked for the memory of each such piece anew."""
+_MOST_RESPONSES = 1000
+
+
+@dataclass(slots=True)
+class SenderCounters:
+    """What a sender has done (T-100)."""
+
+    messages_posted: int = 0
+    messages_delivered: int = 0
+    messages_returned: int = 0
+    messages_refused: int = 0
+    frames_sent: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    retransmits: int = 0
+    connections: int = 0
+    acks_received: int = 0
+    ack_delay_seconds: float = 0.0
+    """Of the oldest message that each acknowledgement covered, summed up over `acks_received`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Generic[M, K]):
+    """A message that was not acknowledged."""
+
+    message: M
+    token: K | None
+    error: ChannelError
+    delivery: Delivery
+
+
+class SendingSession(Generic[M, K]):
+    """One session. `K` is what the caller gives along with a message, to be told what became of it."""
+
+    def __init__(self, session_id: int, codec: Codec[M], settings: ChannelSettings) -> None:
+        self.session_id = session_id
+        self.counters = SenderCounters()
+        self.closed: ChannelError | None = None
+        """Why it is closed."""
+        self._encode = codec.encode
+        self._settings = settings
+        self._limit = settings.codec_max_frame_length
+        # A server that acknowledges as late as it may is not silent.
+        self._patience = max(settings.link_timeout, 2 * settings.message_ack_time_interval)
+        self._most = settings.outbox_limit
+        self._outbox: deque[_Entry[M, K]] = deque()
+        self._unacked: deque[_Entry[M, K]] = deque()
+        self._base = 0
+        self._next = 0
+        self._marked = 0
+        """What `next` was at the last `mark`."""
+        self._reached = 0
+        """One past the highest sequence that was ever written."""
+        self._reached_before = 0
+        """The same when this connection began."""
+        self._is_known = False
+        """Whether the server has acknowledged anything on this connection: then it knows the session."""
+        self._doubtful = 0
+        """One past what may have gone to an earlier server, before the one that acknowledges now."""
+        self._posted_at: deque[tuple[int, float]] = deque()
+        """Of some messages, the sequence and when they were posted: of the first since each `mark`."""
+        self._reader: FrameReader | None = None
+        self._to_send: list[bytes] = []
+        self._heard_at = 0.0
+        self._bytes_gone = 0
+        self._is_dead = False
+        self._returned: list[Returned[M, K]] = []
+        self._delivered: list[K] = []
+
+    # What is posted
+
+    @property
+    def pending(self) -> int:
+        """Messages that are neither delivered nor returned."""
+        return self._next - self._base
+
+    @property
+    def acknowledged(self) -> int:
+        """How many messages of the session have been acknowledged."""
+        return self._base
+
+    @property
+    def outbox_size(self) -> int:
+        """Messages that wait to be written."""
+        return len(self._outbox)
+
+    @property
+    def unacked_size(self) -> int:
+        """Messages that were written and not acknowledged."""
+        return len(self._unacked)
+
+    def post(self, message: M, token: K | None = None) -> None:
+        """Take a message. `mark` has to follow before time goes on.
+
+        Raises `CodecError`, `OversizedMessage`, `OutboxFull`, and whatever closed the session; then the
+        message was not taken.
+        """
+        try:
+            if self.closed is not None:
+                # One error for as many posts as there are: it must not collect the way of each.
+                raise self.closed.with_traceback(None)
+            if self._most is not None and len(self._outbox) >= self._most:
+                raise OutboxFull(f"outbox full: {len(self._outbox)} messages wait already")
+            body, parts = self._encode(message)
+            if not parts:
+                size = len(body) + 16
+            elif len(parts) < MAX_PARTS:
+                size = frame_size(body, parts) + 8
+            else:
+                raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
+            if size > self._limit:
+                raise OversizedMessage(size, self._limit)
+        except ChannelError:
+            self.counters.messages_refused += 1
+            raise
+        self._outbox.append((body, parts, message, token))
+        self._next += 1
+
+    def mark(self, now: float) -> None:
+        """Everything posted since the last call was posted now: its age counts from here (A-163)."""
+        new = self._next - self._marked
+        if new:
+            self.counters.messages_posted += new
+            self._marked = self._next
+            if self._next > self._base:
+                self._posted_at.append((self._next - 1, now))
+
+    # Connections
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._reader is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the connection has to be given up for another one; `connection_lost` has to follow."""
+        return self._is_dead
+
+    def connection_made(self, now: float) -> None:
+        """A new connection: it begins with the session's id, and everything unacknowledged goes again."""
+        assert self._reader is None and self.closed is None
+        self._reader = FrameReader(MAX_RESPONSE_BYTES)
+        self._is_dead = False
+        self._heard_at = now
+        self._reached_before = self._reached
+        self._is_known = False
+        self._bytes_gone = self.counters.bytes_sent
+        self.counters.connections += 1
+        self._to_send.append(encode_header(self.session_id))
+
+    def connection_lost(self, next_session_id: int) -> None:
+        """It is gone: whatever was written on it is in front of the outbox again (T-055).
+
+        Where nothing is pending a new session begins, with the id given: the server may have forgotten the
+        old one, or be another by the time there is something to send, and nothing depends on it.
+        """
+        if not self.pending:
+            self.session_id = next_session_id
+            self._base = self._next = self._marked = self._reached = self._doubtful = 0
+        self._reader = None
+        self._is_dead = False
+        self._to_send.clear()
+        self._unacked.extend(self._outbox)
+        self._unacked, self._outbox = deque(), self._unacked
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where bytes from the peer go."""
+        assert self._reader is not None
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, count: int, now: float) -> None:
+        """So many bytes of the peer were put there."""
+        if self._reader is None or self._is_dead:
+            return
+        self._reader.buffer_updated(count)
+        self._heard_at = now
+        self.counters.bytes_received += count
+        try:
+            while frames := self._reader.read(_MOST_RESPONSES):
+                for frame in frames:
+                    match read_response(frame):
+                        case Ack(sequence):
+                            self._acknowledged(sequence, now)
+                        case Reject(reason):
+                            return self._close(ChannelClosed(f"rejected: {reason}"), refused=True)
+                        case _ as closed:
+                            return self._close(ChannelClosed(closed.reason), refused=True)
+        except ProtocolViolation as error:
+            self.close(error)
+
+    def _acknowledged(self, sequence: int, now: float) -> None:
+        if sequence >= self._reached:
+            raise ProtocolViolation(f"the peer acknowledged {sequence}, and only {self._reached} were sent")
+        if not self._is_known:
+            self._is_known = True
+            if self._base == 0:
+                # Its first: a server that is gone may have taken, unheard, what went out before.
+                self._doubtful = self._reached_before
+        self.counters.acks_received += 1
+        count = sequence + 1 - self._base
+        if count <= 0:  # repeated, or late
+            return
+        self._count_delay(now)
+        delivered = self._delivered
+        written = min(count, len(self._unacked))
+        # One for what an earlier connection has brought may cover what has not gone out again yet.
+        for queue, some in ((self._unacked, written), (self._outbox, count - written)):
+            popleft = queue.popleft
+            for _ in range(some):
+                token = popleft()[3]
+                if token is not None:
+                    delivered.append(token)
+        self.counters.messages_delivered += count
+        self._base += count
+        while self._posted_at and self._posted_at[0][0] < self._base:
+            self._posted_at.popleft()
+
+    def _count_delay(self, now: float) -> None:
+        if self._posted_at:
+            self.counters.ack_delay_seconds += max(0.0, now - self._posted_at[0][1])
+
+    def data_to_send(self, most_bytes: int = _TOGETHER) -> list[bytes]:
+        """What to write now: whole frames, at least one where one waits, until `most_bytes` are reached."""
+        pieces, self._to_send = self._to_send, []
+        if self._reader is None or self._is_dead or not self._outbox:
+            return pieces
+        outbox, unacked = self._outbox, self._unacked
+        first = sequence = self._base + len(unacked)
+        size = 0
+        all_small = True
+        while outbox and size < most_bytes:
+            entry = outbox.popleft()
+            unacked.append(entry)
+            body, parts = entry[0], entry[1]
+            length = len(body)
+            if parts:
+                frame = frame_of(SEQUENCE.pack(sequence) + body, parts)
+                size += sum(map(len, frame))
+                pieces += frame
+                all_small = False
+            else:
+                pieces.append(_SMALL(length + 16, length + 8, sequence))
+                pieces.append(body)
+                size += length + 24
+                if length >= LARGE:
+                    all_small = False
+            sequence += 1
+        self._count_written(first, sequence, size)
+        return [b"".join(pieces)] if all_small else _join(pieces)
+
+    def _count_written(self, first: int, end: int, size: int) -> None:
+        counters = self.counters
+        counters.retransmits += max(0, min(end, self._reached) - first)
+        counters.frames_sent += end - first
+        counters.bytes_sent += size
+        self._reached = max(self._reached, end)
+
+    # Time
+
+    def get_timer(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        moments = []
+        if self.closed is None and self._posted_at:
+            moments.append(self._posted_at[0][1] + self._settings.message_delivery_timeout)
+            if self._unacked and self._reader is not None and not self._is_dead:
+                moments.append(self._waits_since() + self._patience)
+        return min(moments, default=None)
+
+    def handle_timer(self, now: float, unwritten: int = 0) -> None:
+        """Close a session whose oldest message is too old (T-065); give up a connection that is silent.
+
+        `unwritten` is how many bytes of `data_to_send` the system has not taken yet: while it waits for the
+        peer and takes more, the connection lives.
+        """
+        gone = self.counters.bytes_sent - unwritten
+        if unwritten and gone > self._bytes_gone:
+            self._heard_at = now
+        self._bytes_gone = gone
+        if self.closed is not None or not self._posted_at:
+            return
+        if now >= self._posted_at[0][1] + self._settings.message_delivery_timeout:
+            seconds = self._settings.message_delivery_timeout
+            self.close(DeliveryTimeout(f"the oldest message was not acknowledged within {seconds:g} s"))
+        elif self._unacked and self._reader is not None:
+            self._is_dead |= now >= self._waits_since() + self._patience
+
+    def _waits_since(self) -> float:
+        """Since when an acknowledgement is due: the peer was heard, or the oldest message posted, last."""
+        return max(self._heard_at, self._posted_at[0][1])
+
+    # The end
+
+    def farewell(self) -> bytes:
+        """The last bytes of a connection, for a sender that closes with everything acknowledged.
+
+        An empty frame: it tells the server to forget the session. Nothing where that would be untrue.
+        """
+        over = self._reader is None or self.pending or self.closed is not None
+        return b"" if over else EMPTY_FRAME
+
+    def close(self, error: ChannelError) -> None:
+        """Close for good; what is pending comes out of `returned`. A second call does nothing."""
+        self._close(error, refused=False)
+
+    def _close(self, error: ChannelError, *, refused: bool) -> None:
+        if self.closed is not None:
+            return
+        self.closed = error
+        # A server that refuses has acknowledged what it took before. But one that never acknowledged anything
+        # here may be another than the one that an earlier connection led to.
+        unknown = self._reached
+        if refused:
+            unknown = self._doubtful if self._is_known else self._reached_before
+        pending = itertools.chain(self._unacked, self._outbox)
+        for sequence, (_, _, message, token) in enumerate(pending, self._base):
+            delivery = Delivery.UNKNOWN if sequence < unknown else Delivery.NOT_DELIVERED
+            self._returned.append(Returned(message, token, error, delivery))
+        self.counters.messages_returned += len(self._returned)
+        self._unacked.clear()
+        self._outbox.clear()
+        self._posted_at.clear()
+        self._to_send.clear()
+        self._base = self._next
+        self._reader = None
+
+    def take_returned(self) -> list[Returned[M, K]]:
+        """What has come back since the last call, in the order posted."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    def take_delivered(self) -> list[K]:
+        """The tokens of what was acknowledged since the last call, in the order posted."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+
+def _join(pieces: list[bytes]) -> list[bytes]:
+    """Small pieces that follow each other, as one; large ones as they are (T-085)."""
+    if len(pieces) < 2:
+        return pieces
+    joined: list[bytes] = []
+    small: list[bytes] = []
+    for piece in pieces:
+        if len(piece) < LARGE:
+            small.append(piece)
+        else:
+            if small:
+                joined.append(b"".join(small))
+                small = []
+            joined.append(piece)
+    if small:
+        joined.append(b"".join(small))
+    return joined

@@ -1,0 +1,168 @@
+"""Sockets to listen on, and connections to make, for each kind of address (T-088 … T-091, T-098; A-169)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from typing import TypeAlias
+
+from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
+from strata.txrx.errors import AddressInUse, ChannelIOError
+
+__all__ = ["NetAddress", "SocketFile", "connect", "listen", "tune"]
+
+NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
+
+_BACKLOG = 512
+_KEEPALIVE_SECONDS = 15
+_UNIX_BUFFER = 1024 * 1024
+
+
+class SocketFile:
+    """The file of a Unix socket, removed at the end unless it has become another's."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._inode = os.stat(path).st_ino
+
+    def remove(self) -> None:
+        """Remove it, once."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+
+
+async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], SocketFile | None]:
+    """Sockets that listen, with the address they really have. Raises `AddressInUse`, `ChannelIOError`."""
+    if isinstance(address, UnixAddress):
+        listening = _listen_unix(address)
+        return address, [listening], None if address.is_abstract else SocketFile(address.path)
+    try:
+        sockets = await _listen_tcp(address.host, address.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is served already") from None
+        raise ChannelIOError(f"{address} cannot be served: {error.strerror or error}") from None
+    port = sockets[0].getsockname()[1]
+    if isinstance(address, TlsAddress):
+        return TlsAddress(address.host, port, address.scheme), sockets, None
+    return TcpAddress(address.host, port), sockets, None
+
+
+async def connect(
+    address: NetAddress, protocol: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None
+) -> None:
+    """One attempt. Raises `OSError`, which `ssl.SSLError` is too."""
+    loop = asyncio.get_running_loop()
+    if isinstance(address, UnixAddress):
+        # A socket of our own: not every event loop knows abstract names.
+        with contextlib.ExitStack() as stack:
+            one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            one.setblocking(False)
+            await loop.sock_connect(one, address.socket_path)
+            await loop.create_unix_connection(protocol, sock=one)
+            stack.pop_all()
+    else:
+        host = "localhost" if address.host == "*" else address.host
+        await loop.create_connection(protocol, host, address.port, ssl=context)
+
+
+def tune(transport: asyncio.BaseTransport) -> None:
+    """No waiting for more to send; a peer whose machine is gone is found out by the system."""
+    found: socket.socket | None = transport.get_extra_info("socket")
+    if found is None:
+        return
+    if found.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            # Unlike those of TCP, its buffers do not grow by themselves.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
+        return
+    with contextlib.suppress(OSError):
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("KEEPIDLE", 4), ("KEEPINTVL", 1)):
+            if hasattr(socket, f"TCP_{name}"):
+                option = getattr(socket, f"TCP_{name}")
+                found.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE_SECONDS * value // 4)
+
+
+async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
+    """One socket for each address of a host, all on one port."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            try:
+                one = socket.socket(family, kind, protocol)
+            except OSError:  # a family that the system knows by name only
+                continue
+            sockets.append(one)
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if len(sockets) > 1 and port == 0:
+                where = (where[0], sockets[0].getsockname()[1], *where[2:])
+            one.bind(where)
+            one.listen(_BACKLOG)
+        if not sockets:
+            raise OSError(f"{host} has no address here")
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def _listen_unix(address: UnixAddress) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        try:
+            listening.bind(address.socket_path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or address.is_abstract or not _remove_stale(address.path):
+                raise
+            listening.bind(address.socket_path)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is served already, or something else is there") from None
+        raise ChannelIOError(f"{address} cannot be served: {error.strerror or error}") from None
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _remove_stale(path: str) -> bool:
+    """Remove the socket file of a server that is gone; nothing else, ever."""
+    try:
+        before = os.stat(path, follow_symlinks=False)
+        if not stat.S_ISSOCK(before.st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                pass
+            else:
+                return False
+        if os.stat(path, follow_symlinks=False).st_ino == before.st_ino:
+            os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""What a messaging node takes for its relays: one log in memory, and views of it that fail as told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from strata.channels.messaging import RelayNode
+from strata.protocol.errors import ConnectionFailed, RequestTimeout
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+from strata.tools.sim import run_virtually
+
+START = 1_760_000_000
+TOPIC = "/chat/1/room/proto"
+ALICE, BOB, CAROL, MALLORY = (Identity.from_seed(bytes([n]) * 32) for n in range(4))
+LATENCY = 0.02
+
+
+def wall() -> float:
+    """The wall clock of the world."""
+    return START + asyncio.get_running_loop().time()
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test on a clock of its own."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        run_virtually(lambda: test(*arguments, **named))
+
+    return run
+
+
+async def until(condition: Callable[[], object], timeout: float = 600.0) -> float:
+    """Let the world go on until this holds; the time it is then."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 -- time is simulated: nothing is waited for
+            await asyncio.sleep(0.01)
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Delivered:
+    """What a subscription hands on."""
+
+    packet: Packet
+
+
+class Log:
+    """What all the views show: the packets in the order they came."""
+
+    def __init__(self) -> None:
+        self.packets: list[tuple[Packet, int]] = []
+        self.changed = asyncio.Event()
+
+    def store(self, packet: Packet) -> None:
+        if all(packet.packet_id != each.packet_id for each, _ in self.packets):
+            self.packets.append((packet, int(wall())))
+            self.tell()
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def by(self, author: Identity) -> list[Packet]:
+        return [packet for packet, _ in self.packets if packet.author_id == author.did]
+
+
+class MadeRelays:
+    """One client's relays: `strata.channels.messaging.relay_node.Relays`.
+
+    `answers` holds what the next publishes meet: an exception to raise, or a number of seconds to wait.
+    `hides` takes packets out of everything that this client reads. `unfiltered` sends all there is.
+    """
+
+    def __init__(self, log: Log, *, connected: int = 1, wanted: int = 1) -> None:
+        self.log = log
+        self.connected, self.wanted = connected, wanted
+        self.max_packet_bytes: int | None = None
+        self.answers: list[Exception | float] = []
+        self.hides: Callable[[Packet], bool] = lambda packet: False
+        self.unfiltered = False
+        self.failure: Exception | None = None
+        """What subscriptions raise, as long as it is set."""
+        self.published: list[Packet] = []
+        self.queries: list[dict[str, Any]] = []
+        self.found: list[tuple[str, ...]] = []
+        self.reading = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connected > 0
+
+    @property
+    def seats(self) -> tuple[int, int]:
+        return self.connected, self.wanted
+
+    def connect(self, connected: int) -> None:
+        self.connected = connected
+        self.log.tell()
+
+    async def publish(
+        self, packet: Packet, *, timeout: float | None = None, on_stored: Callable[[], None] | None = None
+    ) -> object:
+        self.published.append(packet)
+        await asyncio.sleep(LATENCY)
+        answer = self.answers.pop(0) if self.answers else 0.0
+        if isinstance(answer, Exception):
+            raise answer
+        try:
+            async with asyncio.timeout(30 if timeout is None else timeout):
+                while not self.connected:
+                    await self.log.changed.wait()
+        except TimeoutError:
+            raise RequestTimeout("PUBLISH", 30) from None
+        self.log.store(packet)
+        if on_stored is not None:
+            on_stored()
+        await asyncio.sleep(answer)
+        return packet.packet_id
+
+    async def subscribe(self, **query: Any) -> AsyncGenerator[Delivered, None]:
+        self.queries.append(query)
+        at = 0
+        live = query.get("live", True)
+        self.reading += live
+        try:
+            if not live:
+                if not self.connected:
+                    raise ConnectionFailed("nobody is there")
+                found = [each for each in self.log.packets if self._matches(each, query)]
+                for packet, _ in reversed(found) if query.get("order") == "desc" else found:
+                    await asyncio.sleep(LATENCY / 100)
+                    yield Delivered(packet)
+                return
+            while True:
+                if self.failure is not None:
+                    raise self.failure
+                if self.connected and at < len(self.log.packets):
+                    at += 1
+                    if self._matches(self.log.packets[at - 1], query):
+                        await asyncio.sleep(LATENCY)
+                        yield Delivered(self.log.packets[at - 1][0])
+                else:
+                    await self.log.changed.wait()
+        finally:
+            self.reading -= live
+
+    def _matches(self, stored: tuple[Packet, int], query: dict[str, Any]) -> bool:
+        packet, received_at = stored
+        if self.hides(packet):
+            return False
+        if self.unfiltered:
+            return True
+        return (
+            packet.content_type == query["types"]
+            and (not query.get("authors") or packet.author_id in query["authors"])
+            and packet.timestamp >= (query.get("since") or 0)
+            and received_at >= (query.get("received_since") or 0)
+        )
+
+    async def find(
+        self, packet_ids: Sequence[str], *, types: str, since: int
+    ) -> AsyncGenerator[Delivered, None]:
+        self.found.append(tuple(packet_ids))
+        if not self.connected:
+            raise ConnectionFailed("nobody is there")
+        await asyncio.sleep(LATENCY)
+        for packet, _ in self.log.packets:
+            if packet.packet_id in packet_ids and not self.hides(packet):
+                yield Delivered(packet)
+
+
+class Told:
+    """Every event of a node, in order."""
+
+    def __init__(self, node: RelayNode) -> None:
+        self.events: list[Any] = []
+        for emitter in (node.message_events, node.health_events):
+            for name in emitter.names:
+                emitter.on(name, self.events.append)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]

@@ -1,0 +1,583 @@
+"""The messaging node over relays: what it sends, tells and reads, under a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+
+import pytest
+from made_relays import ALICE, BOB, START, TOPIC, Log, MadeRelays, Told, until, virtual, wall
+from strata.channels.messaging import (
+    ConnectionStatus,
+    ConnectionStatusChange,
+    ContentTopicHealthChange,
+    InvalidContentTopic,
+    MessageEnvelope,
+    MessagingNode,
+    NodeError,
+    NodeMessageError,
+    NodeMessagePropagated,
+    NodeMessageReceived,
+    NodeMessageSent,
+    RelayNode,
+    TopicHealth,
+)
+from strata.channels.messaging.binding import PROFILE, build_packet
+from strata.protocol import packets
+from strata.protocol.errors import (
+    Closed,
+    ConnectionFailed,
+    ErrorCode,
+    InvalidPacket,
+    RequestRefused,
+    RequestTimeout,
+)
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+
+OTHER = "/chat/1/other/proto"
+
+
+def node_over(relays: MadeRelays, identity: Identity = ALICE) -> RelayNode:
+    return RelayNode(relays, identity=identity, wall=wall)
+
+
+def envelope(payload: bytes = b"hello", topic: str = TOPIC, **members) -> MessageEnvelope:
+    return MessageEnvelope(content_topic=topic, payload=payload, **members)
+
+
+def packed(payload: bytes, signer: Identity = BOB, topic: str = TOPIC, now: int = START) -> Packet:
+    return build_packet(signer, envelope(payload, topic), now=now, nonce=f"0x{secrets.token_hex(16)}")
+
+
+def payloads(told: Told) -> list[bytes]:
+    return [event.message.payload for event in told.of(NodeMessageReceived)]
+
+
+# Sending.
+
+
+@pytest.mark.req("C-261", "C-283")
+@virtual
+async def test_a_message_is_propagated_and_sent_and_both_name_it_and_its_packet():
+    relays = MadeRelays(Log())
+    async with node_over(relays) as node:
+        told = Told(node)
+        request_id = await node.send(envelope(), request_id="mine")
+        assert request_id == "mine"
+        await until(lambda: told.of(NodeMessageSent))
+        (packet,) = relays.published
+        assert told.of(NodeMessagePropagated) == [NodeMessagePropagated("mine", packet.digest)]
+        assert told.of(NodeMessageSent) == [NodeMessageSent("mine", packet.digest)]
+        assert not told.of(NodeMessageError)
+        names = [event.name for event in told.events if event.name.startswith("message_")]
+        assert names.index("message_propagated") < names.index("message_sent")
+
+
+@pytest.mark.req("C-262")
+@virtual
+async def test_it_is_propagated_with_the_first_ok_and_sent_once_enough_relays_have_said_so():
+    relays = MadeRelays(Log(), connected=2, wanted=2)
+    relays.answers = [5.0]  # from the first OK to the last that was asked for
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.send(envelope())
+        first = await until(lambda: told.of(NodeMessagePropagated))
+        assert not told.of(NodeMessageSent)
+        assert await until(lambda: told.of(NodeMessageSent)) - first == pytest.approx(5, abs=0.1)
+        assert len(told.of(NodeMessagePropagated)) == 1
+
+
+@pytest.mark.req("C-261")
+@virtual
+async def test_a_message_that_fails_after_its_first_ok_is_told_to_be_propagated_and_then_to_have_failed():
+    class OneOfTwo(MadeRelays):
+        async def publish(self, packet, *, timeout=None, on_stored=None):
+            on_stored()
+            on_stored()
+            raise RequestTimeout("PUBLISH", 30)
+
+    async with node_over(OneOfTwo(Log())) as node:
+        told = Told(node)
+        await node.send(envelope(), request_id="r")
+        await until(lambda: told.of(NodeMessageError))
+        kinds = [type(event) for event in told.events if event.name.startswith("message_")]
+        assert kinds == [NodeMessagePropagated, NodeMessageError]
+
+
+@pytest.mark.req("C-282")
+@virtual
+async def test_the_same_bytes_sent_twice_are_two_packets():
+    relays = MadeRelays(Log())
+    async with node_over(relays) as node:
+        for _ in range(2):
+            await node.send(envelope(b"the same"))
+        await until(lambda: len(relays.log.packets) == 2)
+    first, second = relays.published
+    assert first.content == second.content and first.timestamp == second.timestamp
+    assert first.packet_id != second.packet_id
+    nonces = {packet.value["nonce"] for packet in relays.published}
+    assert len(nonces) == 2 and all(len(bytes.fromhex(nonce[2:])) == 16 for nonce in nonces)
+
+
+@pytest.mark.req("C-264")
+@virtual
+async def test_a_first_send_subscribes_its_topic_so_the_answer_is_heard():
+    log = Log()
+    async with node_over(MadeRelays(log)) as alice, node_over(MadeRelays(log), BOB) as bob:
+        heard = Told(alice)
+        await alice.send(envelope(b"anybody there?"))
+        assert alice.topics == (TOPIC,)
+        await bob.send(envelope(b"yes"))
+        await until(lambda: b"yes" in payloads(heard))
+
+
+@pytest.mark.req("C-265", "C-281")
+@virtual
+async def test_what_can_never_be_sent_or_heard_is_refused_at_once():
+    relays = MadeRelays(Log())
+    relays.max_packet_bytes = 2_000
+    async with node_over(relays) as node:
+        told = Told(node)
+        for topic in ("chat", "/a\nb", "/\ud800"):
+            with pytest.raises(InvalidContentTopic):
+                await node.send(envelope(topic=topic))
+            with pytest.raises(InvalidContentTopic):
+                await node.subscribe([TOPIC, topic])
+            assert node.topics == (), "all or none"
+        with pytest.raises(NodeError):
+            await node.send(envelope(bytes(1_500)))
+        with pytest.raises(NodeError):
+            await node.unsubscribe([TOPIC])
+        await node.subscribe([TOPIC])
+        await node.unsubscribe([TOPIC])
+        with pytest.raises(NodeError):
+            await node.unsubscribe([TOPIC])
+        await asyncio.sleep(1)
+        assert relays.published == [] and not [e for e in told.events if e.name.startswith("message_")]
+
+
+@pytest.mark.req("C-265")
+@virtual
+async def test_a_relay_that_is_away_is_no_error_and_gets_the_message_when_it_is_back():
+    relays = MadeRelays(Log(), connected=0)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await node.send(envelope())
+        await until(lambda: ContentTopicHealthChange(TOPIC, TopicHealth.UNHEALTHY) in told.events)
+        assert not told.of(NodeMessageError)
+        relays.connect(1)
+        await until(lambda: told.of(NodeMessageSent))
+        await until(lambda: payloads(told) == [b"hello"])
+
+
+REFUSED = RequestRefused
+OUTCOMES = [
+    (REFUSED("rate_limited", "slow down", retry_after=7), True, 7_000),
+    (REFUSED("rate_limited", "slow down"), True, 1_000),
+    (REFUSED("internal_error", "oh"), True, None),
+    (REFUSED("internal_error", "not now", retry_after=3), True, 3_000),
+    (RequestTimeout("PUBLISH", 30), True, None),
+    (ConnectionFailed("gone"), True, None),
+    (OSError("no route"), True, None),
+    (REFUSED("invalid_signature", "no"), False, None),
+    (REFUSED("packet_too_large", "no", max_bytes=10), False, None),
+    (REFUSED("blocked_author", "no"), False, None),
+    (REFUSED("unauthenticated", "no"), False, None),
+    (REFUSED("a_code_of_tomorrow", "no"), False, None),
+    (InvalidPacket(ErrorCode.INVALID_SCHEMA, "no"), False, None),
+]
+
+
+@pytest.mark.req("C-261", "C-292")
+@pytest.mark.parametrize(("error", "recoverable", "wait"), OUTCOMES, ids=lambda value: repr(value)[:40])
+@virtual
+async def test_each_refusal_tells_whether_and_when_to_try_again(error, recoverable, wait):
+    relays = MadeRelays(Log())
+    relays.answers = [error]
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.send(envelope(), request_id="r")
+        await until(lambda: told.of(NodeMessageError))
+        (event,) = told.of(NodeMessageError)
+        assert event.request_id == "r" and event.message_hash == relays.published[0].digest
+        assert event.error == str(error)
+        assert (event.recoverable, event.retry_after_ms) == (recoverable, wait)
+        if isinstance(error, RequestRefused):
+            assert event.code == error.code
+        assert not told.of(NodeMessageSent) and not told.of(NodeMessagePropagated)
+
+
+@virtual
+async def test_what_is_being_sent_is_bounded_and_the_next_send_waits_for_its_turn():
+    relays = MadeRelays(Log())
+    relays.answers = [1.0] * 1024
+    async with node_over(relays) as node:
+        for _ in range(1024):
+            await node.send(envelope())
+        began_at = asyncio.get_running_loop().time()
+        await node.send(envelope())
+        assert asyncio.get_running_loop().time() - began_at > 0.9
+
+
+# Repairs.
+
+
+@pytest.mark.req("C-294")
+@virtual
+async def test_a_stored_packet_is_sent_again_whole_inside_a_new_one():
+    log = Log()
+    relays = MadeRelays(log)
+    original = packed(b"said by bob")
+    log.store(original)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await asyncio.sleep(2 * 86_400)
+        await node.send_again(original.digest, topic=TOPIC, request_id="r")
+        await until(lambda: told.of(NodeMessageSent))
+        (repair,) = relays.published
+        assert repair.author_id == ALICE.did and repair.timestamp == int(wall())
+        assert repair.content["original"] == original.value and "payload" not in repair.content
+        assert told.of(NodeMessageSent) == [NodeMessageSent("r", repair.digest)]
+
+
+@virtual
+async def test_a_repair_whose_original_nobody_has_fails_for_good():
+    async with node_over(MadeRelays(Log())) as node:
+        told = Told(node)
+        await node.send_again(bytes(32), topic=TOPIC, request_id="r")
+        await until(lambda: told.of(NodeMessageError))
+        (event,) = told.of(NodeMessageError)
+        assert event.request_id == "r" and event.message_hash is None and not event.recoverable
+
+
+# Receiving.
+
+
+@pytest.mark.req("C-261", "C-284")
+@virtual
+async def test_a_topic_is_subscribed_by_its_packets_type_and_a_message_is_told_with_its_hash():
+    log = Log()
+    relays = MadeRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        packet = packed(b"hello")
+        log.store(packet)
+        await until(lambda: told.of(NodeMessageReceived))
+        (event,) = told.of(NodeMessageReceived)
+        assert event.message_hash == packet.digest
+        assert event.message.payload == b"hello" and event.message.content_topic == TOPIC
+        assert event.message.author == BOB.did
+        assert [query["types"] for query in relays.queries] == [TOPIC]
+
+
+@pytest.mark.req("C-263", "C-284")
+@virtual
+async def test_a_relay_that_sends_everything_makes_no_foreign_message_be_heard():
+    log = Log()
+    relays = MadeRelays(log)
+    relays.unfiltered = True
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        log.store(packed(b"foreign", topic=OTHER))
+        plain = {"type": TOPIC, "text": "of another profile"}
+        log.store(packets.build(BOB, plain, timestamp=START))
+        broken = {"type": TOPIC, "profile": PROFILE, "payload": "*"}
+        log.store(packets.build(BOB, broken, timestamp=START))
+        log.store(packed(b"ours"))
+        await until(lambda: payloads(told) == [b"ours"])
+        assert node.dropped == 3
+        pages = [page async for page in node.history(TOPIC, since_ms=0)]
+        assert [each.message.payload for page in pages for each in page] == [b"ours"]
+        hashes = [packet.digest for packet, _ in log.packets]
+        assert [each.message.payload async for each in node.fetch(TOPIC, hashes)] == [b"ours"]
+
+
+@pytest.mark.req("C-263")
+@virtual
+async def test_an_unsubscribed_topic_is_heard_no_more():
+    log = Log()
+    async with node_over(MadeRelays(log)) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC, OTHER])
+        await node.unsubscribe([TOPIC])
+        log.store(packed(b"too late"))
+        log.store(packed(b"in time", topic=OTHER))
+        await until(lambda: payloads(told) == [b"in time"])
+        assert node.topics == (OTHER,)
+
+
+@pytest.mark.req("C-288")
+@virtual
+async def test_known_authors_narrow_the_subscription():
+    log = Log()
+    relays = MadeRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC], authors=[BOB.did])
+        log.store(packed(b"of a stranger", signer=Identity.from_seed(bytes([9]) * 32)))
+        log.store(packed(b"of a member"))
+        await until(lambda: payloads(told) == [b"of a member"])
+        assert [query["authors"] for query in relays.queries] == [(BOB.did,)]
+        assert [page async for page in node.history(TOPIC, since_ms=0)]
+        assert relays.queries[-1]["authors"] == (BOB.did,), "and history just so"
+
+
+@virtual
+async def test_subscribing_twice_reads_once():
+    log = Log()
+    relays = MadeRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await node.subscribe([TOPIC])
+        log.store(packed(b"once"))
+        await asyncio.sleep(5)
+        assert payloads(told) == [b"once"] and relays.reading == 1
+
+
+@virtual
+async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_are_behind():
+    relays = MadeRelays(Log())
+    async with node_over(relays) as node:
+        await node.subscribe([TOPIC])
+        await until(lambda: relays.queries)
+    (query,) = relays.queries
+    assert query["received_since"] == START - 600
+    assert query["since"] <= START - 600 - packets.DEFAULT_MAX_PACKET_AGE_SECONDS
+
+
+@pytest.mark.req("C-265", "C-266")
+@virtual
+async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so():
+    log = Log()
+    relays = MadeRelays(log)
+    relays.failure = RequestTimeout("SUBSCRIBE", 30)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await until(lambda: ContentTopicHealthChange(TOPIC, TopicHealth.UNHEALTHY) in told.events)
+        log.store(packed(b"meanwhile"))
+        await asyncio.sleep(600)
+        assert 9 < len(relays.queries) < 120
+        relays.failure = None
+        await until(lambda: payloads(told) == [b"meanwhile"])
+        await until(lambda: told.of(ContentTopicHealthChange)[-1].health is TopicHealth.SUFFICIENTLY_HEALTHY)
+
+
+@virtual
+async def test_a_subscription_that_works_again_and_hears_nothing_is_healthy_all_the_same():
+    relays = MadeRelays(Log())
+    relays.failure = RequestTimeout("SUBSCRIBE", 30)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await until(lambda: ContentTopicHealthChange(TOPIC, TopicHealth.UNHEALTHY) in told.events)
+        relays.failure = None
+        await asyncio.sleep(600)
+        assert relays.reading == 1
+        assert node.topic_health(TOPIC) is TopicHealth.SUFFICIENTLY_HEALTHY
+
+
+@virtual
+async def test_a_closed_relay_object_ends_the_reading_without_a_noise():
+    relays = MadeRelays(Log())
+    relays.failure = Closed("closed")
+    async with node_over(relays) as node:
+        await node.subscribe([TOPIC])
+        await asyncio.sleep(600)
+        assert len(relays.queries) == 1
+
+
+@virtual
+async def test_a_slow_handler_slows_its_subscription_and_loses_nothing():
+    log = Log()
+    async with node_over(MadeRelays(log)) as node:
+        taken: list[bytes] = []
+
+        async def slow(event: NodeMessageReceived) -> None:
+            await asyncio.sleep(10)
+            taken.append(event.message.payload)
+
+        node.message_events.on("message_received", slow)
+        await node.subscribe([TOPIC])
+        for number in range(5):
+            log.store(packed(b"%d" % number))
+        assert await until(lambda: len(taken) == 5) >= 50
+        assert taken == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@virtual
+async def test_a_handler_may_unsubscribe_the_topic_it_hears():
+    log = Log()
+    relays = MadeRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        node.message_events.on("message_received", lambda _: node.unsubscribe([TOPIC]))
+        await node.subscribe([TOPIC])
+        log.store(packed(b"first"))
+        log.store(packed(b"second"))
+        await asyncio.sleep(5)
+        assert payloads(told) == [b"first"] and node.topics == () and relays.reading == 0
+
+
+# Asking the store.
+
+
+@pytest.mark.req("C-259")
+@virtual
+async def test_history_comes_in_pages_newest_first_and_not_from_before_its_window():
+    log = Log()
+    relays = MadeRelays(log)
+    for number in range(1_201):
+        log.store(packed(b"%d" % number, now=START + number))
+    async with node_over(relays) as node:
+        pages = [page async for page in node.history(TOPIC, since_ms=(START + 100) * 1000 + 999)]
+    assert [len(page) for page in pages] == [500, 500, 101]
+    heard = [int(each.message.payload) for page in pages for each in page]
+    assert heard == list(range(1_200, 99, -1))
+    assert relays.queries[-1]["live"] is False
+
+
+@virtual
+async def test_a_history_that_is_left_early_lets_go_of_its_query():
+    log = Log()
+    for number in range(501):
+        log.store(packed(b"%d" % number))
+    async with node_over(MadeRelays(log)) as node, aclosing(node.history(TOPIC, since_ms=0)) as pages:
+        assert len(await anext(pages)) == 500
+
+
+@pytest.mark.req("C-259")
+@virtual
+async def test_history_of_relays_that_are_away_is_an_error():
+    async with node_over(MadeRelays(Log(), connected=0)) as node:
+        with pytest.raises(ConnectionFailed):
+            await anext(node.history(TOPIC, since_ms=0))
+        with pytest.raises(ConnectionFailed):
+            await anext(node.fetch(TOPIC, [bytes(32)]))
+
+
+@pytest.mark.req("C-283")
+@virtual
+async def test_messages_are_fetched_by_the_bytes_of_their_packet_ids_and_other_lengths_are_left_out():
+    log = Log()
+    relays = MadeRelays(log)
+    first, second = packed(b"first"), packed(b"second")
+    log.store(first)
+    log.store(second)
+    async with node_over(relays) as node:
+        found = [each async for each in node.fetch(TOPIC, [second.digest, b"short", bytes(33), b""])]
+    assert [each.message.payload for each in found] == [b"second"]
+    assert relays.found == [(second.packet_id,)]
+
+
+# Health.
+
+
+@pytest.mark.req("C-266")
+@virtual
+async def test_relays_that_go_one_by_one_and_come_back_are_told_in_order():
+    relays = MadeRelays(Log(), connected=2, wanted=2)
+    async with node_over(relays) as node:
+        told = Told(node)
+        assert node.topic_health(TOPIC) is TopicHealth.NOT_SUBSCRIBED
+        await node.subscribe([TOPIC])
+        await asyncio.sleep(1)
+        for connected in (1, 0, 1, 2):
+            relays.connect(connected)
+            await asyncio.sleep(1)
+        await node.unsubscribe([TOPIC])
+        await asyncio.sleep(1)
+        full, part, none = (
+            ConnectionStatus.CONNECTED,
+            ConnectionStatus.PARTIALLY_CONNECTED,
+            ConnectionStatus.DISCONNECTED,
+        )
+        statuses = [event.status for event in told.of(ConnectionStatusChange)]
+        assert statuses == [full, part, none, part, full]
+        assert [str(status) for status in statuses[:3]] == [
+            "Connected",
+            "PartiallyConnected",
+            "Disconnected",
+        ]
+        assert [str(event.health) for event in told.of(ContentTopicHealthChange)] == [
+            *("SUFFICIENTLY_HEALTHY", "MINIMALLY_HEALTHY", "UNHEALTHY", "MINIMALLY_HEALTHY"),
+            *("SUFFICIENTLY_HEALTHY", "NOT_SUBSCRIBED"),
+        ]
+        assert {event.content_topic for event in told.of(ContentTopicHealthChange)} == {TOPIC}
+
+
+@pytest.mark.req("C-266")
+@virtual
+async def test_there_are_events_of_connection_and_topics_and_none_of_shards():
+    async with node_over(MadeRelays(Log())) as node:
+        assert node.health_events.names == ("connection_status_change", "content_topic_health_change")
+        assert set(node.message_events.names) == {
+            *("message_received", "message_sent", "message_propagated", "message_error"),
+        }
+
+
+# The node as a whole.
+
+
+@pytest.mark.req("C-268")
+@virtual
+async def test_a_node_lists_what_it_is_subscribed_to_and_what_it_is():
+    async with node_over(MadeRelays(Log())) as node:
+        await node.subscribe([TOPIC, OTHER])
+        assert node.topics == (TOPIC, OTHER)
+        assert node.transport_identity == ALICE.did
+        assert node.declared_limit() is None
+
+
+@pytest.mark.req("C-289")
+@virtual
+async def test_the_largest_payload_follows_the_smallest_limit_that_a_relay_has_told():
+    relays = MadeRelays(Log())
+    async with node_over(relays) as node:
+        usual = node.largest_payload(TOPIC)
+        assert 195_000 < usual < packets.DEFAULT_MAX_PACKET_BYTES * 3 // 4
+        relays.max_packet_bytes = 1 << 30
+        assert node.largest_payload(TOPIC) == usual, "readers take no more than the usual limit"
+        relays.max_packet_bytes = 20_480
+        most = node.largest_payload(TOPIC)
+        assert 14_000 < most < 20_480 * 3 // 4
+        assert node.largest_payload(TOPIC, repairable=True) < most
+        await node.send(envelope(bytes(most), ephemeral=True))
+        await until(lambda: relays.published)
+        assert relays.published[0].size_bytes <= 20_480
+        with pytest.raises(NodeError):
+            await node.send(envelope(bytes(most + 64), ephemeral=True))
+
+
+@virtual
+async def test_closing_ends_every_task_and_may_be_repeated_and_the_node_goes_on_after_it():
+    log = Log()
+    relays = MadeRelays(log)
+    node = node_over(relays)
+    told = Told(node)
+    relays.answers = [3_600.0]
+    await node.subscribe([TOPIC])
+    await node.send(envelope())
+    await asyncio.sleep(1)
+    before = asyncio.get_running_loop().time()
+    await node.close()
+    await node.close()
+    assert asyncio.get_running_loop().time() == before, "nobody is waited for"
+    assert len(asyncio.all_tasks()) == 1 and relays.reading == 0
+    await node.subscribe([TOPIC])
+    log.store(packed(b"again"))
+    await until(lambda: b"again" in payloads(told))
+    await node.close()
+
+
+def test_a_relay_node_has_all_that_a_channel_asks_for():
+    asked = {name for name in vars(MessagingNode) if not name.startswith("_")}
+    node = RelayNode.__new__(RelayNode)
+    in_instance = {"message_events", "health_events", "wall", "defaults"}
+    assert asked - in_instance <= set(dir(node))

@@ -1,0 +1,75 @@
+"""A writer killed at any point: what was confirmed is there, and nothing is half there (C-255, C-257)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from strata.channels.persistence import ParticipantKey, SqlitePersistence, StoredState
+
+ALICE = ParticipantKey("room", "alice")
+
+# Batch n puts parts n.0 … n.4, removes those of batch n-3, and lifts the clock to n. It prints what is
+# confirmed, and starts the next batches without waiting, so that the kill finds some under way.
+WRITER = """
+import asyncio, sys
+from strata.channels.persistence import ParticipantKey, Put, Raise, Remove, SqlitePersistence
+
+ALICE = ParticipantKey("room", "alice")
+
+async def write(store, n):
+    changes = [Put("log", f"{n}.{part}", str(n).encode() * 500) for part in range(5)]
+    changes += [Remove("log", f"{n - 3}.{part}") for part in range(5)]
+    await store.apply(ALICE, [*changes, Raise("lamport", n)])
+    print(n, flush=True)
+
+async def main():
+    store = await SqlitePersistence.open(sys.argv[1])
+    n = int(sys.argv[2])
+    while True:
+        await asyncio.gather(*(write(store, n + ahead) for ahead in range(4)))
+        n += 4
+
+asyncio.run(main())
+"""
+
+
+def run_and_kill(path: Path, first: int, confirmations: int) -> int:
+    """Start a writer, kill it after it confirmed so many batches, and return the last batch confirmed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(first)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        confirmed = [int(writer.stdout.readline()) for _ in range(confirmations)]
+        writer.kill()
+        confirmed += [int(line) for line in writer.stdout if line.endswith("\n")]
+        assert writer.wait() == -signal.SIGKILL
+    return max(confirmed)
+
+
+def assert_whole(state: StoredState, confirmed: int) -> int:
+    """The state is that after some batch at or after the last one confirmed; returns which."""
+    last = state.counters["lamport"]
+    assert last >= confirmed
+    expected = {f"{n}.{part}" for n in range(last - 2, last + 1) for part in range(5) if n >= 0}
+    assert set(state.records["log"]) == expected
+    assert all(value == key.partition(".")[0].encode() * 500 for key, value in state.records["log"].items())
+    return last
+
+
+@pytest.mark.req("C-255", "C-257")
+async def test_kill_at_any_point(tmp_path: Path) -> None:
+    moments = random.Random(4)
+    path = tmp_path / "channels.db"
+    last = -1
+    for _ in range(20):
+        confirmed = run_and_kill(path, last + 1, moments.randrange(1, 60))
+        # Opened at once: the lock of a killed process is gone with it.
+        store = await SqlitePersistence.open(path)
+        last = assert_whole(await store.load(ALICE), confirmed)
+        await store.close()
+    assert last > 20

@@ -1,0 +1,416 @@
+"""A messaging node that the test plays: it answers what is sent, and fills the store that is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.values import (
+    HEALTH_EVENTS,
+    MESSAGE_EVENTS,
+    ConnectionStatus,
+    ConnectionStatusChange,
+    MessageEnvelope,
+    NodeMessageError,
+    NodeMessageReceived,
+    NodeMessageSent,
+    ReceivedEnvelope,
+)
+from strata.channels.reliable import CHANNEL_EVENTS, ReliableChannel, make_channel
+from strata.channels.sds import BloomFilter, BloomParameters, HistoryEntry, SdsConfig, SdsMessage
+from strata.channels.segmentation import SegmentationConfig, encode_segment, segment_message
+from strata.channels.segmentation.messages import Segment, decode_segment
+from strata.tools.sim import run_virtually
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TOPIC = "/test/1/room/proto"
+START = 1_760_000_000
+START_MS = START * 1000
+
+QUIET: dict[str, Any] = {"sync_min_interval_ms": 0, "process_task_min_elapse_ms": 0}
+"""Settings under which a channel sends what it is told to, when it is due, and nothing else."""
+
+
+def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an asynchronous test on a clock that jumps: hours cost nothing, and waiting for ever fails."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtually(lambda: test(*args, **kwargs))
+
+    return run
+
+
+def elapsed() -> float:
+    """Seconds since the test began."""
+    return asyncio.get_running_loop().time()
+
+
+async def settle() -> None:
+    """Let everything happen that needs no time to speak of."""
+    await asyncio.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message that a channel handed to the node."""
+
+    at: float
+    request_id: str
+    envelope: MessageEnvelope
+    message_hash: bytes
+
+    @property
+    def payload(self) -> bytes:
+        return self.envelope.payload
+
+    @property
+    def sds(self) -> SdsMessage:
+        """The message inside, where no hook hides it."""
+        message = SdsMessage.decode(self.payload)
+        assert message is not None
+        return message
+
+    @property
+    def segment(self) -> Segment:
+        return segment_in(self.sds)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The transport's no."""
+
+    code: str = "refused"
+    recoverable: bool = False
+    retry_after_ms: int | None = None
+
+
+Answer = Callable[[Sent], "Refusal | float | None"]
+"""A refusal, after how many seconds it is accepted, or None for no answer at all. May raise."""
+
+
+def at_once(sent: Sent) -> float:
+    """The friendly node."""
+    return 0.0
+
+
+@dataclass
+class Query:
+    """One question for history."""
+
+    at: float
+    topic: str
+    since_ms: int
+    pages: int = 0
+    """How many pages were taken."""
+
+
+@dataclass
+class ScriptedNode:
+    """What a channel takes for its transport. Everything it is asked is written down."""
+
+    transport_identity: str = "did:test:node"
+    defaults: object = None
+    largest: int | None = None
+    limit: tuple[int, int] | None = None
+    answer: Answer = at_once
+    pages: list[list[NodeMessageReceived]] = field(default_factory=list)
+    """What the store has, newest page first, each newest first."""
+    stored: dict[bytes, NodeMessageReceived] = field(default_factory=dict)
+    store_error: Exception | None = None
+    subscribe_error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.message_events = EventEmitter(MESSAGE_EVENTS)
+        self.health_events = EventEmitter(HEALTH_EVENTS)
+        self.connection_status = ConnectionStatus.CONNECTED
+        self.sent: list[Sent] = []
+        self.again: list[tuple[bytes, str]] = []
+        self.topics: list[str] = []
+        self.subscriptions: list[tuple[str, tuple[str, ...]]] = []
+        self.queries: list[Query] = []
+        self.fetches: list[tuple[float, tuple[bytes, ...]]] = []
+        self.clock_offset = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = 0
+
+    # What a channel asks.
+
+    def wall(self) -> float:
+        return START + elapsed() + self.clock_offset
+
+    def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
+        return self.largest
+
+    def declared_limit(self) -> tuple[int, int] | None:
+        return self.limit
+
+    async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
+        name = request_id or f"node:{self._count}"
+        self._play(Sent(elapsed(), name, envelope, self.hash_of(envelope.payload)))
+        return name
+
+    async def send_again(
+        self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
+    ) -> None:
+        self.again.append((message_hash, request_id))
+        self._emit_later(0.0, NodeMessageSent(request_id, self.hash_of(message_hash)))
+
+    def _play(self, sent: Sent) -> None:
+        self.sent.append(sent)
+        outcome = self.answer(sent)
+        if isinstance(outcome, Refusal):
+            text = "the script says no"
+            self._emit_later(
+                0.0,
+                NodeMessageError(
+                    sent.request_id, None, text, outcome.code, outcome.recoverable, outcome.retry_after_ms
+                ),
+            )
+        elif outcome is not None:
+            self._emit_later(outcome, NodeMessageSent(sent.request_id, sent.message_hash))
+
+    def _emit_later(self, delay: float, event: NodeMessageSent | NodeMessageError) -> None:
+        async def emit() -> None:
+            if delay:
+                await asyncio.sleep(delay)
+            await self.message_events.emit(event)
+
+        task = asyncio.get_running_loop().create_task(emit())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        if self.subscribe_error is not None:
+            raise self.subscribe_error
+        self.topics += topics
+        self.subscriptions += [(topic, tuple(authors)) for topic in topics]
+
+    async def unsubscribe(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            self.topics.remove(topic)
+
+    async def history(
+        self, topic: str, *, since_ms: int
+    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        query = Query(elapsed(), topic, since_ms)
+        self.queries.append(query)
+        if self.store_error is not None:
+            raise self.store_error
+        for page in list(self.pages):
+            await asyncio.sleep(0.001)
+            query.pages += 1
+            yield page
+
+    async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
+        self.fetches.append((elapsed(), tuple(hashes)))
+        if self.store_error is not None:
+            raise self.store_error
+        await asyncio.sleep(0.001)
+        for each in hashes:
+            if each in self.stored:
+                yield self.stored[each]
+
+    # What the test does.
+
+    def hash_of(self, payload: bytes) -> bytes:
+        """Another one each time, as a packet's is."""
+        self._count += 1
+        return hashlib.sha256(self._count.to_bytes(8, "big") + payload).digest()
+
+    def packed(
+        self, message: SdsMessage | bytes, *, author: str | None = None, topic: str = TOPIC
+    ) -> NodeMessageReceived:
+        """A message as the transport brings it, and as `fetch` finds it from now on."""
+        payload = message if isinstance(message, bytes) else message.encode()
+        event = NodeMessageReceived(
+            self.hash_of(payload),
+            ReceivedEnvelope(content_topic=topic, payload=payload, author=author),
+        )
+        self.stored[event.message_hash] = event
+        return event
+
+    async def deliver(
+        self,
+        *messages: SdsMessage | bytes | NodeMessageReceived,
+        author: str | None = None,
+        topic: str = TOPIC,
+    ) -> None:
+        """Bring messages, one after the other, and let them sink in."""
+        for message in messages:
+            known = isinstance(message, NodeMessageReceived)
+            event = message if known else self.packed(message, author=author, topic=topic)  # type: ignore[arg-type]
+            await self.message_events.emit(event)  # type: ignore[arg-type]
+        await settle()
+
+    async def set_status(self, status: ConnectionStatus) -> None:
+        self.connection_status = status
+        await self.health_events.emit(ConnectionStatusChange(status))
+
+    async def disconnect(self) -> None:
+        await self.set_status(ConnectionStatus.DISCONNECTED)
+
+    async def reconnect(self) -> None:
+        await self.set_status(ConnectionStatus.CONNECTED)
+
+    def times(self) -> list[float]:
+        """When each message was sent, to the tenth of a second."""
+        return [round(sent.at, 1) for sent in self.sent]
+
+
+# What a channel tells.
+
+
+class Told:
+    """All events of a channel, in order."""
+
+    def __init__(self, channel: ReliableChannel, *, received: bool = True) -> None:
+        """With `received` messages are taken as they come; else somebody has to iterate the channel."""
+        self.events: list[tuple[float, Any]] = []
+        for name in CHANNEL_EVENTS:
+            if received or not name.endswith("received"):
+                channel.message_events.on(name, self._take)
+
+    def _take(self, event: Any) -> None:
+        self.events.append((elapsed(), event))
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [event for _, event in self.events if isinstance(event, kind)]
+
+    def at(self, kind: type[Any]) -> list[float]:
+        """When, to the tenth of a second."""
+        return [round(at, 1) for at, event in self.events if isinstance(event, kind)]
+
+    @property
+    def names(self) -> list[str]:
+        return [event.name for _, event in self.events]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Of the received messages."""
+        return [event.payload for _, event in self.events if event.name == "message-received"]
+
+
+@asynccontextmanager
+async def opened(
+    node: ScriptedNode,
+    *,
+    sender_id: str = "alice",
+    channel_id: str = "room",
+    topic: str = TOPIC,
+    take: bool = True,
+    **options: Any,
+) -> AsyncIterator[tuple[ReliableChannel, Told]]:
+    """An open channel that keeps quiet by itself, and what it tells."""
+    channel = make_channel(
+        node, channel_id, topic, sender_id, rng=random.Random(1), options={**QUIET, **options}
+    )
+    told = Told(channel, received=take)
+    async with channel:
+        await settle()
+        yield channel, told
+
+
+# What other participants say.
+
+_PARAMETERS = BloomParameters(SdsConfig().bloom_filter_size, SdsConfig().bloom_filter_error_rate)
+
+
+def named(*messages: SdsMessage | Sent | HistoryEntry) -> tuple[HistoryEntry, ...]:
+    """A history of these."""
+    found = []
+    for each in messages:
+        if isinstance(each, HistoryEntry):
+            found.append(each)
+        elif isinstance(each, Sent):
+            found.append(HistoryEntry(each.sds.message_id, each.message_hash, each.sds.sender_id))
+        else:
+            found.append(HistoryEntry(each.message_id, None, each.sender_id))
+    return tuple(found)
+
+
+def filter_of(*messages: SdsMessage | Sent) -> bytes:
+    """A filter that has these."""
+    bloom = BloomFilter(_PARAMETERS)
+    for each in messages:
+        bloom.insert((each.sds if isinstance(each, Sent) else each).message_id)
+    return bloom.to_bytes()
+
+
+def segments(payload: bytes, *, size: int = 1 << 20, request_id: str | None = None) -> list[bytes]:
+    """The contents of the SDS messages that carry a payload."""
+    cut = segment_message(payload, SegmentationConfig(segment_size_bytes=size), request_id=request_id)
+    return [encode_segment(segment) for segment in cut]
+
+
+def segment_in(message: SdsMessage) -> Segment:
+    assert message.content is not None
+    return decode_segment(message.content)
+
+
+def said(
+    n: int,
+    payload: bytes = b"",
+    *,
+    sender: str = "bob",
+    follows: Sequence[SdsMessage | Sent | HistoryEntry] = (),
+    has: Sequence[SdsMessage | Sent] | None = None,
+    content: bytes | None = None,
+    lamport: int | None = None,
+    channel: str = "room",
+    asks: Sequence[HistoryEntry] = (),
+) -> SdsMessage:
+    """Content message `n` of somebody: what it follows, and what its filter has."""
+    whole = content if content is not None else segments(payload or f"{sender} {n}".encode())[0]
+    return SdsMessage(
+        sender,
+        f"{sender}-{n}",
+        channel,
+        START_MS + n if lamport is None else lamport,
+        named(*follows),
+        None if has is None else filter_of(*has),
+        tuple(asks),
+        whole,
+    )
+
+
+def chunks(
+    n: int, payload: bytes, size: int, *, sender: str = "bob", chained: bool = False
+) -> list[SdsMessage]:
+    """A message in several chunks, each following the one before if `chained`."""
+    made: list[SdsMessage] = []
+    for index, content in enumerate(segments(payload, size=size)):
+        follows = made[-1:] if chained else ()
+        made.append(said(n + index, sender=sender, content=content, follows=follows))
+    return made
+
+
+def sync(
+    n: int,
+    *,
+    sender: str = "bob",
+    follows: Sequence[SdsMessage | Sent | HistoryEntry] = (),
+    has: Sequence[SdsMessage | Sent] | None = None,
+) -> SdsMessage:
+    """A sync message: what its sender has received lately."""
+    return SdsMessage(
+        sender,
+        f"{sender}-sync-{n}",
+        "room",
+        START_MS + n,
+        named(*follows),
+        None if has is None else filter_of(*has),
+    )
+
+
+def ephemeral(n: int, payload: bytes, *, sender: str = "bob") -> SdsMessage:
+    return SdsMessage(sender, f"{sender}-e{n}", "room", content=segments(payload)[0])

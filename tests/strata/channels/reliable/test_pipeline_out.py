@@ -1,0 +1,306 @@
+"""From `send` to the wire: segment, SDS, encrypt, rate limit, dispatch (channel.md §4)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_node import Refusal, ScriptedNode, Sent, opened, settle, virtually
+from strata.channels.reliable import (
+    MessageSent,
+    ReliableMessageSendError,
+    SendingMessage,
+    SendingMessageIrrecoverableError,
+)
+from strata.channels.sds import SdsMessage
+from strata.channels.segmentation import decode_segment
+from strata.channels.segmentation.messages import message_hash
+
+
+class Reversing:
+    """A hook that can be seen at work: it turns bytes round."""
+
+    def __init__(self, trace: list[tuple[str, bytes]]) -> None:
+        self.trace = trace
+
+    def encrypt(self, content: bytes) -> bytes:
+        self.trace.append(("encrypt", content))
+        return content[::-1]
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload[::-1]
+
+
+def trace_sends(node: ScriptedNode, trace: list[tuple[str, bytes]]) -> None:
+    def answer(sent: Sent) -> float:
+        trace.append(("dispatch", sent.payload))
+        return 0.0
+
+    node.answer = answer
+
+
+@pytest.mark.req("C-061", "C-065", "C-066")
+@virtually
+async def test_each_chunk_is_segmented_registered_encrypted_and_then_sent() -> None:
+    node = ScriptedNode()
+    trace: list[tuple[str, bytes]] = []
+    logged: list[tuple[str, list[str]]] = []
+    hook = Reversing(trace)
+    trace_sends(node, trace)
+    async with opened(node, encryption=hook, segment_size_bytes=4) as (channel, _):
+        plain_encrypt = hook.encrypt
+
+        def encrypt(content: bytes) -> bytes:
+            logged.append(("encrypt", channel.log()))
+            return plain_encrypt(content)
+
+        # The channel looks its hook up once, so the probe goes where the hook already reports.
+        channel._hook._encrypt = encrypt  # type: ignore[union-attr]
+        await channel.send(b"abcdefghij")
+        await settle()
+    encrypted = [data for step, data in trace if step == "encrypt"]
+    dispatched = [data for step, data in trace if step == "dispatch"]
+    inside = [SdsMessage.decode(data) for data in encrypted]
+    ids = [message.message_id for message in inside if message is not None]
+    # What the hook gets is a whole SDS message around one segment.
+    parts = [decode_segment(message.content) for message in inside if message and message.content]
+    assert [part.payload for part in parts] == [b"abcd", b"efgh", b"ij"]
+    # SDS had registered each one before it was encrypted.
+    assert all(set(ids) <= set(log) for _, log in logged)
+    # What is sent is what the hook made, one transport message each, and only after it was made.
+    assert dispatched == [data[::-1] for data in encrypted]
+    for data in encrypted:
+        assert trace.index(("encrypt", data)) < trace.index(("dispatch", data[::-1]))
+
+
+@pytest.mark.req("C-061", "C-067")
+@virtually
+async def test_the_rate_limit_comes_after_the_hook_and_before_the_transport() -> None:
+    node = ScriptedNode()
+    trace: list[tuple[str, bytes]] = []
+    trace_sends(node, trace)
+    async with opened(
+        node,
+        encryption=Reversing(trace),
+        messages_per_epoch=1,
+        epoch_size_ms=60_000,
+        acknowledgement_timeout_ms=1_000_000,
+    ) as (channel, _):
+        await channel.send(b"one")
+        await channel.send(b"two")
+        await settle()
+        # Both are registered and encrypted; only one may leave in this epoch.
+        assert [step for step, _ in trace] == ["encrypt", "dispatch", "encrypt"]
+        await asyncio.sleep(61)
+        assert [step for step, _ in trace] == ["encrypt", "dispatch", "encrypt", "dispatch"]
+
+
+@pytest.mark.req("C-062")
+@virtually
+async def test_a_small_payload_is_a_single_segment() -> None:
+    node = ScriptedNode()
+    async with opened(node) as (channel, _):
+        await channel.send(b"small")
+        await settle()
+    (sent,) = node.sent
+    assert sent.segment.payload == b"small"
+    assert (sent.segment.data_segment_index, sent.segment.data_segment_count) == (0, 1)
+    assert sent.segment.entire_message_hash == message_hash(b"small")
+
+
+@pytest.mark.req("C-063", "C-066")
+@virtually
+async def test_every_chunk_is_one_sds_message_in_one_transport_message() -> None:
+    node = ScriptedNode()
+    async with opened(node, segment_size_bytes=2) as (channel, _):
+        await channel.send(b"aaaaaaaaaa")
+        await settle()
+    assert len(node.sent) == 5
+    assert len({sent.sds.message_id for sent in node.sent}) == 5
+    # The transport message holds that SDS message and nothing besides.
+    assert all(sent.sds.encode() == sent.payload for sent in node.sent)
+    assert [sent.segment.data_segment_index for sent in node.sent] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.req("C-064")
+@virtually
+async def test_a_chunk_is_tracked_by_sds_before_it_leaves() -> None:
+    node = ScriptedNode()
+    seen: list[bool] = []
+    async with opened(node, segment_size_bytes=4) as (channel, _):
+
+        def answer(sent: Sent) -> float:
+            opened_channel = channel._opened
+            assert opened_channel is not None
+            tracked = sent.sds.message_id in opened_channel.engine.sds.outgoing()
+            seen.append(tracked and sent.sds.message_id in channel.log())
+            return 0.0
+
+        node.answer = answer
+        await channel.send(b"abcdefgh")
+        await settle()
+    assert seen == [True, True]
+
+
+@pytest.mark.req("C-065", "C-217")
+@virtually
+async def test_with_a_hook_nothing_of_message_or_segment_is_readable_on_the_wire() -> None:
+    node = ScriptedNode()
+    trace: list[tuple[str, bytes]] = []
+    payload = b"a secret that nobody else may read"
+    async with opened(node, encryption=Reversing(trace), segment_size_bytes=16) as (channel, _):
+        await channel.send(payload)
+        await channel.send_ephemeral(payload)
+        await settle()
+    assert len(node.sent) == 4
+    for sent in node.sent:
+        assert payload[:16] not in sent.payload and payload[16:32] not in sent.payload
+        assert message_hash(payload) not in sent.payload
+        message = SdsMessage.decode(sent.payload)
+        assert message is None or message.channel_id != "room"
+
+
+@pytest.mark.req("C-067")
+@virtually
+async def test_the_timer_of_a_chunk_starts_when_the_transport_has_it() -> None:
+    node = ScriptedNode(answer=lambda sent: 20.0)
+    async with opened(node, acknowledgement_timeout_ms=5_000, max_retransmissions=1) as (channel, _):
+        await channel.send(b"slow")
+        await asyncio.sleep(60)
+    # Accepted after 20 s, and sent again 5 s after that: not while it was under way.
+    assert node.times() == [0.0, 25.0]
+
+
+@pytest.mark.req("C-067")
+@virtually
+async def test_no_time_runs_for_a_chunk_that_waits_an_epoch() -> None:
+    node = ScriptedNode()
+    async with opened(
+        node,
+        messages_per_epoch=1,
+        epoch_size_ms=100_000,
+        acknowledgement_timeout_ms=5_000,
+        max_retransmissions=0,
+    ) as (channel, told):
+        await channel.send(b"one")
+        await channel.send(b"two")
+        await asyncio.sleep(200)
+    # An epoch begins with the test.
+    assert node.times() == [0.0, 100.0]
+    assert told.at(ReliableMessageSendError) == [5.0, 105.0]
+
+
+@pytest.mark.req("C-068")
+@virtually
+async def test_what_travels_is_the_sds_message_and_what_arrives_its_content() -> None:
+    here, there = ScriptedNode(), ScriptedNode()
+    async with opened(here) as (channel, _), opened(there, sender_id="bob") as (_, told):
+        await channel.send(b"the content alone")
+        await settle()
+        assert here.sent[0].sds.channel_id == "room" and here.sent[0].sds.sender_id == "alice"
+        await there.deliver(here.sent[0].payload)
+        assert told.payloads == [b"the content alone"]
+
+
+@pytest.mark.req("C-069")
+@virtually
+async def test_chunks_leave_in_order_and_messages_as_they_were_sent() -> None:
+    node = ScriptedNode()
+    async with opened(node, segment_size_bytes=2) as (channel, _):
+        await channel.send(b"A0A1A2")
+        await channel.send(b"B0B1B2")
+        await settle()
+    assert [sent.segment.payload for sent in node.sent] == [b"A0", b"A1", b"A2", b"B0", b"B1", b"B2"]
+
+
+@pytest.mark.req("C-069")
+@virtually
+async def test_a_transport_that_refuses_for_now_does_not_change_the_order() -> None:
+    refusals = [True, True, False]
+    node = ScriptedNode()
+
+    def answer(sent: Sent) -> Refusal | float:
+        return Refusal("busy", recoverable=True) if refusals and refusals.pop(0) else 0.0
+
+    node.answer = answer
+    async with opened(node, segment_size_bytes=2) as (channel, told):
+        await channel.send(b"A0A1A2")
+        await asyncio.sleep(4)
+    order = [sent.segment.payload for sent in node.sent]
+    assert order == [b"A0", b"A1", b"A2", b"A0", b"A1"]
+    assert sorted(event.chunk_info.chunk_index for event in told.of(MessageSent)) == [0, 1, 2]
+
+
+@pytest.mark.req("C-070")
+@virtually
+async def test_transport_requests_are_numbered_after_the_request() -> None:
+    node = ScriptedNode()
+    async with opened(node, segment_size_bytes=2) as (channel, _):
+        first = await channel.send(b"A0A1A2")
+        second = await channel.send(b"B0")
+        await settle()
+    assert [sent.request_id for sent in node.sent] == [
+        f"{first}:1",
+        f"{first}:2",
+        f"{first}:3",
+        f"{second}:1",
+    ]
+
+
+@pytest.mark.req("C-071")
+@virtually
+async def test_the_transport_hash_is_the_hint_in_the_next_history() -> None:
+    node = ScriptedNode()
+    async with opened(node) as (channel, _):
+        await channel.send(b"first")
+        await settle()
+        await channel.send(b"second")
+        await settle()
+    first, second = node.sent
+    (entry,) = second.sds.causal_history
+    assert entry.message_id == first.sds.message_id
+    assert entry.retrieval_hint == first.message_hash
+    assert entry.sender_id == "alice"
+
+
+@virtually
+async def test_a_chunk_that_the_transport_never_takes_harms_no_other_message() -> None:
+    def answer(sent: Sent) -> Refusal | float:
+        return Refusal() if sent.segment.payload == b"B1" else 0.0
+
+    node = ScriptedNode(answer=answer)
+    async with opened(node, segment_size_bytes=2) as (channel, told):
+        await channel.send(b"A0A1")
+        bad = await channel.send(b"B0B1B2")
+        await channel.send(b"C0C1")
+        await settle()
+        failures = told.of(SendingMessageIrrecoverableError)
+        assert [(each.request_id, each.chunk_info.chunk_index) for each in failures] == [(bad, 1)]
+        (error,) = told.of(ReliableMessageSendError)
+        assert (error.request_id, error.stage) == (bad, "dispatch")
+        dead = {sent.sds.message_id for sent in node.sent if sent.segment.payload == b"B1"}
+        assert not dead & set(channel.log())
+    payloads = [sent.segment.payload for sent in node.sent]
+    assert payloads[-2:] == [b"C0", b"C1"]
+    # What comes after does not name what will never come.
+    last = node.sent[-1].sds
+    assert not dead & {entry.message_id for entry in last.causal_history}
+
+
+@virtually
+async def test_a_node_that_raises_fails_that_attempt_alone() -> None:
+    calls: list[str] = []
+
+    def answer(sent: Sent) -> float:
+        calls.append(sent.request_id)
+        if len(calls) == 1:
+            raise RuntimeError("the transport has a bug")
+        return 0.0
+
+    node = ScriptedNode(answer=answer)
+    async with opened(node) as (channel, told):
+        request_id = await channel.send(b"again")
+        await asyncio.sleep(4)
+        assert told.of(MessageSent)[0].request_id == request_id
+        assert len(told.of(SendingMessage)) == 2  # two attempts began
+    assert calls == [f"{request_id}:1"] * 2

@@ -1,0 +1,124 @@
+"""The ordered log, the memory of ids, and messages kept at a fraction of their size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strata.channels.sds import BloomFilter, BloomParameters, SdsMessage
+from strata.channels.sds.bodies import Archive, Body
+from strata.channels.sds.log import Entry, KnownIds, Log, SortedKeys
+
+keys = st.tuples(st.integers(0, 50), st.text("ab", max_size=3))
+
+
+@given(st.lists(st.tuples(st.booleans(), keys), max_size=200), keys)
+def test_sorted_keys_are_a_sorted_list(steps, bound):
+    made, naive = SortedKeys(), []
+    for adding, key in steps:
+        if adding and key not in naive:
+            made.add(key)
+            naive.append(key)
+        elif not adding and key in naive:
+            made.remove(key)
+            naive.remove(key)
+    naive.sort()
+    assert list(made) == naive
+    assert len(made) == len(naive)
+    assert list(made.down_from(bound)) == [key for key in reversed(naive) if key <= bound]
+
+
+def test_sorted_keys_in_many_chunks():
+    made, naive = SortedKeys(), [(number, "") for number in range(5_000)]
+    shuffled = naive.copy()
+    random.Random(1).shuffle(shuffled)
+    for key in shuffled:
+        made.add(key)
+    assert list(made) == naive
+    assert list(made.down_from((2_500, ""))) == naive[2_500::-1]
+    for key in shuffled[:4_900]:
+        made.remove(key)
+    assert list(made) == sorted(shuffled[4_900:])
+
+
+def entry(number: int, lamport: int, *, dispatched: bool = True) -> Entry:
+    return Entry(f"{number:03}", "alice", lamport, Body(b""), arrival=number, dispatched=dispatched)
+
+
+@pytest.mark.req("C-118")
+@given(st.permutations([entry(number, lamport) for number, lamport in enumerate((5, 5, 3, 9, 5, 0))]))
+def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
+    log = Log()
+    for each in entries:
+        log.add(each)
+    assert [each.message_id for each in log.ordered()] == ["005", "002", "000", "001", "004", "003"]
+
+
+@pytest.mark.req("C-106")
+def test_the_most_recent_entries_oldest_first_and_none_from_the_far_future():
+    log = Log()
+    for number, lamport in enumerate((10, 20, 30, 2**64 - 1)):
+        log.add(entry(number, lamport, dispatched=number != 1))
+    assert [each.message_id for each in log.recent(2, 30, dispatched_only=False)] == ["001", "002"]
+    assert [each.message_id for each in log.recent(2, 30, dispatched_only=True)] == ["000", "002"]
+    assert [each.message_id for each in log.recent(9, 2**64, dispatched_only=False)][-1] == "003"
+
+
+def test_forgotten_ids_leave_a_horizon_unless_they_are_from_the_far_future():
+    known = KnownIds(2)
+    for number, lamport in enumerate((10, 2**64 - 1, 20, 30)):
+        known.add(str(number), lamport, number)
+    assert known.trim(30) == ["0", "1"]
+    assert known.horizon == 10
+    assert list(known) == ["2", "3"]
+
+
+PARAMETERS = BloomParameters(10_000, 0.001)
+
+
+def wire_messages(sender: str, count: int, seed: int) -> list[tuple[bytes, bytes]]:
+    source, bloom_filter = random.Random(seed), BloomFilter(PARAMETERS)
+    made = []
+    for number in range(count):
+        for _ in range(source.randrange(4)):
+            bloom_filter.insert(str(source.random()))
+        data = bloom_filter.to_bytes()
+        made.append((SdsMessage(sender, str(number), "c", number, (), data, (), b"x").encode(), data))
+    return made
+
+
+@pytest.mark.req("C-145")
+def test_bodies_are_restored_byte_for_byte_in_any_order():
+    archive, kept = Archive(), []
+    streams = [wire_messages(sender, 100, seed) for seed, sender in enumerate(("alice", "bob"))]
+    for pair in zip(*streams, strict=True):
+        for sender, (data, bloom_filter) in zip(("alice", "bob"), pair, strict=True):
+            kept.append((data, archive.keep(sender, data, bloom_filter)))
+    random.Random(1).shuffle(kept)
+    assert archive.size_bytes < 200 * 18_752 / 8
+    for data, body in kept:
+        assert body.restore() == data
+        archive.release(body)
+    assert archive.size_bytes == 0
+    assert sorted(archive.died) == [keyframe.number for keyframe in archive.born]
+
+
+@given(st.binary(max_size=60), st.none() | st.binary(min_size=1, max_size=3))
+def test_bodies_of_anything(data, bloom_filter):
+    archive = Archive()
+    if bloom_filter is not None:
+        data += bloom_filter + data
+    assert archive.keep("alice", data, bloom_filter).restore() == data
+
+
+def test_the_first_to_leave_is_the_first_that_is_still_there():
+    log = Log()
+    for number, lamport in enumerate((5, 1, 9, 3)):
+        log.add(entry(number, lamport))
+    log.remove("000")
+    assert log.first_logged().message_id == "001"
+    log.remove("001")
+    assert log.first_logged().message_id == "002"
+    assert (log.remove("000"), len(log)) == (None, 2)

@@ -1,0 +1,118 @@
+"""The error tree, and the table of wire codes against the requirement rows."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+from strata.protocol import errors
+from strata.protocol.errors import ErrorCode, Retry, retry_advice
+
+# relay.md §12, written out: a code that goes missing or changes its spelling breaks every peer.
+RFC_0004 = {
+    "invalid_signature",
+    "invalid_schema",
+    "packet_too_large",
+    "rate_limited",
+    "blocked_author",
+    "unauthenticated",
+    "internal_error",
+    "invalid_provenance",
+    "missing_proof",
+    "invalid_issuer_chain",
+    "invalid_attestation",
+}
+OTHER_RFCS = {"invalid_cursor", "unsupported_profile", "key_expired", "key_revoked", "key_not_yet_valid"}
+ADDED = {"timestamp_in_future", "timestamp_too_old", "packet_expired", "policy_rejected"}
+
+
+@pytest.mark.req("R-196", "R-094", "R-187")
+def test_the_codes_are_those_of_the_table() -> None:
+    assert {str(code) for code in ErrorCode} == RFC_0004 | OTHER_RFCS | ADDED
+    assert all(code == code.value and f"{code}" == code.value for code in ErrorCode)
+
+
+@pytest.mark.req("R-201", "R-197")
+def test_what_may_be_tried_again() -> None:
+    retried = {code: code.retry for code in ErrorCode if code.retry is not Retry.NEVER}
+    assert retried == {
+        ErrorCode.RATE_LIMITED: Retry.LATER,
+        ErrorCode.INTERNAL_ERROR: Retry.AGAIN,
+        ErrorCode.UNAUTHENTICATED: Retry.AUTHENTICATE,
+    }
+    for code in ErrorCode:
+        assert retry_advice(code.value) is code.retry
+
+
+@pytest.mark.req("R-197")
+def test_an_unknown_code_is_final_unless_the_relay_says_when_to_come_back() -> None:
+    assert retry_advice("zzz") is Retry.NEVER
+    assert retry_advice("zzz", retry_after=0) is Retry.LATER
+    assert retry_advice("zzz", retry_after=7) is Retry.LATER
+    assert retry_advice("") is Retry.NEVER
+
+
+def test_every_class_belongs_to_the_tree_and_is_drawn_in_it() -> None:
+    classes = {
+        name: value
+        for name, value in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(value, Exception) and value.__module__ == errors.__name__
+    }
+    assert all(issubclass(value, errors.StrataError) for value in classes.values())
+    for name in classes:
+        assert name in (errors.__doc__ or "")
+        assert name in errors.__all__
+
+
+EXAMPLES: list[tuple[Exception, str]] = [
+    (
+        errors.InvalidPacket(ErrorCode.INVALID_SCHEMA, "no JSON", detail="malformed_json"),
+        "no JSON (invalid_schema: malformed_json)",
+    ),
+    (
+        errors.InvalidPacket(ErrorCode.PACKET_TOO_LARGE, "packet exceeds 5 bytes", max_bytes=5),
+        "packet exceeds 5 bytes (packet_too_large)",
+    ),
+    (errors.InvalidInput(ErrorCode.INVALID_SCHEMA, "no"), "no (invalid_schema)"),
+    (
+        errors.InvalidMessage("no", detail="unknown_type", client_msg_id="m", subscription_id="s"),
+        "no (invalid_schema: unknown_type)",
+    ),
+    (
+        errors.RequestRefused("zzz", "no", detail="d", retry_after=7, max_bytes=5),
+        "the relay refused the request: no (zzz, d)",
+    ),
+    (
+        errors.RequestTimeout("PUBLISH", 2.5),
+        "no answer to PUBLISH within 2.5 s; its outcome is unknown",
+    ),
+    (errors.Closed("closed"), "closed"),
+    (errors.IdentityError("no DID"), "no DID"),
+]
+
+
+@pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_errors_speak_in_sentences(error: Exception, sentence: str) -> None:
+    assert str(error) == sentence
+
+
+@pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_errors_survive_a_process_border(error: Exception, sentence: str) -> None:
+    # Workers and Spark tasks hand their errors over pickled.
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == sentence
+        assert vars(again) == vars(error)
+        assert again.args == error.args
+
+
+@pytest.mark.req("R-201")
+def test_a_refusal_knows_its_advice() -> None:
+    assert errors.RequestRefused("rate_limited", "slow down", retry_after=3).retry is Retry.LATER
+    assert errors.RequestRefused("blocked_author", "no").retry is Retry.NEVER
+
+
+def test_an_identity_error_is_a_value_error() -> None:
+    assert issubclass(errors.IdentityError, ValueError)

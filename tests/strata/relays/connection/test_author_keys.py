@@ -1,0 +1,233 @@
+"""Authors' keys over real sockets: asked for before a packet is judged, many authors at once (R-075)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import strata
+from strata.channels.connecting import connect
+from strata.protocol import packets, wire
+from strata.protocol.ids import Identity
+from strata.protocol.keys import IDENTITY_TYPES, revoke_content, rotate_content
+from strata.relays.connection import Anchors, Options
+
+START = 1_760_000_000
+OLD = Identity.from_seed(b"\x11" * 32)
+NEW = Identity.from_seed(b"\x12" * 32).speaking_for(OLD.did)
+FAST = Options(
+    backoff_base=0.001,
+    backoff_cap=0.01,
+    idle_timeout=0.05,
+    manifest_timeout=2,
+    connect_timeout=5,
+    close_timeout=1,
+)
+
+
+def post(author, n=0):
+    return packets.build(author, {"type": "POST", "text": f"{n}"}, timestamp=START + n)
+
+
+def rotation(at=START):
+    content = rotate_content(f"{OLD.did}#keys-2", NEW.public_key, replaces=f"{OLD.did}#keys-1", valid_from=at)
+    return packets.build(OLD, content, timestamp=at)
+
+
+def revocation(at):
+    return packets.build(OLD, revoke_content(f"{OLD.did}#keys-1", revoked_at=at), timestamp=at)
+
+
+async def take(subscription, count):
+    return [(await anext(subscription)).packet for _ in range(count)]
+
+
+def asks_for_keys(message):
+    return set(message.filters.types or ()) == IDENTITY_TYPES
+
+
+@pytest.mark.req("R-075", "R-336")
+async def test_a_rotated_key_is_learnt_before_what_it_signed_is_judged(fake):
+    await fake.append(rotation(), post(NEW, 1))
+    async with connect(fake.url, options=FAST) as relay:
+        assert await take(relay.subscribe(types=["POST"]), 1) == [post(NEW, 1)]
+        assert relay.statistics.events_tampered == relay.statistics.events_invalid == 0
+        assert relay.statistics.key_fetches == 1
+
+
+@pytest.mark.req("R-075")
+async def test_a_key_made_while_the_stream_runs_is_found_out(fake):
+    await fake.append(post(OLD, 0))
+    async with connect(fake.url, options=FAST) as relay:
+        subscription = relay.subscribe(types=["POST"])
+        await take(subscription, 1)
+        await fake.append(rotation(), post(NEW, 1))
+        assert await take(subscription, 1) == [post(NEW, 1)]
+        assert relay.statistics.key_fetches == 2
+
+
+@pytest.mark.req("R-075")
+async def test_identity_packets_on_the_stream_spare_the_question(extended):
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        await take(subscription, 1)
+        await extended.append(rotation(), post(NEW, 1))
+        assert await take(subscription, 2) == [rotation(), post(NEW, 1)]
+        assert relay.statistics.key_fetches == 1
+
+
+@pytest.mark.req("R-337")
+async def test_what_a_revoked_key_signed_later_is_dropped_and_what_it_signed_before_is_not(fake):
+    await fake.append(post(OLD, 0), rotation(), revocation(START + 2), post(OLD, 3), post(NEW, 4))
+    async with connect(fake.url, options=FAST) as relay:
+        assert await take(relay.subscribe(types=["POST"]), 2) == [post(OLD, 0), post(NEW, 4)]
+        assert relay.statistics.events_invalid == 1
+
+
+async def test_without_resolving_only_the_key_in_the_did_counts(extended):
+    await extended.append(rotation(), revocation(START + 1), post(NEW, 2), post(OLD, 3))
+    async with connect(extended.url, options=replace(FAST, resolve_keys=False)) as relay:
+        assert await take(relay.subscribe(types=["POST"]), 1) == [post(OLD, 3)]
+        assert relay.statistics.key_fetches == 0
+
+
+@pytest.mark.req("R-336")
+async def test_a_forgery_is_dropped_after_one_question(extended):
+    forged = post(Identity.generate().speaking_for(OLD.did), 1)
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        await take(subscription, 1)
+        await extended.append(forged, post(OLD, 2))
+        assert await take(subscription, 1) == [post(OLD, 2)]
+        assert relay.statistics.events_tampered == 1 and relay.statistics.key_fetches == 2
+
+
+async def test_all_authors_who_wait_are_asked_for_at_once(extended):
+    authors = [Identity.generate() for _ in range(60)]
+    await extended.append(*(post(author, n) for n, author in enumerate(authors)))
+    async with connect(extended.url, options=FAST) as relay:
+        await take(relay.subscribe(), 60)
+        fetches = relay.statistics.key_fetches
+    assert fetches <= 3, "the first may be taken before the others have come"
+    asked = [m for m in _received(extended) if isinstance(m, wire.Subscribe) and asks_for_keys(m)]
+    assert sum(len(m.filters.authors) for m in asked) == 60
+
+
+def _received(fake):
+    while not fake.received.empty():
+        yield fake.received.get_nowait()
+
+
+async def test_two_subscriptions_share_what_is_known(extended):
+    await extended.append(rotation(), post(NEW, 1))
+    async with connect(extended.url, options=FAST) as relay:
+        one, two = relay.subscribe(types=["POST"]), relay.subscribe(types=["POST"])
+        assert await asyncio.gather(take(one, 1), take(two, 1)) == [[post(NEW, 1)]] * 2
+        assert await take(relay.subscribe(types=["POST"]), 1) == [post(NEW, 1)]
+        assert relay.statistics.key_fetches == 1
+
+
+async def test_a_refused_question_is_raised_and_loses_nothing(extended):
+    def refuse(message):
+        if asks_for_keys(message) and refusals:
+            return wire.Error(code=refusals.pop(), reason="no", client_msg_id=message.client_msg_id)
+        return None
+
+    refusals = ["policy_rejected"]
+    extended.model.answer_subscribe = refuse
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        with pytest.raises(strata.RequestRefused) as caught:
+            await anext(subscription)
+        assert caught.value.code == "policy_rejected"
+        assert await take(subscription, 1) == [post(OLD, 0)]
+
+
+async def test_a_relay_that_does_not_tell_is_given_up_on_and_nothing_is_lost(extended):
+    extended.model.answer_subscribe = lambda m: (
+        wire.Ok(packet_id="-", status="-") if asks_for_keys(m) else None
+    )
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=replace(FAST, key_timeout=0.05)) as relay:
+        subscription = relay.subscribe()
+        with pytest.raises(strata.RequestTimeout, match="keys"):
+            await anext(subscription)
+        extended.model.answer_subscribe = None
+        assert await take(subscription, 1) == [post(OLD, 0)]
+
+
+async def test_cancelling_while_keys_are_fetched_loses_nothing(extended):
+    silent = True
+    extended.model.answer_subscribe = lambda m: (
+        wire.Ok(packet_id="-", status="-") if silent and asks_for_keys(m) else None
+    )
+    await extended.append(post(OLD, 0), post(OLD, 1))
+    async with connect(extended.url, options=replace(FAST, key_timeout=0.5)) as relay:
+        subscription = relay.subscribe()
+        waiting = asyncio.create_task(anext(subscription))
+        while not asks_for_keys(await extended.next(wire.Subscribe)):
+            pass
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        silent = False
+        extended.cut()  # the question goes out again on the next connection
+        assert await take(subscription, 2) == [post(OLD, 0), post(OLD, 1)]
+
+
+async def test_closing_while_keys_are_fetched_ends_it(extended):
+    extended.model.answer_subscribe = lambda m: (
+        wire.Ok(packet_id="-", status="-") if asks_for_keys(m) else None
+    )
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        waiting = asyncio.create_task(anext(relay.subscribe()))
+        while not asks_for_keys(await extended.next(wire.Subscribe)):
+            pass
+        await relay.close()
+        with pytest.raises(strata.Closed):
+            await waiting
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("strata-relay")]
+
+
+async def test_a_full_queue_does_not_keep_its_own_keys_out(plain):
+    """A plain relay without cursors stops the whole connection when a queue is full: not for its own keys."""
+    options = replace(FAST, queue_events=4, page_events=4)
+    await plain.append(rotation())
+    async with connect(plain.url, options=options) as relay:
+        subscription = relay.subscribe(types=["POST"])
+        first = asyncio.create_task(anext(subscription))
+        await plain.next(wire.Subscribe)
+        sent = [post(NEW, n) for n in range(1, 13)]
+        await plain.append(*sent)
+        received = [(await first).packet, *await take(subscription, 11)]
+    assert received == sent
+
+
+@pytest.mark.req("R-055")
+async def test_anchors_resolve_what_carries_no_key(extended):
+    named = Identity.generate().speaking_for("did:strata:relay_1")
+    await extended.append(post(named, 0), post(OLD, 1))
+    async with connect(extended.url, options=FAST) as relay:
+        assert await take(relay.subscribe(), 1) == [post(OLD, 1)]
+        assert relay.statistics.events_invalid == 1
+    anchors = Anchors(keys={named.did: named.public_key})
+    async with connect(extended.url, options=FAST, anchors=anchors) as relay:
+        assert await take(relay.subscribe(), 2) == [post(named, 0), post(OLD, 1)]
+
+
+async def test_keys_are_refreshed_in_the_background(extended):
+    await extended.append(*(post(OLD, n) for n in range(3)))
+    async with connect(extended.url, options=replace(FAST, key_refresh_interval=1e-9)) as relay:
+        subscription = relay.subscribe()
+        await take(subscription, 3)
+        for n in range(3, 6):
+            await extended.append(post(OLD, n))
+            await take(subscription, 1)
+        while not asks_for_keys(await extended.next(wire.Subscribe)):
+            pass
+        while not asks_for_keys(await extended.next(wire.Subscribe)):
+            pass

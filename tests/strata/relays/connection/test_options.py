@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from strata.relays.connection import options as module
+from strata.relays.connection.options import Options
+
+
+def test_every_option_says_what_it_is():
+    tree = ast.parse(Path(module.__file__).read_text())
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
+    documented = {
+        node.target.id
+        for node, after in itertools.pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
+    }
+    assert documented == {field.name for field in fields(Options)}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ack_timeout": 0},
+        {"max_in_flight": -1},
+        {"backoff_base": math.nan},
+        {"backoff_base": 5, "backoff_cap": 1},
+        {"page_events": 10, "queue_events": 9},
+        {"dedup_packets": 1},
+    ],
+)
+def test_what_cannot_work_is_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Options(**bad)
+
+
+def test_none_lifts_a_limit():
+    assert Options(ping_interval=None, ping_timeout=None).ping_interval is None

@@ -1,0 +1,123 @@
+"""Downgraded packets: restored as signed, credited with what was found, told from tampering (A-077)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Raw
+from strata.protocol import canonical, packets, wire
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import Downgrade, served
+from strata.relays.connection import Options
+from strata.relays.connection.inspection import Inspector
+from strata.relays.connection.publishing import Publishing
+from strata.relays.connection.subscribing import QueuedEvent
+from strata.relays.connection.values import Query, Statistics
+
+START = 1_760_000_000
+ME = Identity.from_seed(b"\x51" * 32)
+
+
+def media(origin="SOFTWARE"):
+    header = {"origin_type": origin, "genesis_media_hash": None, "edit_history": []}
+    reference = {"media_hash": packets.byte_hash(b"picture")}
+    value = {
+        "version": 1,
+        "timestamp": START,
+        "author_id": ME.did,
+        "content": {"type": "POST", "media": [reference]},
+        "provenance_header": header,
+    }
+    # Signed here and not by `build`, which may insist on an attestation for such a claim (R-230).
+    signed = canonical.encode(value)
+    value["packet_id"] = packets.byte_hash(signed)
+    value["signature"] = f"0x{ME.sign(signed).hex()}"
+    return packets.Packet.parse(canonical.encode(value))
+
+
+class Reader:
+    def __init__(self):
+        self.statistics = Statistics()
+        self.inspector = Inspector(Query(), Options(), self.statistics)
+
+    def read(self, raw, annotations=None):
+        return self.inspector.inspect(QueuedEvent(Raw(raw), START, "c", True, annotations))
+
+
+@pytest.fixture
+def reader():
+    return Reader()
+
+
+def forms(packet, mode):
+    downgrade = Downgrade("SOFTWARE", "UNKNOWN", "missing_client_attestation")
+    form = served(packet.canonical, downgrade, mode=mode)
+    return form.packet, canonical.parse(form.annotations)[0]
+
+
+@pytest.mark.req("R-209", "R-212")
+@pytest.mark.parametrize("mode", ["rewrite", "annotate"])
+def test_a_downgrade_that_is_told_is_no_offence(reader, mode):
+    raw, annotations = forms(media(), mode)
+    delivery = reader.read(raw, annotations)
+    assert delivery.packet == media() and delivery.origin_type == "UNKNOWN"
+    assert reader.statistics.events_tampered == reader.statistics.events_invalid == 0
+
+
+@pytest.mark.req("R-212")
+def test_a_downgrade_that_is_not_told_is_found_out(reader):
+    raw, _ = forms(media(), "rewrite")
+    delivery = reader.read(raw)
+    assert delivery.packet == media() and delivery.origin_type == "UNKNOWN"
+    assert reader.statistics.events_tampered == 0
+
+
+@pytest.mark.req("R-212")
+def test_without_a_downgrade_the_claim_stands_as_it_is(reader):
+    assert reader.read(media().canonical).origin_type == "SOFTWARE"
+    assert reader.read(media("AI_MODEL").canonical).origin_type == "AI_MODEL"
+    plain = packets.build(ME, {"type": "POST"}, timestamp=START)
+    assert reader.read(plain.canonical).origin_type is None
+
+
+@pytest.mark.req("R-212", "R-342")
+@pytest.mark.parametrize(
+    "annotations",
+    [None, {}, {"provenance": 7}, {"provenance": {"original_provenance_header": 7}}, {"other": {}}],
+)
+def test_tampering_is_dropped_and_counted_apart(reader, annotations):
+    raw, _ = forms(media(), "rewrite")
+    assert reader.read(raw.replace(str(START).encode(), str(START + 1).encode()), annotations) is None
+    assert (reader.statistics.events_tampered, reader.statistics.events_invalid) == (1, 0)
+
+
+@pytest.mark.req("R-212", "R-342")
+def test_an_annotation_cannot_make_another_packet_of_it(reader):
+    raw, annotations = forms(media(), "rewrite")
+    annotations["provenance"]["original_provenance_header"]["origin_type"] = "HARDWARE_SECURE_ENCLAVE"
+    assert reader.read(raw, annotations) is None
+    assert reader.statistics.events_tampered == 1
+
+
+def test_the_same_packet_in_either_form_is_one_packet(reader):
+    raw, annotations = forms(media(), "rewrite")
+    assert reader.read(raw, annotations) is not None
+    assert reader.read(media().canonical) is None
+    assert reader.statistics.events_repeated == 1
+
+
+@pytest.mark.req("R-209")
+@pytest.mark.parametrize(
+    ("annotations", "told"),
+    [
+        (None, None),
+        ({"provenance": {"effective_origin_type": "UNKNOWN"}}, "UNKNOWN"),
+        ({"provenance": {"effective_origin_type": 7}}, None),
+        ({"provenance": []}, None),
+    ],
+)
+def test_a_publisher_is_told_of_the_downgrade(annotations, told):
+    publishing = Publishing(Options(), Statistics(), random=lambda: 0.5, outbox=[])
+    handle = publishing.add("x", b"{}", timeout=10, now=0)
+    ok = wire.Ok(packet_id="x", status="ACCEPTED", client_msg_id=handle, relay_annotations=annotations)
+    assert publishing.receive_ok(ok)
+    assert publishing.settled[0].outcome.downgraded_to == told

@@ -1,0 +1,181 @@
+"""What a subscription does where the model relay does not go: refusals, silence, bad relays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec import Raw
+from strata.protocol import wire
+from strata.protocol.errors import RequestRefused, RequestTimeout
+from strata.relays.connection.connection import Connection
+from strata.relays.connection.options import Options
+from strata.relays.connection.subscribing import Phase
+from strata.relays.connection.values import Announced, Query
+
+OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
+MARKED = Announced(frozenset({"history_marker"}))
+
+
+class Bench:
+    def __init__(self, announced=MARKED, query=None, options=OPTIONS):
+        self.core = Connection(options, random=random.Random(0).random)
+        self.core.connection_made(announced, 0)
+        self.state = self.core.subscribe(query or Query(), 0)
+
+    def sent(self):
+        return [wire.decode_client_message(frame) for frame in self.core.data_to_send()]
+
+    def receive(self, message, now=0.0):
+        self.core.receive_message(wire.encode(message), now)
+
+    def event(self, cursor=None, now=0.0, wire_id=None, body=b"{}"):
+        wire_id = wire_id or self.state.wire_id
+        message = wire.Event(packet=Raw(body), received_at=100_000, subscription_id=wire_id, cursor=cursor)
+        self.receive(message, now)
+
+    def queued(self):
+        taken = []
+        while (event := self.state.take()) is not None:
+            taken.append(event.cursor)
+            self.core.taken(self.state, delivered=True, now=0)
+        return taken
+
+
+@pytest.mark.req("R-339")
+def test_every_subscribe_has_its_own_id_and_events_of_an_old_one_are_ignored():
+    bench = Bench()
+    (first,) = bench.sent()
+    bench.event("c1")
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 1)
+    (second,) = bench.sent()
+    assert second.subscription_id != first.subscription_id
+    assert second.filters.cursor == "c1"
+    bench.event("c9", wire_id=first.subscription_id)
+    assert bench.queued() == ["c1"]
+    assert bench.core.statistics.events_unclaimed == 1
+
+
+@pytest.mark.req("R-338")
+def test_a_passing_refusal_is_tried_again_when_the_relay_said():
+    bench = Bench()
+    (first,) = bench.sent()
+    bench.receive(
+        wire.Error(code="rate_limited", reason="-", subscription_id=first.subscription_id, retry_after=4), 1
+    )
+    bench.core.handle_timer(4.99)
+    assert bench.sent() == []
+    bench.core.handle_timer(bench.core.get_timer())
+    (second,) = bench.sent()
+    assert second.filters == first.filters
+
+
+@pytest.mark.req("R-197", "R-201")
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [("unauthenticated", {}), ("zzz", {}), ("rate_limited", {"detail": "too_many_subscriptions"})],
+)
+def test_a_final_refusal_ends_it(code, extra):
+    bench = Bench()
+    bench.receive(wire.Error(code=code, reason="-", subscription_id=bench.state.wire_id, **extra))
+    assert bench.state.phase is Phase.ENDED
+    assert isinstance(bench.state.error, RequestRefused) and bench.state.error.code == code
+
+
+def test_a_cursor_of_the_callers_without_a_time_beside_it_is_not_guessed_around():
+    bench = Bench(query=Query(cursor="mine"))
+    bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id))
+    assert isinstance(bench.state.error, RequestRefused)
+
+
+@pytest.mark.req("R-339")
+@pytest.mark.parametrize(("since", "expected"), [(None, 50), (10, 50), (70, 70)])
+def test_an_invalid_cursor_falls_back_to_the_later_of_the_times_known(since, expected):
+    bench = Bench(query=Query(cursor="mine", cursor_fallback_since=50, since=since))
+    bench.sent()
+    bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id))
+    (again,) = bench.sent()
+    assert again.filters.cursor is None and again.filters.since == expected
+
+
+@pytest.mark.req("R-339")
+def test_after_events_the_fallback_reaches_back_a_day_and_five_minutes():
+    bench = Bench()
+    bench.event("c1")
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 1)
+    bench.sent()
+    bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id), 1)
+    (again,) = bench.sent()
+    assert again.filters.since == 100_000 - 86_400 - 300 and again.filters.cursor is None
+
+
+@pytest.mark.req("R-165")
+def test_a_promised_end_that_does_not_come_is_a_timeout():
+    bench = Bench(query=Query(live=False))
+    bench.event("c1", now=10)
+    bench.core.handle_timer(30)
+    assert bench.state.phase is Phase.HISTORY, "silence counts from the last event"
+    bench.core.handle_timer(40)
+    assert isinstance(bench.state.error, RequestTimeout)
+    assert bench.queued() == ["c1"], "what had arrived can still be taken"
+
+
+def test_a_relay_that_says_more_without_moving_is_not_asked_for_ever():
+    bench = Bench(query=Query(live=False, cursor="c1"))
+    bench.receive(wire.EndOfHistory(subscription_id=bench.state.wire_id, complete=False, cursor="c1"))
+    assert bench.state.phase is Phase.ENDED
+
+
+def test_more_than_a_page_belongs_to_the_next_page():
+    """A live event amid marked history: its cursor would jump over what lies between (A-044)."""
+    bench = Bench()
+    for n in range(4):
+        bench.event(f"{n}")
+    bench.event("99")
+    assert bench.queued() == ["0", "1", "2", "3"]
+    assert bench.sent()[-1].filters.cursor == "3"
+
+
+def test_the_next_page_waits_for_room():
+    bench = Bench(query=Query(live=False))
+    for page in range(2):
+        for n in range(4):
+            bench.event(f"{page}.{n}")
+        end = wire.EndOfHistory(subscription_id=bench.state.wire_id, complete=False, cursor=f"{page}.3")
+        bench.receive(end)
+    sent = bench.sent()
+    assert [type(message).__name__ for message in sent] == [
+        "Subscribe", "Unsubscribe", "Subscribe", "Unsubscribe",
+    ]  # fmt: skip
+    assert bench.state.phase is Phase.WAITING
+    for _ in range(4):
+        assert bench.sent() == []
+        bench.state.take()
+        bench.core.taken(bench.state, delivered=True, now=0)
+    (third,) = bench.sent()
+    assert third.filters.cursor == "1.3"
+
+
+def test_bytes_bound_the_queue_as_events_do():
+    options = Options(queue_events=1000, page_events=4, queue_bytes=10_000)
+    bench = Bench(Announced(frozenset({"gapless"})), options=options)
+    for n in range(100):
+        bench.event(f"{n}", body=b'"%s"' % (b"x" * 1000)) if bench.state.wire_id else None
+    assert bench.state.phase is Phase.WAITING
+    assert len(bench.queued()) == 8
+
+
+@pytest.mark.req("R-143")
+def test_queries_that_no_relay_could_serve_are_refused():
+    for bad in (
+        {"limit": 0, "live": False},
+        {"limit": 5},
+        {"order": "desc"},
+        {"until": 5},
+        {"packet_ids": ("0x12",)},
+    ):
+        with pytest.raises(ValueError, match=r"limit|packet id"):
+            Query(**bad)
+    assert Query().filters(Announced(), cursor=None, since=None, limit=None) == wire.Filters()

@@ -1,0 +1,569 @@
+"""The pool as a program sees it, over relays in memory and a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import wraps
+
+import pytest
+from simulated_relays import ME, START, Character, World, packet, run_virtually, until
+from strata.protocol import packets
+from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
+from strata.relays.connection import Options
+from strata.relays.connection.dialing import shown
+from strata.relays.pool import Copy, PoolOptions, Profile, Standing
+
+QUIET = {"presence_delay": None, "sweep_interval": None, "ping_interval": None, "probe_interval": None}
+
+
+def virtual(test):
+    """Run an async test on a clock of its own."""
+
+    @wraps(test)
+    def run(*arguments, **named):
+        run_virtually(test(*arguments, **named))
+
+    return run
+
+
+def three(**first: float) -> World:
+    return World(1, Character(**first), Character(), Character())
+
+
+async def take(subscription, count: int) -> list[str]:
+    async with asyncio.timeout(600):
+        return [(await anext(subscription)).packet.packet_id for _ in range(count)]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Publishing.
+
+
+@pytest.mark.req("C-270")
+@virtual
+async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
+    world = three(latency=5.0)
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        began_at = now()
+        published = await pool.publish(packet(1))
+        assert now() - began_at < 0.1
+        assert sorted(published.copies.values()) == [Copy.PENDING, Copy.STORED]
+        await until(lambda: pool.statistics.copies_stored == 2)
+    assert len(world["a"].log) + len(world["b"].log) + len(world["c"].log) == 2
+
+
+@pytest.mark.req("C-272", "C-273")
+@virtual
+async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_after_1_s():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        for relay in (world["a"], world["b"]):
+            relay.character.deaf = True
+        assert set(pool.targets()[:2]) == {"ws://a", "ws://b"}
+        began_at = now()
+        published = await pool.publish(packet(1))
+        assert 1.0 <= now() - began_at < 1.2, "first after 1 s"
+        assert published.copies == {"ws://a": "pending", "ws://b": "pending", "ws://c": "stored"}
+
+
+@pytest.mark.req("C-273")
+@virtual
+async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until_it_is_back():
+    world = World(1, Character())
+    async with world.pool(PoolOptions(**QUIET, copies=1)) as pool:
+        world["a"].kill()
+        asyncio.get_running_loop().call_later(10, world["a"].start)
+        published = await pool.publish(packet(1))
+        assert published.copies == {"ws://a": "stored"} and 10 <= now() < 15
+
+
+@virtual
+async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_behind():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, confirmations=2)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        world["b"].character.deaf = world["c"].character.deaf = True
+        began_at = now()
+        with pytest.raises(RequestTimeout):
+            await pool.publish(packet(1), timeout=7)
+        assert now() - began_at == pytest.approx(7)
+        assert pool.statistics.publish_failures == 1
+        await asyncio.sleep(1)
+        assert len(pool._publisher) == 0
+
+
+@virtual
+async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
+    world = three()
+
+    def refuse(packet):
+        raise RequestRefused("policy_rejected", "not here")
+
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        world["a"].receive = refuse  # type: ignore[method-assign]
+        published = await pool.publish(packet(1))
+        assert "stored" in published.copies.values()
+        world["b"].receive = world["c"].receive = refuse  # type: ignore[method-assign]
+        with pytest.raises(RequestRefused, match="not here"):
+            await pool.publish(packet(2))
+
+
+@pytest.mark.req("C-274", "R-343")
+@virtual
+async def test_a_packet_that_a_relay_said_ok_to_and_forgot_is_sent_again():
+    world = World(1, Character(forgets=1.0), Character(), Character())
+    async with world.pool(PoolOptions(sweep_interval=None)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        for relay in "bc":
+            world[relay].kill()
+        published = await pool.publish(packet(1))
+        assert published.copies["ws://a"] is Copy.STORED, "so it says"
+        assert not world["a"].log
+        for relay in "bc":
+            world[relay].start()
+        await until(lambda: not pool.unsettled)
+        assert world["b"].log or world["c"].log
+        assert pool.statistics.presence_missing >= 1 and pool.statistics.presence_given_up == 0
+        (liar,) = [view for view in pool.relays if view.url == "ws://a"]
+        assert liar.score < min(view.score for view in pool.relays if view.url != "ws://a")
+
+
+@pytest.mark.req("C-274")
+@virtual
+async def test_who_publishes_faster_than_can_be_checked_waits():
+    world = three()
+    async with world.pool(PoolOptions(presence_packets=5, sweep_interval=None)) as pool:
+        await asyncio.gather(*(pool.publish(packet(n)) for n in range(40)))
+        assert pool.unsettled <= 5 + 256
+        await until(lambda: not pool.unsettled)
+        assert pool.statistics.presence_thin == pool.statistics.presence_given_up == 0
+
+
+@virtual
+async def test_copies_in_the_background_are_bounded():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, max_background=3)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        world[pool.targets()[0][-1]].character.deaf = True
+        for n in range(10):
+            await pool.publish(packet(n))
+        assert len(pool._publisher) <= 4
+        assert pool.statistics.copies_abandoned > 0
+
+
+# Reading.
+
+
+@pytest.mark.req("C-271", "R-106")
+@virtual
+async def test_each_packet_comes_once_from_two_relays():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        async with pool.subscribe(types=["POST"]) as subscription:
+            for n in range(20):
+                world["a"].store(packet(n))
+            await asyncio.sleep(5)
+            for n in reversed(range(20)):
+                world["b"].store(packet(n))
+            assert len(set(await take(subscription, 20))) == 20
+            await until(lambda: pool.statistics.copies_dropped == 20)
+            assert sorted(subscription.relays) == ["ws://a", "ws://b"]
+            assert subscription.received_at(packet(3).packet_id) == START + int(now()) - 5
+            assert dict(subscription.positions).keys() == {"ws://a", "ws://b"}
+
+
+@pytest.mark.req("C-272", "C-278")
+@virtual
+async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        world["a"].store(packet(0))
+        assert await take(subscription, 1) == [packet(0).packet_id]
+        last_received = START + int(now())
+        await asyncio.sleep(400)
+        for name in "abc":
+            world[name].kill()
+        world["c"].store(packet(1))
+        await asyncio.sleep(30)
+        world["c"].start()
+        assert await take(subscription, 1) == [packet(1).packet_id]
+        assert pool.statistics.readers_replaced >= 1
+        query = world["c"].queries[0]
+        assert query.received_since is None or query.received_since <= last_received - 300
+        world["c"].store(packet(2))
+        assert await take(subscription, 1) == [packet(2).packet_id]
+        for name in "ab":
+            world[name].start()
+        world["a"].store(packet(3))
+        world["b"].store(packet(3))
+        assert await take(subscription, 1) == [packet(3).packet_id], "each goes on where it stood"
+
+
+@pytest.mark.req("C-275")
+@virtual
+async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
+    world = World(1, *[Character(withholds=1.0)] * 2, Character())
+    options = PoolOptions(**(QUIET | {"sweep_interval": 60.0}))
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        await until(lambda: set(subscription.relays) == {"ws://a", "ws://b"})
+        for name in "abc":
+            world[name].store(packet(1))
+        began_at = now()
+        assert await take(subscription, 1) == [packet(1).packet_id]
+        assert now() - began_at <= 61 and pool.statistics.packets_recovered == 1
+
+
+@pytest.mark.req("C-276", "C-275")
+@virtual
+async def test_the_sweep_after_an_outage_spans_it():
+    world = World(1, Character(withholds=0.0))
+    options = PoolOptions(**(QUIET | {"sweep_interval": 300.0}), copies=1, readers=1, overlap=60)
+    async with world.pool(options) as pool:
+        subscription = pool.subscribe()
+        await until(lambda: pool.statistics.sweeps == 1)
+        last_success = START + int(now())
+        world["a"].kill()
+        await asyncio.sleep(600)
+        world["a"].queries.clear()
+        world["a"].start()
+        await until(lambda: pool.statistics.sweeps == 2)
+        sweep = next(query for query in world["a"].queries if not query.live)
+        assert sweep.received_since is not None and sweep.received_since <= last_success - 60
+        await subscription.aclose()
+
+
+@pytest.mark.req("C-277")
+@virtual
+async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
+    world = three()
+    options = PoolOptions(**(QUIET | {"ping_interval": 60.0}))
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        await until(lambda: set(subscription.relays) == {"ws://a", "ws://b"})
+        await until(lambda: pool._checks._ping_at.keys() == {"ws://a", "ws://b", "ws://c"})
+        await asyncio.sleep(5)
+        world["a"].character.latency = 1000.0  # connected, and silent
+        hung_at = now()
+        replaced_at = await until(lambda: "ws://c" in subscription.relays)
+        assert pool.statistics.pings_failed == 2
+        assert 60 <= replaced_at - hung_at <= 2 * 60 + 11
+
+
+@pytest.mark.req("R-342", "R-344")
+@virtual
+async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
+    world = World(1, Character(tampers=1.0), Character(), Character())
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        for n in range(5):
+            for name in "ab":
+                world[name].store(packet(n))
+        assert len(set(await take(subscription, 5))) == 5
+        await until(lambda: pool.relays[-1].standing is Standing.BLACKLISTED)
+        assert pool.relays[-1].url == "ws://a" and pool.relays[-1].blacklisted_until is not None
+        await until(lambda: world["a"].clients == 0)
+        asked = len(world["a"].queries), len(world["a"].publishes)
+        await pool.publish(packet(9))
+        await asyncio.sleep(3000)
+        assert asked == (len(world["a"].queries), len(world["a"].publishes))
+        await until(lambda: pool.relays[-1].standing is not Standing.BLACKLISTED, timeout=4000, step=1)
+
+
+@pytest.mark.req("R-343", "R-344")
+@virtual
+async def test_random_probes_find_a_relay_that_denies_what_it_had():
+    world = three()
+    options = PoolOptions(**(QUIET | {"probe_interval": 20.0}))
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        for n in range(10):
+            await pool.publish(packet(n))
+        await until(lambda: pool.statistics.copies_stored == 20)
+        target = world[pool.targets()[0][-1]]
+        target.log.clear()  # it has forgotten all it said OK to
+        await until(lambda: pool.statistics.relays_blacklisted == 1, timeout=3600, step=1)
+        assert pool.relays[-1].url == target.url and pool.statistics.probes_missed >= 3
+
+
+@pytest.mark.req("C-279")
+@virtual
+async def test_every_check_can_be_switched_off():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        await pool.publish(packet(1))
+        subscription = pool.subscribe()
+        await take(subscription, 1)
+        await asyncio.sleep(7200)
+        assert sum(len(relay.queries) for relay in world.relays.values()) == 2, "the two readers' alone"
+
+
+@pytest.mark.req("R-345")
+@virtual
+async def test_relays_not_in_use_are_tried_from_time_to_time():
+    world = World(1, *[Character() for _ in range(6)])
+    options = PoolOptions(connections=2, sample_interval=120.0)
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool.connected()) == 2)
+        for _ in range(50):
+            await asyncio.sleep(60)
+            assert len(pool.connected()) <= 3
+        assert all(relay.visits for relay in world.relays.values())
+        assert 15 <= pool.statistics.relays_sampled <= 50
+
+
+# Queries that end.
+
+
+@virtual
+async def test_history_is_the_union_of_what_the_readers_have():
+    world = three()
+    for n in range(30):
+        world["a" if n % 2 else "b"].store(packet(n))
+    world["a"].store(packet(4))
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        found = [d.packet.packet_id async for d in pool.fetch()]
+        assert sorted(found) == sorted(packet(n).packet_id for n in range(30))
+        assert len([d async for d in pool.fetch(limit=7)]) == 7
+
+
+@virtual
+async def test_ids_that_cannot_be_looked_up_end_the_subscription_and_nothing_else(monkeypatch):
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, dedup_packets=1)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        for n in range(300):
+            world["a"].store(packet(n))
+        await take(subscription, 300)
+        monkeypatch.setattr("strata.relays.pool.attic.DiskAttic.__contains__", _unreadable)
+        world["b"].store(packet(0))
+        with pytest.raises(StrataError, match="cannot be read"):
+            await anext(subscription)
+        await pool.publish(packet(301))
+
+
+def _unreadable(self, digest):
+    raise OSError("packet ids kept on disk cannot be read: disk on fire")
+
+
+@virtual
+async def test_a_relay_lost_amid_history_is_replaced():
+    world = World(1, Character(latency=1.0), Character(), Character())
+    for n in range(30):
+        for name in "abc":
+            world[name].store(packet(n))
+    async with world.pool(PoolOptions(**QUIET, readers=1)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.fetch()
+        first = await take(subscription, 3)
+        for name in "ab":
+            world[name].kill()
+        rest = [d.packet.packet_id async for d in subscription]
+        assert sorted(first + rest) == sorted(packet(n).packet_id for n in range(30))
+
+
+@virtual
+async def test_get_takes_the_first_answer_and_none_only_if_all_deny():
+    world = three(latency=3.0)
+    for name in "ac":
+        world[name].store(packet(1))
+    async with world.pool(PoolOptions(**QUIET)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        began_at = now()
+        found = await pool.get(packet(1).packet_id)
+        assert found is not None and found.packet == packet(1) and now() - began_at < 1
+        assert await pool.get(packet(2).packet_id) is None
+        world["a"].character.latency = 1000.0
+        with pytest.raises(RequestTimeout):
+            await pool.get(packet(2).packet_id, timeout=5)
+
+
+@virtual
+async def test_positions_go_on_in_another_session():
+    world = three()
+    for n in range(10):
+        for name in "abc":
+            world[name].store(packet(n))
+    async with world.pool(PoolOptions(**QUIET, readers=3)) as pool:
+        subscription = pool.fetch()
+        seen = [d.packet.packet_id async for d in subscription]
+        positions = subscription.positions
+    for name in "abc":
+        world[name].store(packet(10))
+    async with world.pool(PoolOptions(**QUIET, readers=3)) as pool:
+        again = [d.packet.packet_id async for d in pool.fetch(positions=positions)]
+    assert len(seen) == 10 and again == [packet(10).packet_id]
+
+
+# Profiles.
+
+
+@pytest.mark.req("R-404", "R-405")
+@virtual
+async def test_shielded_publishes_with_jitter_and_asks_for_more_than_it_wants():
+    world = three()
+    options = PoolOptions(**QUIET, profile=Profile.SHIELDED, copies=1, readers=1)
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        for n in range(20):
+            began_at = now()
+            published = await pool.publish(packet(n))
+            assert 0.2 <= now() - began_at <= 1.25
+            assert len(published.copies) >= 2, "no publish rests on one relay"
+        stranger = packets.build(_other(), {"type": "POST", "text": "x"}, timestamp=START)
+        for name in "abc":
+            world[name].store(stranger)
+        subscription = pool.subscribe(authors=[ME.did], types=["POST"], since=START + 7)
+        expected = [n for n in range(20) if n % 50 >= 7]
+        assert set(await take(subscription, len(expected))) == {packet(n).packet_id for n in expected}
+        assert len(subscription.relays) == 2, "no feed rests on one relay"
+        queries = [query for relay in world.relays.values() for query in relay.queries]
+        assert len(queries) == 2
+        assert all(query.authors == () and query.since % 3600 == 0 for query in queries)
+
+
+def _other():
+    from strata.protocol.ids import Identity
+
+    return Identity.from_seed(bytes(range(1, 33)))
+
+
+@pytest.mark.req("R-406", "R-407", "R-408")
+@virtual
+async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, profile=Profile.HARDENED)) as pool:
+        assert (pool.profile.stored, pool.profile.profile) == (Profile.HARDENED, Profile.SHIELDED)
+        assert "proxy" in pool.profile.notice
+    proxied = PoolOptions(**QUIET, profile=Profile.HARDENED, relay=Options(proxy="socks5://127.0.0.1:9050"))
+    async with world.pool(proxied) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        assert pool.profile.profile is Profile.HARDENED
+        began_at = now()
+        assert len((await pool.publish(packet(1))).copies) == 3
+        assert 0.8 <= now() - began_at <= 2.55
+
+
+@pytest.mark.req("R-404", "R-407")
+@virtual
+async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_comes_back():
+    world = World(1, Character(tampers=1.0), Character())
+    async with world.pool(PoolOptions(**QUIET, profile=Profile.SHIELDED)) as pool:
+        assert pool.profile.profile is Profile.SHIELDED
+        subscription = pool.subscribe()
+        for n in range(5):
+            for name in "ab":
+                world[name].store(packet(n))
+        await take(subscription, 5)
+        await until(lambda: pool.profile.profile is Profile.STANDARD)
+        assert pool.profile.stored is Profile.SHIELDED and pool.profile.warnings
+        pool.add("ws://c")
+        world.relays["ws://c"] = world["b"]
+        await until(lambda: pool.profile.profile is Profile.SHIELDED)
+
+
+# Opening and closing.
+
+
+@virtual
+async def test_opening_needs_one_relay_and_says_so():
+    world = three()
+    for name in "abc":
+        world[name].kill()
+    with pytest.raises(ConnectionFailed, match="none"):
+        await world.pool().open()
+    assert now() == pytest.approx(10)
+    with pytest.raises(ConnectionFailed, match="at least one"):
+        await World(1).pool(urls=[]).open()
+    world["b"].start()
+    async with world.pool() as pool:
+        assert pool.connected() == ["ws://b"] and pool.is_connected
+
+
+@virtual
+async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
+    world = three()
+    pool = await world.pool().open()
+    subscription = pool.subscribe()
+    for relay in world.relays.values():
+        relay.character.deaf = True
+    waiting = [asyncio.create_task(pool.publish(packet(1))), asyncio.create_task(anext(subscription))]
+    await asyncio.sleep(1)
+    await pool.close()
+    await pool.close()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [Closed, Closed]
+    with pytest.raises(Closed):
+        await pool.publish(packet(2))
+    with pytest.raises(Closed):
+        pool.subscribe()
+    assert all(relay.clients == 0 for relay in world.relays.values())
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual
+async def test_a_subscription_left_by_break_ends_by_itself():
+    world = three()
+    async with world.pool() as pool:
+        for name in "abc":
+            world[name].store(packet(1))
+        async for _ in pool.subscribe():
+            break
+        await asyncio.sleep(0.1)
+        assert not pool._readings
+        assert not [task for task in asyncio.all_tasks() if "reader" in task.get_name()]
+
+
+@virtual
+async def test_cancelling_at_any_time_loses_no_packet():
+    world = three()
+    async with world.pool(PoolOptions(**QUIET, queue_packets=2)) as pool:
+        await until(lambda: len(pool.connected()) == 3)
+        subscription = pool.subscribe()
+        for n in range(60):
+            for name in "abc":
+                world[name].store(packet(n))
+        received = []
+        step = 0
+        while len(received) < 60:
+            step += 1
+            waiting = asyncio.ensure_future(anext(subscription))
+            for _ in range(step % 4):
+                await asyncio.sleep(0)
+            if waiting.done():
+                received.append(waiting.result().packet.packet_id)
+            else:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                if not waiting.cancelled():
+                    received.append(waiting.result().packet.packet_id)
+            await asyncio.sleep(0.01)
+        assert len(set(received)) == 60
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"copies": 0}, {"confirmations": 3}, {"connections": 1}, {"retry_interval": -1.0}, {"overlap": -1}],
+)
+def test_options_that_cannot_work_are_refused(wrong):
+    with pytest.raises(ValueError):
+        PoolOptions(**wrong)
+
+
+def test_urls_in_logs_carry_no_secrets():
+    assert shown("wss://me:secret@relay/strata?token=x") == "wss://relay/strata"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from simulated_relays import packet
+from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
+
+ALL = ["a", "b", "c"]
+
+
+def watch(**changes: float) -> PresenceWatch:
+    settings = {"copies": 2, "delay": 2.0, "attempts": 3, "capacity": 100} | changes
+    return PresenceWatch(**settings)  # type: ignore[arg-type]
+
+
+def ids(lookup: Lookup) -> set[str]:
+    return {p.packet_id for p in lookup.packets}
+
+
+@pytest.mark.req("C-274")
+def test_present_on_enough_relays_ends_the_check():
+    it = watch()
+    it.claimed(packet(1), "a", 0)
+    it.claimed(packet(1), "b", 0)
+    assert it.due(1.9, ALL) == [] and it.get_timer() == 2
+    lookups = it.due(2, ALL)
+    assert {lookup.url for lookup in lookups} == {"a", "b"}
+    assert it.due(2, ALL) == [], "asked once"
+    for lookup in lookups:
+        it.answered(lookup, ids(lookup), complete=True)
+    assert it.settle(3, ALL) == [] and len(it) == 0
+    assert it.get_timer() == math.inf
+
+
+@pytest.mark.req("C-274")
+def test_a_relay_that_forgot_gets_it_again_and_so_does_another_until_it_is_given_up():
+    it = watch()
+    it.claimed(packet(1), "a", 0)
+    sent = []
+    for _ in range(3):
+        now = it.get_timer()
+        for lookup in it.due(now, ALL):
+            it.answered(lookup, set(), complete=True)
+        resends = it.settle(now, ALL)
+        sent.append([(r.url, now) for r in resends])
+        for resend in resends:
+            it.claimed(resend.packet, resend.url, now)
+    assert sent == [
+        [("b", 2), ("c", 2), ("a", 2)],
+        [("a", 6), ("b", 6), ("c", 6)],
+        [],
+    ]
+    assert (len(it), it.given_up) == (0, 1)
+
+
+def test_an_absent_relay_is_believed_until_it_can_be_asked():
+    it = watch()
+    it.claimed(packet(1), "a", 0)
+    it.claimed(packet(1), "b", 0)
+    (lookup,) = it.due(2, ["b"])
+    it.answered(lookup, ids(lookup), complete=True)
+    assert it.settle(2, ALL) == [], "its word stands"
+    assert it.get_timer() == 6
+    (lookup,) = it.due(6, ALL)
+    it.answered(lookup, ids(lookup), complete=True)
+    it.settle(6, ALL)
+    assert len(it) == 0 and it.given_up == it.thin == 0
+
+
+def test_half_an_answer_counts_for_what_it_names():
+    it = watch(copies=1)
+    for number in (1, 2):
+        it.claimed(packet(number), "a", 0)
+    (lookup,) = it.due(2, ALL)
+    it.answered(lookup, {packet(1).packet_id}, complete=False)
+    assert it.settle(2, ALL) == []
+    assert len(it) == 1, "the other one is neither there nor denied"
+
+
+def test_requests_are_batched_and_the_watch_is_bounded():
+    it = watch(capacity=200)
+    for number in range(200):
+        it.claimed(packet(number), "a", 0)
+    assert it.is_full
+    assert [len(lookup.packets) for lookup in it.due(2, ALL)] == [64, 64, 64, 8]
+
+
+def test_with_fewer_relays_than_copies_all_there_are_is_enough():
+    it = watch()
+    it.claimed(packet(1), "a", 0)
+    (lookup,) = it.due(2, ["a"])
+    it.answered(lookup, ids(lookup), complete=True)
+    assert it.settle(2, ["a"]) == [] and len(it) == 0
+
+
+def test_it_is_sent_to_another_relay_when_one_copy_never_came():
+    it = watch()
+    it.claimed(packet(1), "a", 0)
+    (lookup,) = it.due(2, ALL)
+    it.answered(lookup, ids(lookup), complete=True)
+    assert it.settle(2, ALL) == [Resend("b", packet(1))]

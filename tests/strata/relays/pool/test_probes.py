@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulated_relays import ME, START, packet
+from strata.protocol import packets
+from strata.relays.pool.probes import KnownPackets
+from strata.relays.pool.reputation import Kind
+
+T = float(START)
+
+
+def known(seed: int = 1) -> KnownPackets:
+    return KnownPackets(random=random.Random(seed).random)
+
+
+@pytest.mark.req("R-343")
+def test_a_relay_is_asked_for_what_it_had_itself_or_what_several_others_have():
+    it = known()
+    assert it.choose("a", T) is None
+    it.seen(packet(1), "a", T)
+    probe = it.choose("a", T)
+    assert probe is not None and (probe.packet, probe.kind) == (packet(1), Kind.PRESENCE)
+    assert it.choose("x", T) is None, "one relay's having it obliges no other"
+    for url in "bc":
+        it.seen(packet(1), url, T)
+    probe = it.choose("x", T)
+    assert probe is not None and probe.kind is Kind.CONSISTENCY
+    it.forget("c")
+    assert it.choose("x", T) is None
+
+
+@pytest.mark.req("R-343")
+def test_the_choice_is_random():
+    it = known()
+    for n in range(50):
+        it.seen(packet(n), "a", T)
+    assert len({it.choose("a", T).packet.packet_id for _ in range(200)}) > 25
+
+
+def test_what_a_relay_may_have_dropped_is_not_asked_for():
+    it = known()
+    it.seen(packet(1), "a", T)
+    assert it.choose("a", T + 3601) is None
+    expiring = packets.build(ME, {"type": "POST"}, timestamp=START, expires_at=START + 9)
+    it = known()
+    it.seen(expiring, "a", T)
+    assert it.choose("a", T) is None
+
+
+def test_memory_is_bounded_and_holds_recent_packets():
+    it = known()
+    for n in range(9000):
+        it.seen(packet(n), "a", T + n)
+    assert len(it._held) == len(it._slots) == 512
+    assert any(it.choose("a", T + 9000).packet in {packet(n) for n in range(8000, 9000)} for _ in range(50))

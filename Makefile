@@ -48,7 +48,7 @@ bench-tx-rx: $(STAMP) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (
 conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py
 
-docs: $(STAMP) ## Make docs/settings.md and deploy/relayd.toml from the settings
+docs: $(STAMP) ## Make docs/reference/settings.md and deploy/relayd.toml from the settings
 	$(BIN)/python -m relayd.manual
 
 wheel: $(STAMP) ## Build the wheel into dist/

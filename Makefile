@@ -48,8 +48,19 @@ bench-tx-rx: $(STAMP) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (
 conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py
 
-docs: $(STAMP) ## Make docs/settings.md and deploy/relayd.toml from the settings
-	$(BIN)/python -m relayd.manual
+docs: $(STAMP) ## Write the pages of docs/ that are made from the code, and deploy/relayd.toml
+	$(BIN)/python scripts/reference.py
+
+# The site's tools are added to the environment when it is built for the first time.
+.venv/.docs: locks/docs.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/docs.txt
+	@touch $@
+
+.PHONY: site
+site: .venv/.docs docs ## Build the site into build/site; a warning or a broken link is an error
+	rm -rf build/site
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -d build/doctrees -b html docs build/site
+	@echo "build/site/index.html"
 
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -1,4 +1,4 @@
-"""The exit codes of `relayd` (docs/operations.md), in one place for the daemon and every other command."""
+"""The exit codes of `relayd` (docs/guides/operations.md): one place for all its commands."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Logging: structlog over the standard library, one line for each event, on stderr.
 
 Every logger is a named stdlib logger, so other libraries' lines take the same form. What each level says is
-listed in docs/operations.md.
+listed in docs/guides/operations.md.
 
 Two rules hold whatever a caller does: a field that could carry content or a key is struck out (R-328), and
 an address loses its host part (R-330), unless the operator asked for all of it and it is logged as

@@ -30,13 +30,13 @@ all others need a restart.
 """
 
 _SAMPLE_HEAD = """# Settings of relayd, all at their defaults. Uncomment what you change.
-# The reference is docs/settings.md; `relayd check-config --config FILE` checks a file.
+# The reference is docs/reference/settings.md; `relayd check-config --config FILE` checks a file.
 # Made from relayd/config/settings.py by `make docs`; a test keeps it in step.
 """
 
 
 def settings_page() -> str:
-    """docs/settings.md."""
+    """docs/reference/settings.md."""
     lines = [_PAGE_HEAD, "| key | variable | type | unit | default | meaning | change |", "|" + "---|" * 7]
     for row in setting_table().values():
         doc = f"{row.doc} *Secret.*" if row.secret else row.doc
@@ -109,7 +109,7 @@ def _sample_entry(row: Setting) -> str:
 
 
 def _write(root: Path) -> None:
-    (root / "docs" / "settings.md").write_text(settings_page(), encoding="utf-8")
+    (root / "docs" / "reference" / "settings.md").write_text(settings_page(), encoding="utf-8")
     (root / "deploy" / "relayd.toml").write_text(sample_file(), encoding="utf-8")
 
 

@@ -2,7 +2,7 @@
 
 `local[*]` unless `--master`, spark-submit or spark-defaults.conf say otherwise. On a cluster the code of
 `strata` and `strata_pipeline` is sent to the executors; what it needs beside (PyArrow, PyNaCl, the database
-driver, …) has to be installed there, or shipped as an archive (docs/pipeline.md).
+driver, …) has to be installed there, or shipped as an archive (docs/guides/pipeline.md).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_channels_guide_works() -> None:
-    [text] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tx-rx.md").read_text(), re.M | re.S)
+    [text] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/guides/tx-rx.md").read_text(), re.M | re.S)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
     )

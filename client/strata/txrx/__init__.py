@@ -6,7 +6,7 @@
     print(await rx.recv())
 
 Where the other end is is a string. Messages of one `Tx` arrive once and in order, whatever becomes of the
-connections in between; those that cannot be delivered come back (docs/tx-rx.md).
+connections in between; those that cannot be delivered come back (docs/guides/tx-rx.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The same two ends over a relay: `relay:wss://…#/topic`, an addition to the document.
 
-A reliable channel (docs/channels.md) carries the bytes of each session in messages of its own, and so brings
-them to the other end in order, through cut connections and dead relays. On top of it runs the session that
-runs over sockets: `send` waits for the receiver's own acknowledgement and not for just any participant's.
+A reliable channel (docs/guides/channels.md) carries the bytes of each session in messages of its own, and so
+brings them to the other end in order, through cut connections and dead relays. On top of it runs the session
+that runs over sockets: `send` waits for the receiver's own acknowledgement and not for just any
+participant's.
 
     Hello    kind 0, session, stream                              who receives? sent until answered
     Welcome  kind 1, session, receiver                            it is me

@@ -170,6 +170,7 @@ def _local(path: str | Path) -> Path:
     text = str(path)
     if "://" in text and not text.startswith("file://"):
         raise UsageError(
-            f"a lake is a folder, not {text}: mount the storage, or copy the lake there (docs/pipeline.md)"
+            f"a lake is a folder, not {text}: "
+            "mount the storage, or copy the lake there (docs/guides/pipeline.md)"
         )
     return Path(text.removeprefix("file://")).absolute()

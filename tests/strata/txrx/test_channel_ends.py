@@ -25,7 +25,7 @@ from strata.txrx import (
 )
 from strata.txrx.dialing import NetTx
 
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "tx-rx.md").read_text()
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "tx-rx.md").read_text()
 
 
 class Question(msgspec.Struct):

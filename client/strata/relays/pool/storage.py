@@ -1,8 +1,9 @@
 """The file in which a client keeps what it knows about relays: SQLite, for this program and for readers.
 
 `relay_scores` has one row a relay, replaced as it changes; `relay_probes` is the log of everything observed,
-appended to and never changed, and dropped after 14 days. docs/pool.md describes both. WAL lets others read at
-any time; several programs may write, one at a time. Everything here blocks: `ScoreLog` keeps it off the loop.
+appended to and never changed, and dropped after 14 days. docs/guides/pool.md describes both. WAL lets others
+read at any time; several programs may write, one at a time. Everything here blocks: `ScoreLog` keeps it off
+the loop.
 """
 
 from __future__ import annotations

@@ -1,0 +1,29 @@
+"""The generated pages say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_in_step() -> None:
+    for path, text in generator().pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)}: run `make docs`"
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = generator().commands_page()
+    for command in ("relayd serve", "strata publish", "strata relays probe", "strata-pipeline archive"):
+        assert f" {command}\n" in page
+    assert page.count("```text") > 25

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from strata.protocol.errors import StrataError
 from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Saved, Score
 from strata.relays.pool.values import Standing
 
@@ -70,8 +71,8 @@ ON CONFLICT (url) DO UPDATE SET
 """
 
 
-class ScoreFileError(OSError):
-    """The file is no scores file, is of another version, or cannot be used."""
+class ScoreFileError(StrataError, OSError):
+    """The file is not a scores file, is of another version, or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

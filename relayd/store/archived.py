@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 from blake3 import blake3
-from strata.protocol.errors import StrataError
+from strata.protocol.errors import InvalidInput
 from strata.protocol.lake import (
     LakeError,
     Manifest,
@@ -237,7 +237,7 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
 def _decode(path: Path) -> Manifest:
     try:
         return decode(path.read_bytes(), path.name)
-    except StrataError as error:  # it has no canonical form, so it has no hash
+    except InvalidInput as error:  # it has no canonical form, so it has no hash
         raise LakeError(f"the lake's {path.name} cannot be used: it is damaged: {error}") from None
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
-from strata.relays.pool.storage import ScoreFile
+from strata.relays.pool.score_file import ScoreFile
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.reputation import reputation

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from strata.protocol.ids import Signer
 from strata.relays.bootstrap import KnownRelay
-from strata.relays.connection.client import PacketRelay
 from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.options import Options
+from strata.relays.connection.relay import PacketRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.pool import PacketPool
 

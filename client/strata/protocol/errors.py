@@ -1,23 +1,90 @@
-"""Everything that can go wrong, as one tree, and every wire code, as one table.
+"""The root of every error, the errors of the protocol, and every wire code as one table.
+
+This is the tree of all errors. Each class stands in the module or package named above it, beside what raises
+it; a built-in class in brackets is a second base.
 
     StrataError
-    ├── IdentityError            a DID, key or seed that cannot be what it claims (also a ValueError)
-    ├── InvalidInput             bytes refused by our own checks
-    │   ├── InvalidPacket        a packet: schema, canonical form, id, signature, time
-    │   └── InvalidMessage       a wire message: not JSON, wrong shape, unknown type
-    ├── RequestRefused           the relay answered ERROR
-    ├── RequestTimeout           the relay did not answer in time; the outcome is unknown
-    ├── MissingCapability        not attempted: the relay has not granted this session what it takes
-    ├── ConnectionFailed         no connection could be made, or the peer broke the protocol
-    ├── Closed                   we closed it ourselves; nothing further will happen
     │
-    │   of channels, each beside what raises it
-    ├── InvalidSegment           a segment that lies, or is none
-    ├── PayloadTooLarge, SendQueueFull, OutgoingFull
-    ├── ParityUnavailable        the library for parity is not installed
-    ├── ProofFailed, EncryptionFailed, DecryptionFailed
-    ├── GroupKeyError            a group key or its file (also a ValueError)
-    └── PersistenceError         the store: full, in use, of another version, corrupt, closed
+    │   strata.protocol.errors
+    ├── IdentityError (ValueError)          a DID, key or seed that is not what it claims to be
+    ├── InvalidInput                        our own checks refused some bytes:
+    │   ├── InvalidPacket                   a packet: schema, canonical form, id, signature, time
+    │   └── InvalidMessage                  a wire message: not JSON, wrong shape, unknown type
+    ├── RequestRefused                      the relay answered ERROR
+    ├── RequestTimeout                      the relay did not answer in time; the outcome is unknown
+    ├── MissingCapability                   not attempted: the relay has not granted the capability
+    ├── ConnectionFailed                    no connection, or the peer broke the protocol
+    ├── Closed                              this side closed it; nothing further will happen
+    │   strata.protocol.lake
+    ├── LakeError                           the lake's manifests are damaged, missing or of another version
+    │   strata.protocol.secret_files
+    ├── SharedSecret                        a file with a secret that other users can read
+    │
+    │   strata.relays.pool
+    ├── ScoreFileError (OSError)            the scores file cannot be used
+    │
+    │   strata.channels.segmentation
+    ├── InvalidSegment                      a segment that is malformed or contradicts the others
+    ├── PayloadTooLarge                     the payload takes more segments than a message may have
+    ├── ParityUnavailable                   the library for parity segments is not installed
+    │   strata.channels.rate_limit
+    ├── SendQueueFull                       as many chunks wait for the rate limit as may wait
+    ├── ProofFailed                         no rate-limit proof could be made
+    │   strata.channels.encryption
+    ├── EncryptionFailed                    the payload could not be encrypted
+    ├── DecryptionFailed                    the payload could not be decrypted
+    ├── GroupKeyError (ValueError)          a group key or its file cannot be used
+    │   strata.channels.sds
+    ├── OutgoingFull                        too many messages wait for their acknowledgement
+    │   strata.channels.persistence
+    ├── PersistenceError                    the store of a channel cannot be used:
+    │   ├── StorageFull                     it has no room left
+    │   ├── StoreInUse                      another process has it
+    │   ├── WrongStoreVersion               another version wrote it
+    │   ├── CorruptStore                    its content is damaged
+    │   └── PersistenceClosed               it is closed
+    │   strata.channels.messaging
+    ├── NodeError                           a messaging node cannot do what was asked:
+    │   └── InvalidContentTopic (ValueError)  the content topic is malformed
+    │   strata.channels.reliable
+    ├── ChannelError                        a reliable channel cannot do what was asked:
+    │   ├── NotStarted                      the client was not started
+    │   ├── ChannelNotOpen                  the channel is not open
+    │   ├── AlreadyOpen                     the participant has the channel open already
+    │   ├── UnknownChannel                  no channel of this id is open here
+    │   ├── InvalidConfiguration (ValueError)  a setting cannot work
+    │   ├── InvalidEnvelope (ValueError)    the envelope contradicts its channel
+    │   ├── EmptyPayload (ValueError)       a message without content
+    │   ├── EncodingFailed                  the message could not be encoded
+    │   ├── MessageTooLarge (ValueError)    an ephemeral message does not fit into one transport message
+    │   ├── SegmentDoesNotFit (ValueError)  a segment does not fit into one transport message
+    │   └── EventsMissed                    events were dropped because nobody took them
+    │
+    │   strata.txrx
+    └── ChannelError                        a Tx or Rx cannot do what was asked:
+        ├── ChannelClosed                   no message passes any more
+        │   └── DeliveryTimeout             the other end acknowledged nothing in time
+        ├── InvalidAddress (ValueError)     the address is malformed
+        ├── AddressInUse                    another Rx has the address
+        ├── OversizedMessage                the message is larger than the limit
+        ├── OutboxFull                      the outbox on disk is full
+        ├── CodecError (ValueError)         the codec cannot encode or decode the message
+        ├── ProtocolViolation               the other end broke the protocol
+        │   └── FrameTooLarge               the other end announced a frame above the limit
+        ├── ChannelIOError                  the transport failed
+        └── SendError                       a message was not acknowledged; the error carries it
+
+The tools have outcomes of their own, which are no StrataError:
+
+    Exception
+    │   strata.tools.conformance
+    ├── Failed                              a check found a fault
+    ├── Skipped                             a check does not apply to the relay
+    └── Throttled                           the relay's limits stopped a check
+    AssertionError
+    │   strata.tools.sim
+    ├── Deadlock                            nothing in the simulation can go on
+    └── SimulationFailed                    a simulated run broke a property
 
 Local and remote faults differ by type: `InvalidInput` is what we found, `RequestRefused` is what a peer said.
 Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5, RFC-0001 §11.1 and

@@ -1,4 +1,4 @@
-"""Files that hold a secret: made for their owner alone, and read only while that is so."""
+"""Files that hold a secret: written for their owner alone, and read only if nobody else can read them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from strata.protocol.errors import StrataError
+
 __all__ = ["SharedSecret", "read_secret", "write_secret"]
 
 _MAX_BYTES = 4096
 
 
-class SharedSecret(Exception):
-    """Others can read the file; the message says what to do."""
+class SharedSecret(StrataError):
+    """Other users can read the file; the message says what to do."""
 
 
 def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> None:
@@ -23,7 +25,7 @@ def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> No
     Raises `FileExistsError` rather than replace a secret, and `OSError` as the file system does.
     """
     body = json.dumps(members, indent=2) + "\n"
-    # The mode is given at creation: a chmod afterwards would leave a moment for others to open it.
+    # The mode is given at creation: before a later chmod, others could open the file.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
@@ -31,7 +33,7 @@ def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> No
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        os.unlink(path)  # half a secret must not stand in the way of a whole one
+        os.unlink(path)  # half a secret must not block a whole one
         raise
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
+import pkgutil
+import re
+from typing import NamedTuple
 
 import pytest
+import strata
 from strata.protocol import errors
 from strata.protocol.errors import ErrorCode, Retry, retry_advice
 
@@ -54,16 +59,78 @@ def test_an_unknown_code_is_final_unless_the_relay_says_when_to_come_back() -> N
     assert retry_advice("") is Retry.NEVER
 
 
-def test_every_class_belongs_to_the_tree_and_is_drawn_in_it() -> None:
+def test_every_class_of_the_module_is_public_and_a_strata_error() -> None:
     classes = {
         name: value
         for name, value in inspect.getmembers(errors, inspect.isclass)
         if issubclass(value, Exception) and value.__module__ == errors.__name__
     }
     assert all(issubclass(value, errors.StrataError) for value in classes.values())
-    for name in classes:
-        assert name in (errors.__doc__ or "")
-        assert name in errors.__all__
+    assert classes.keys() <= set(errors.__all__)
+
+
+class Drawn(NamedTuple):
+    """One class of the drawing, or one that is there."""
+
+    home: str
+    """The module or package that the drawing names above the class."""
+    name: str
+    bases: tuple[str, ...]
+
+
+_NODE = re.compile(r"    (?P<indent>[│ ]*)[├└]── (?P<name>\w+)(?: \((?P<second>\w+)\))?(?: {2,}|$)")
+_HOME = re.compile(r"    │   (?P<home>strata[.\w]+)$")
+
+
+def drawn_classes() -> list[Drawn]:
+    """What the docstring draws: a root stands alone, children stand four columns to the right."""
+    classes: list[Drawn] = []
+    above: list[str] = []
+    home = ""
+    for line in (errors.__doc__ or "").splitlines():
+        if root := re.fullmatch(r"    (\w+)", line):
+            above = [root[1]]
+        elif found := _HOME.fullmatch(line):
+            home = found["home"]
+        elif node := _NODE.match(line):
+            depth = len(node["indent"]) // 4
+            above[depth + 1 :] = [node["name"]]
+            bases = [above[depth], *([node["second"]] if node["second"] else [])]
+            classes.append(Drawn(home, node["name"], tuple(bases)))
+    return classes
+
+
+def classes_of_the_library() -> list[type[BaseException]]:
+    """Every exception class that a module of `strata` defines, its own helpers aside."""
+    found: list[type[BaseException]] = []
+    for info in pkgutil.walk_packages(strata.__path__, "strata."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for name, value in inspect.getmembers(module, inspect.isclass):
+            ours = value.__module__ == info.name and issubclass(value, BaseException)
+            if ours and value is not errors.StrataError and not name.startswith("_"):
+                found.append(value)
+    return found
+
+
+def test_the_drawing_names_every_error_with_its_bases_and_its_home() -> None:
+    """So it is complete; and a class renamed, moved or put under another one changes one line there."""
+    drawn = drawn_classes()
+    assert len(set(drawn)) == len(drawn)
+    homes = sorted({one.home for one in drawn}, key=len)
+    there = []
+    for kind in classes_of_the_library():
+        home = [home for home in homes if f"{kind.__module__}.".startswith(f"{home}.")]
+        bases = tuple(base.__name__ for base in kind.__bases__ if issubclass(base, BaseException))
+        there.append(Drawn(home[-1] if home else kind.__module__, kind.__name__, bases))
+    assert sorted(there) == sorted(drawn)
+
+
+def test_errors_of_the_library_are_strata_errors() -> None:
+    """Only tools have others: outcomes of checks and simulations, which no program catches."""
+    strangers = {kind for kind in classes_of_the_library() if not issubclass(kind, errors.StrataError)}
+    assert all(kind.__module__.startswith("strata.tools.") for kind in strangers)
 
 
 EXAMPLES: list[tuple[Exception, str]] = [

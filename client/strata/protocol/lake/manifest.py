@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
-from strata.protocol.errors import StrataError
+from strata.protocol.errors import InvalidInput, StrataError
 from strata.protocol.lake.sequences import Span, day_of
 
 __all__ = [
@@ -36,8 +36,8 @@ GENESIS = "0" * 64
 """What the first manifest has in place of a hash before."""
 
 
-class LakeError(Exception):
-    """The lake is not what it says, or not what this program knows."""
+class LakeError(StrataError):
+    """The lake is damaged, incomplete, or of a version that this program does not know."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ def decode(text: bytes, name: str) -> Manifest:
         _refuse(name, f"it is damaged: {error}")
     try:
         recomputed = _hash(manifest)
-    except StrataError:  # a number beyond those of JSON
+    except InvalidInput:  # a number beyond those of JSON
         recomputed = ""
     if manifest.hash != recomputed:
         _refuse(name, "it was changed after it was written: its hash does not recompute")

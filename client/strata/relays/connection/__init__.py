@@ -1,19 +1,30 @@
 """Connections to RFC-0004 relays: publish until acknowledged, read each packet once and in order.
 
-`client` and `subscription` are what a program uses, `driver` is the asyncio shell; what they rest on has no
-I/O: `connection` joins `authenticating`, `publishing` and `subscribing`, `inspection` verifies what arrives,
-`keyring` knows authors' keys, which `keyfetch` asks for, `backoff` says how long to wait. `dialing` and
-`discovery` open the socket, `pins` remembers which relay was met where.
+A program uses `relay` and `subscription`. `driver` is the asyncio shell around `core`, and `feed` is one
+subscription's access to both. `core` has no I/O; it joins `authenticating`, `publishing` and one `stream`
+for each subscription. `inspection` verifies what arrives, `keyring` knows authors' keys, `keyfetch` asks the
+relay for them.
+`dialing` opens the socket, `discovery` reads the relay's manifest, `http_packets` fetches packets by id,
+`pins` remembers which relay was met at which address.
 """
 
 from __future__ import annotations
 
-from strata.relays.connection.client import PacketRelay
 from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.notice import WHAT_RELAYS_SEE
 from strata.relays.connection.options import Options
+from strata.relays.connection.relay import PacketRelay
 from strata.relays.connection.subscription import Subscription
-from strata.relays.connection.values import Announced, Authenticated, Delivery, Published, Query, Statistics
+from strata.relays.connection.values import (
+    Announced,
+    Authenticated,
+    Delivery,
+    FetchOptions,
+    Published,
+    Query,
+    Statistics,
+    SubscribeOptions,
+)
 
 __all__ = [
     "WHAT_RELAYS_SEE",
@@ -21,10 +32,12 @@ __all__ = [
     "Announced",
     "Authenticated",
     "Delivery",
+    "FetchOptions",
     "Options",
     "PacketRelay",
     "Published",
     "Query",
     "Statistics",
+    "SubscribeOptions",
     "Subscription",
 ]

@@ -1,4 +1,4 @@
-"""The asyncio shell around `Connection`: one task that owns the socket, one timer. It decides nothing."""
+"""The asyncio shell around `Core`: one task that owns the socket, one timer. It decides nothing."""
 
 from __future__ import annotations
 
@@ -8,56 +8,76 @@ import math
 import random
 import ssl as ssl_module
 import time
+from collections.abc import Callable
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
+from strata.protocol.ids import Signer
+from strata.protocol.packets import Packet
 from strata.relays.backoff import Backoff
-from strata.relays.connection.connection import AuthenticationSettled, Connection, ShortChallenge
+from strata.relays.connection.core import AuthenticationSettled, Core, ShortChallenge
 from strata.relays.connection.dialing import check_url, describe, dial, hang_up, may_retry, shown, tls_context
 from strata.relays.connection.options import Options
 from strata.relays.connection.pins import PinFile
 from strata.relays.connection.publishing import Handle, PublishSettled
-from strata.relays.connection.subscribing import Phase, SubscriptionState
-from strata.relays.connection.values import Announced, Authenticated, Published
+from strata.relays.connection.stream import Phase, Stream
+from strata.relays.connection.values import Announced, Authenticated, Published, Query, Statistics
 
 __all__ = ["Driver"]
 
 _log = logging.getLogger("strata.relay")
 
 
+class _Step:
+    """`with step as core:` calls into the core; at the end of the block, what came of it is carried out."""
+
+    __slots__ = ("_carry_out", "_core")
+
+    def __init__(self, core: Core, carry_out: Callable[[], None]) -> None:
+        self._core = core
+        self._carry_out = carry_out
+
+    def __enter__(self) -> Core:
+        return self._core
+
+    def __exit__(self, *_: object) -> None:
+        self._carry_out()
+
+
 class Driver:
     """Keeps one relay connected from `open` until `stop`, and carries between its socket and the core.
 
-    Whoever calls into `core` calls `deliver` after it. Belongs to one event loop.
+    `step` is the only way to call into the core. `changed` is called when a connection came or went, and when
+    no further one will come. Belongs to one event loop.
     """
 
     def __init__(
         self,
         url: str,
-        core: Connection,
         options: Options,
         *,
+        signer: Signer | None,
         ssl: ssl_module.SSLContext | None,
         pins: PinFile | None,
+        changed: Callable[[], None],
     ) -> None:
-        self.core = core
         self.failure: StrataError | None = None
         """Why nothing further will happen, once that is so."""
-        self.waiters: dict[Handle, asyncio.Future[Published]] = {}
-        """Who waits for which publish."""
-        self.arrivals: dict[SubscriptionState, asyncio.Event] = {}
-        """Set when there is something to take from a subscription."""
-        self.authentications: set[asyncio.Future[Authenticated]] = set()
-        """Who waits for authentication to be decided."""
+        self.ssl = ssl
+        self._core = Core(options, random=random.random, signer=signer)
+        self.step = _Step(self._core, self._deliver)
         self._url = url
         self._options = options
-        self.ssl = ssl
         self._pins = pins
+        self._changed = changed
+        self._publishes: dict[Handle, asyncio.Future[Published]] = {}
+        self._arrivals: dict[Stream, asyncio.Event] = {}
+        self._authentications: set[asyncio.Future[Authenticated]] = set()
         self._pinning: asyncio.Future[str] | None = None
         self._first = asyncio.Event()
-        """Set once opening has come to something, good or bad."""
+        """Set once opening has succeeded or failed."""
         self._writable = asyncio.Event()
         self._may_read = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +103,9 @@ class Driver:
         and `stopped` are still owed.
         """
         if self._pins is not None:
-            self.core.expect(await asyncio.to_thread(self._pins.get, self._url))
+            pinned = await asyncio.to_thread(self._pins.get, self._url)
+            with self.step as core:
+                core.expect(pinned)
         self._runner = self.loop.create_task(self._run(), name=f"strata-relay {shown(self._url)}")
         try:
             async with asyncio.timeout(self._options.connect_timeout):
@@ -95,9 +117,7 @@ class Driver:
 
     def stop(self, reason: StrataError) -> None:
         """End every publish and subscription with `reason`, and let go of the socket. Idempotent."""
-        self.failure = self.failure or reason
-        self.core.fail(self.failure)
-        self.deliver()
+        self._fail(reason)
         if self._runner is not None:
             self._runner.cancel()
 
@@ -117,6 +137,76 @@ class Driver:
         if self._runner is None:
             raise RuntimeError("the relay connection is not open: use `async with`")
 
+    # What a program asks for.
+
+    async def authenticate(self, timeout: float) -> Authenticated:
+        """Have the session authenticated. Raises why it is not, and `RequestTimeout`.
+
+        Cancelling leaves the authentication under way.
+        """
+        if self._core.session is not None:
+            return self._core.session
+        with self.step as core:
+            undecided = core.authenticate(self.loop.time())
+        if not undecided and self._core.authentication_error is not None:
+            raise self._core.authentication_error
+        decided: asyncio.Future[Authenticated] = self.loop.create_future()
+        self._authentications.add(decided)
+        try:
+            async with asyncio.timeout(timeout):
+                return await decided
+        except TimeoutError:
+            raise RequestTimeout("AUTH", timeout) from None
+        finally:
+            self._authentications.discard(decided)
+
+    async def publish(self, packet: Packet, deadline: float) -> Published:
+        """Publish a packet by `deadline` on the loop's clock. Raises why that failed.
+
+        Cancelling forgets the publish; the relay may store the packet all the same.
+        """
+        answered: asyncio.Future[Published] = self.loop.create_future()
+        with self.step as core:
+            now = self.loop.time()
+            handle = core.publish(packet.packet_id, packet.canonical, timeout=deadline - now, now=now)
+            self._publishes[handle] = answered
+        try:
+            return await answered
+        finally:
+            if handle in self._publishes:  # cancelled: nobody waits any more
+                del self._publishes[handle]
+                with self.step as core:
+                    core.cancel_publish(handle)
+
+    def subscribe(self, query: Query) -> tuple[Stream, asyncio.Event]:
+        """Open a subscription; the event is set when its stream has something to take or has ended."""
+        with self.step as core:
+            stream = core.subscribe(query, self.loop.time())
+            arrived = self._arrivals[stream] = asyncio.Event()
+        return stream, arrived
+
+    # What it looks at.
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counters; they go on counting."""
+        return self._core.statistics
+
+    @property
+    def announced(self) -> Announced | None:
+        """What the relay now connected says about itself; None between connections."""
+        return self._core.announced
+
+    @property
+    def session(self) -> Authenticated | None:
+        """Whom the relay takes this session for; None while it is anonymous."""
+        return self._core.session
+
+    @property
+    def relay_id(self) -> str | None:
+        """The DID the relay is held to (R-298); None while it has shown none."""
+        return self._core.server_id
+
     # Tasks.
 
     async def _run(self) -> None:
@@ -128,11 +218,10 @@ class Driver:
             failure = error
             _log.info("%s: giving up: %s", shown(self._url), error)
         finally:
-            self.failure = self.failure or failure or ConnectionFailed("the connection's task has ended")
-            self.core.fail(self.failure)
-            self.deliver()
+            self._fail(failure or ConnectionFailed("the connection's task has ended"))
             self._first.set()
-            statistics = self.core.statistics
+            self._changed()
+            statistics = self._core.statistics
             _log.info(
                 "%s: closed after %d connections, %d packets published, %d delivered",
                 shown(self._url),
@@ -141,6 +230,12 @@ class Driver:
                 statistics.events_delivered,
             )
 
+    def _fail(self, reason: StrataError) -> None:
+        """Nothing further will happen. The first reason is the one that everybody is given."""
+        self.failure = self.failure or reason
+        with self.step as core:
+            core.fail(self.failure)
+
     async def _keep_connected(self) -> None:
         options = self._options
         backoff = Backoff(base=options.backoff_base, cap=options.backoff_cap, random=random.random)
@@ -148,7 +243,7 @@ class Driver:
             try:
                 socket, announced = await dial(self._url, ssl=self.ssl, options=options)
             except Exception as error:
-                self.core.statistics.connections_failed += 1
+                self._core.statistics.connections_failed += 1
                 self._judge(error)
             else:
                 made_at = self.loop.time()
@@ -168,29 +263,30 @@ class Driver:
         """Run one connection until it ends; returns how it ended."""
         _log.info("%s: connected, extensions %s", shown(self._url), sorted(announced.extensions))
         try:
-            self.core.connection_made(announced, self.loop.time(), unix_now=time.time())
-            self.deliver()
+            with self.step as core:
+                core.connection_made(announced, self.loop.time(), unix_now=time.time())
             self._first.set()
+            self._changed()
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write(socket), name="strata-relay-writer")
                 ended = await self._read(socket)
                 writer.cancel()
             return ended
         finally:
-            self.core.connection_lost()
-            self.deliver()
+            with self.step as core:
+                core.connection_lost()
+            self._changed()
             await hang_up(socket, self._options.close_timeout)
 
     async def _read(self, socket: ClientConnection) -> Exception:
-        core = self.core
         while True:
             try:
                 data = await socket.recv(decode=False)
             except ConnectionClosed as closed:
                 return closed
-            core.receive_message(data, self.loop.time())
-            self.deliver()
-            while core.must_pause:
+            with self.step as core:
+                core.receive_message(data, self.loop.time())
+            while self._core.must_pause:
                 self._may_read.clear()
                 await self._may_read.wait()
 
@@ -198,7 +294,7 @@ class Driver:
         """Send what waits. A relay that takes nothing for `write_timeout` is cut off; `_read` then ends."""
         while True:
             self._writable.clear()
-            for frame in self.core.data_to_send():
+            for frame in self._core.data_to_send():
                 try:
                     async with asyncio.timeout(self._options.write_timeout):
                         await socket.send(frame, text=True)
@@ -209,11 +305,11 @@ class Driver:
                     return
             await self._writable.wait()
 
-    # After every call to the core.
+    # After every step.
 
-    def deliver(self) -> None:
+    def _deliver(self) -> None:
         """Send what waits, pass on what happened, arm the timer."""
-        core = self.core
+        core = self._core
         for change in core.changes():
             if isinstance(change, AuthenticationSettled):
                 self._authentication_settled(change.outcome)
@@ -221,7 +317,7 @@ class Driver:
                 left = max(change.seconds_left, 0)
                 _log.warning("%s: only %.0f s to answer the relay's challenge", shown(self._url), left)
             elif isinstance(change, PublishSettled):
-                waiter = self.waiters.pop(change.handle, None)
+                waiter = self._publishes.pop(change.handle, None)
                 if waiter is None or waiter.done():
                     continue  # cancelled meanwhile
                 if isinstance(change.outcome, Published):
@@ -230,7 +326,7 @@ class Driver:
                     waiter.set_exception(change.outcome)
             else:
                 ended = change.phase is Phase.ENDED
-                arrived = self.arrivals.pop(change, None) if ended else self.arrivals.get(change)
+                arrived = self._arrivals.pop(change, None) if ended else self._arrivals.get(change)
                 if arrived is not None:
                     arrived.set()
         if core.has_data_to_send:
@@ -240,7 +336,7 @@ class Driver:
         self._arm()
 
     def _authentication_settled(self, outcome: Authenticated | StrataError) -> None:
-        for waiter in self.authentications:
+        for waiter in self._authentications:
             if waiter.done():
                 continue  # cancelled meanwhile
             if isinstance(outcome, Authenticated):
@@ -255,7 +351,7 @@ class Driver:
 
     def _pin(self) -> None:
         """Write down which relay this is, beside everything else: a disk that fails harms no message."""
-        relay_id = self.core.server_id
+        relay_id = self._core.server_id
         if self._pins is None or self._pinning is not None or relay_id is None:
             return
 
@@ -267,7 +363,7 @@ class Driver:
         self._pinning.add_done_callback(done)
 
     def _arm(self) -> None:
-        wake_at = self.core.get_timer()
+        wake_at = self._core.get_timer()
         if wake_at == self._timer_at:
             return
         if self._timer is not None:
@@ -280,5 +376,5 @@ class Driver:
     def _on_timer(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        self.core.handle_timer(self.loop.time())
-        self.deliver()
+        with self.step as core:
+            core.handle_timer(self.loop.time())

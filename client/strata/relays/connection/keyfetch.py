@@ -50,7 +50,7 @@ class KeyFetcher:
         timeout: float,
         name: str,
     ) -> None:
-        self._ring = ring
+        self.ring = ring
         self._read = read
         self._timeout = timeout
         self._name = name
@@ -71,11 +71,16 @@ class KeyFetcher:
         await asyncio.wait([answered])
         answered.result()
 
-    def refresh(self, authors: Collection[str]) -> None:
-        """Ask for these authors again without anyone waiting; a failure is left to the next refresh."""
-        now = asyncio.get_running_loop().time()
-        for author in authors:
-            self._want(author, now)
+    def refresh_stale(self) -> None:
+        """Ask again for the authors that the ring calls stale, without anyone waiting.
+
+        A failure is left to the next refresh.
+        """
+        if self.ring.stale:
+            now = asyncio.get_running_loop().time()
+            for author in self.ring.stale:
+                self._want(author, now)
+            self.ring.stale.clear()
 
     async def close(self) -> None:
         """Stop asking; whoever waits gets `Closed`."""
@@ -140,13 +145,13 @@ class KeyFetcher:
                 found.append((packet, received_at))
         for author, found in events.items():
             if sizes[author] > _MAX_BYTES or len(found) > _MAX_EVENTS:
-                self._ring.learn(author, None, asked_at, is_overgrown=True)
+                self.ring.learn(author, None, asked_at, is_overgrown=True)
                 continue
             if len(found) > _EVENTS_AT_ONCE:
-                chain = await asyncio.to_thread(self._ring.build, author, found)
+                chain = await asyncio.to_thread(self.ring.build, author, found)
             else:
-                chain = self._ring.build(author, found)
-            self._ring.learn(author, chain, asked_at)
+                chain = self.ring.build(author, found)
+            self.ring.learn(author, chain, asked_at)
 
 
 def _seen(answered: asyncio.Future[None]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
+from strata.relays.connection.feed import Feed
 from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Inspector
-from strata.relays.connection.subscribing import Phase, SubscriptionState
 from strata.relays.connection.values import Delivery, Query
 
 __all__ = ["Subscription"]
@@ -17,57 +16,33 @@ _EVENTS_PER_TURN = 32
 """Events handed on before other tasks get their turn: about 3 ms of verifying."""
 
 
-class Feed(Protocol):
-    """What a subscription needs of its relay."""
-
-    def taken(self, state: SubscriptionState, *, delivered: bool) -> None:
-        """The event taken from `state` was dealt with."""
-
-    def unsubscribe(self, state: SubscriptionState) -> None:
-        """Close `state` for good."""
-
-    async def fetch_keys(self, state: SubscriptionState, candidate: Candidate) -> None:
-        """Have the relay asked for the keys of the candidate's author. Raises what iterating may raise."""
-
-
 class Subscription:
     """Verified packets, each once and in the relay's order, across any number of reconnects.
 
         async for delivery in relay.subscribe(types=["POST"]):
             ...
 
-    Packets are verified as they are asked for, so verifying goes at the consumer's pace. The queue behind it
-    is bounded (`Options.queue_events`, `queue_bytes`): when it is full the subscription leaves the relay's
-    feed and reads on from the relay's store once there is room, at no cost to anything else on the
-    connection. Only for a relay that has given it no cursor to come back to does the whole connection wait.
+    Packets are verified as they are asked for, so verifying goes at the consumer's pace. The queue behind the
+    subscription is bounded (`Options.queue_events`, `queue_bytes`). When the queue is full, the subscription
+    leaves the relay's feed, and reads on from the relay's store once there is room; nothing else on the
+    connection waits. The whole connection waits only for a relay that gave no cursor to come back to.
 
-    It ends, with UNSUBSCRIBE, by `aclose`, by leaving its `async with` block, or when nothing refers to it
-    any more, as after `break` in the loop above.
+    The subscription ends, with UNSUBSCRIBE, by `aclose`, by leaving its `async with` block, and when nothing
+    refers to it any more, as after `break` in the loop above.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        state: SubscriptionState,
-        inspector: Inspector,
-        *,
-        arrived: asyncio.Event,
-        call_soon: Callable[..., object],
-    ) -> None:
+    def __init__(self, feed: Feed, inspector: Inspector) -> None:
         self._feed = feed
-        self._state = state
         self._inspector = inspector
-        self._arrived = arrived
-        self._call_soon = call_soon
         self._receiving = False
-        self._candidate: Candidate | None = None  # taken, and not yet judged for want of its author's keys
+        self._candidate: Candidate | None = None  # taken, and not judged before its author's keys are here
         self._taken = 0
         self._closed = False
 
     @property
     def query(self) -> Query:
         """What the subscription is for."""
-        return self._state.query
+        return self._feed.query
 
     def __aiter__(self) -> Self:
         return self
@@ -89,48 +64,48 @@ class Subscription:
             self._receiving = False
 
     async def _next(self) -> Delivery:
-        state = self._state
+        feed = self._feed
         while not self._closed:
             if self._taken >= _EVENTS_PER_TURN:
                 self._taken = 0
                 await asyncio.sleep(0)
             candidate = self._candidate
-            if candidate is None and (event := state.take()) is not None:
+            if candidate is None and (event := feed.take()) is not None:
                 self._taken += 1
                 candidate = self._candidate = self._inspector.read(event)
                 if candidate is None:
-                    self._feed.taken(state, delivered=False)
+                    feed.taken(delivered=False)
                     continue
             if candidate is not None:
                 delivery = self._inspector.judge(candidate)
                 if delivery is KEYS_WANTED:
-                    await self._feed.fetch_keys(state, candidate)
+                    await feed.fetch_keys(candidate)
                     continue
                 # No await from here to the return: a packet taken is a packet handed on.
                 self._candidate = None
-                self._feed.taken(state, delivered=delivery is not None)
+                feed.taken(delivered=delivery is not None)
                 if delivery is not None:
                     return delivery
-            elif state.phase is Phase.ENDED:
-                error, state.error = state.error, None
+            elif feed.has_ended:
+                error = feed.take_error()
                 if error is not None:
                     raise error
                 break
             else:
                 self._taken = 0
-                self._arrived.clear()
-                await self._arrived.wait()
+                feed.arrived.clear()
+                await feed.arrived.wait()
         raise StopAsyncIteration
 
     def end(self) -> None:
         """Ask the relay for nothing more; what has arrived can still be taken, then iteration stops."""
-        self._feed.unsubscribe(self._state)
+        self._feed.end()
 
     async def aclose(self) -> None:
         """End at once: iteration stops and what has arrived is dropped. Idempotent; never waits."""
         self._closed = True
-        self._feed.unsubscribe(self._state)
-        self._arrived.set()
+        self._feed.end()
+        self._feed.arrived.set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,10 +119,10 @@ class Subscription:
         await self.aclose()
 
     def __del__(self) -> None:
-        # `break` leaves an asynchronous iterator without a word, so this is how the relay gets to know. The
-        # collector may run in any thread, and after the loop is gone.
-        if not getattr(self, "_closed", True) and self._state.phase is not Phase.ENDED:
+        # `break` tells an asynchronous iterator nothing, so the relay learns of it here. The collector may
+        # run in any thread, and after the loop is closed.
+        if not getattr(self, "_closed", True) and not self._feed.has_ended:
             try:
-                self._call_soon(self._feed.unsubscribe, self._state)
+                self._feed.end_soon()
             except RuntimeError:
                 pass  # the loop is closed, and the connection with it

@@ -4,19 +4,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self, TypedDict
 
 from strata.protocol import wire
+from strata.protocol.fields import is_content_id
 from strata.protocol.packets import Packet
 
-__all__ = ["Announced", "Authenticated", "Delivery", "Order", "Published", "Query", "Statistics"]
+__all__ = [
+    "Announced",
+    "Authenticated",
+    "Delivery",
+    "FetchOptions",
+    "Order",
+    "Published",
+    "Query",
+    "Selection",
+    "Statistics",
+    "SubscribeOptions",
+]
 
 Order = Literal["asc", "desc"]
-
-_is_packet_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +82,55 @@ class Authenticated:
         return self.capabilities is None or capability in self.capabilities
 
 
+class Selection(TypedDict, total=False):
+    """Which packets to read: the keyword options that every `fetch` and `subscribe` takes.
+
+    Values inside one filter are alternatives, filters combine with AND, and an empty filter restricts nothing
+    (A-051). Times are Unix seconds and inclusive.
+    """
+
+    authors: Iterable[str] | str
+    """DIDs of authors, or one."""
+    types: Iterable[str] | str
+    """Content types such as `POST`, or one."""
+    packet_ids: Iterable[str] | str
+    """Packet ids, or one."""
+    since: int | None
+    """The earliest timestamp of a packet."""
+    until: int | None
+    """The latest timestamp of a packet; only for reading that ends."""
+    received_since: int | None
+    """The earliest time at which the relay received a packet."""
+    received_until: int | None
+    """The latest time at which the relay received a packet."""
+    order: Order
+    """By time of receipt: `asc`, or `desc` for reading that ends."""
+    limit: int | None
+    """The most packets to hand on in all; only for reading that ends."""
+
+
+class FetchOptions(Selection, total=False):
+    """The keyword options of `Relay.fetch`."""
+
+    cursor: str | None
+    """Start strictly after this position (`Delivery.cursor`), rather than at the oldest packet."""
+    cursor_fallback_since: int | None
+    """The `since` to use if the relay does not know `cursor` any more."""
+
+
+class SubscribeOptions(FetchOptions, total=False):
+    """The keyword options of `Relay.subscribe`."""
+
+    live: bool
+    """Whether to go on with new packets once the stored ones are read; True unless given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which packets a subscription is for, where it starts and where it ends.
+    """Which packets a subscription is for, where it starts and where it ends: `SubscribeOptions` as a value.
 
-    Values inside one filter are alternatives, filters combine with AND, and an empty one restricts nothing
-    (A-051). Times are Unix seconds and inclusive. `since` and `until` look at the packet's own timestamp,
-    `received_since` and `received_until` at the relay's; `until` bounds history alone (A-042).
+    `since` and `until` are about the packet's own timestamp, `received_since` and `received_until` about the
+    relay's; `until` bounds history alone (A-042).
 
     Raises `ValueError` on construction for what no relay could serve.
     """
@@ -92,24 +143,28 @@ class Query:
     received_since: int | None = None
     received_until: int | None = None
     cursor: str | None = None
-    """Start strictly after this position, rather than at the oldest packet."""
     cursor_fallback_since: int | None = None
-    """The `since` to use should the relay no longer know `cursor`."""
     order: Order = "asc"
     limit: int | None = None
-    """Most packets to hand on in all. It, `until` and descending order need `live=False`."""
     live: bool = True
-    """Go on with new packets once history is done."""
+
+    @classmethod
+    def of(cls, options: Selection) -> Self:
+        """The query that keyword options ask for. Raises `TypeError` for an option that does not exist."""
+        members: dict[str, Any] = {**options}
+        for name in ("authors", "types", "packet_ids"):
+            members[name] = as_tuple(members.get(name, ()))
+        return cls(**members)
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise ValueError("limit must be at least 1")
         if self.live and (self.limit is not None or self.until is not None or self.order != "asc"):
-            # `until` does not bind live packets (R-148), but a live one missed during a cut comes back as
-            # history, where it would: the two cannot be had together without losing packets.
+            # `until` does not bind live packets (R-148), but it binds history, and a live packet missed
+            # during a cut comes back as history: together, the two would lose packets.
             raise ValueError("limit, until and descending order are for queries that end: pass live=False")
         for packet_id in self.packet_ids:
-            if not _is_packet_id(packet_id):
+            if not is_content_id(packet_id):
                 raise ValueError(f"not a packet id: {packet_id!r}")
 
     def filters(

@@ -13,13 +13,13 @@ from strata.relays.connection.values import Delivery, Published, Statistics
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.reputation import Kind
 
-__all__ = ["Link", "PoolRelay", "Stream"]
+__all__ = ["Deliveries", "Link", "PoolRelay"]
 
 _LOOK_INTERVAL = 0.25
 """How often a connection is looked at. The relay object reports counters and no changes."""
 
 
-class Stream(Protocol):
+class Deliveries(Protocol):
     """What a pool needs of a subscription."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
@@ -49,7 +49,7 @@ class PoolRelay(Protocol):
 
     async def publish(self, packet: Packet, *, timeout: float | None = None) -> Published: ...
 
-    def subscribe(self, **query: Any) -> Stream: ...
+    def subscribe(self, **query: Any) -> Deliveries: ...
 
     def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None

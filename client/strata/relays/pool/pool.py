@@ -18,12 +18,11 @@ from strata.protocol.errors import Closed, ConnectionFailed, RequestTimeout, Str
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 from strata.relays.bootstrap import KnownRelay
-from strata.relays.connection.client import PacketRelay
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.keyring import Anchors
+from strata.relays.connection.relay import PacketRelay
 from strata.relays.connection.values import Delivery, Order, Query, as_tuple
 from strata.relays.pool.checks import Checks
-from strata.relays.pool.ledger import Ledger
 from strata.relays.pool.link import Link, PoolRelay
 from strata.relays.pool.membership import Membership
 from strata.relays.pool.options import PoolOptions
@@ -31,6 +30,7 @@ from strata.relays.pool.profiles import EffectiveProfile, Profile, effective_pro
 from strata.relays.pool.publisher import Publisher
 from strata.relays.pool.reading import Reading
 from strata.relays.pool.reputation import Kind
+from strata.relays.pool.scorekeeper import Scorekeeper
 from strata.relays.pool.subscription import PoolSubscription
 from strata.relays.pool.values import PoolPublished, PoolStatistics, Position, RelayView, Standing
 
@@ -69,7 +69,7 @@ class PacketPool:
         self._make = make
         self._wall = wall
         self._random = random
-        self._ledger = Ledger(wall)
+        self._ledger = Scorekeeper(wall)
         self._membership = Membership(
             as_tuple(urls),
             options,

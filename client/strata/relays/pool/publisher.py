@@ -15,7 +15,7 @@ from strata.relays.pool.checks import Checks
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.profiles import EffectiveProfile, publish_delay
-from strata.relays.pool.publishing import PublishPlan
+from strata.relays.pool.publish_plan import PublishPlan
 from strata.relays.pool.reputation import Kind
 from strata.relays.pool.values import PoolPublished, PoolStatistics
 

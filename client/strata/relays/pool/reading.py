@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Delivery, Query
-from strata.relays.pool.attic import DiskAttic
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.merging import Merging
+from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.reputation import Kind
 from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
@@ -70,7 +70,7 @@ class Reading:
         self._coarse = coarse
         self._wall = wall
         self._loop = asyncio.get_running_loop()
-        self._attic = DiskAttic()
+        self._attic = OlderIdsOnDisk()
         self.merging = Merging(
             capacity=options.queue_packets,
             dedup_packets=options.dedup_packets,

@@ -84,7 +84,7 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
     """
     import msgspec
 
-    from strata.relays.pool.storage import ScoreFile
+    from strata.relays.pool.score_file import ScoreFile
     from strata.tools.cli import output
 
     try:

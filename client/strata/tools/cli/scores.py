@@ -20,7 +20,7 @@ from strata.relays.bootstrap import read_bootstrap
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
 from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation, Saved, Score
-from strata.relays.pool.storage import ScoreFile
+from strata.relays.pool.score_file import ScoreFile
 from strata.relays.pool.values import Standing
 from strata.tools.cli import output
 from strata.tools.cli.commands import run

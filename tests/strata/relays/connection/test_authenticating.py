@@ -16,7 +16,7 @@ from strata.protocol.errors import (
     RequestTimeout,
 )
 from strata.relays.connection.authenticating import AuthState
-from strata.relays.connection.connection import AuthenticationSettled, Connection, ShortChallenge
+from strata.relays.connection.core import AuthenticationSettled, Core, ShortChallenge
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
 from strata.relays.connection.values import Announced, Authenticated, Published, Query
@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, signer, options=ALWAYS, *, announced=PLAIN, seed=0):
         self.me = signer
-        self.core = Connection(options, random=random.Random(seed).random, signer=signer)
+        self.core = Core(options, random=random.Random(seed).random, signer=signer)
         self.announced = announced
         self.made = 0
 

@@ -8,11 +8,11 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strata.relays.connection.connection import Connection
+from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.subscribing import Phase
+from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import Announced, Published, Query
 
 OPTIONS = Options(
@@ -35,7 +35,7 @@ class World:
         self.relay = relay
         self.make = make
         self.now = 0.0
-        self.core = Connection(options, random=random.Random(seed).random)
+        self.core = Core(options, random=random.Random(seed).random)
         self.session = None
         self.up = []
         self.made = 0

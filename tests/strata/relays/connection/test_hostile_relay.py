@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 from strata.protocol import wire
-from strata.relays.connection.connection import Connection
+from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced, Query
@@ -100,7 +100,7 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
     good = make(1).canonical
     bodies = [good, good.replace(b"packet", b"forged"), b"{}", b"1", b'{"packet_id":"0x00"}']
     options, me = replace(OPTIONS, authenticate=authenticate), identities[1]
-    core = Connection(options, random=random.Random(0).random, signer=me)
+    core = Core(options, random=random.Random(0).random, signer=me)
     states = [core.subscribe(Query(), 0), core.subscribe(Query(live=False, limit=3), 0)]
     inspectors = [Inspector(state.query, OPTIONS, core.statistics) for state in states]
     core.connection_made(Announced(frozenset(extensions)), 0)
@@ -132,7 +132,7 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
 
 @pytest.mark.req("R-339")
 def test_a_time_beyond_all_measure_is_no_place_to_start_again_from(make):
-    core = Connection(OPTIONS, random=random.Random(0).random)
+    core = Core(OPTIONS, random=random.Random(0).random)
     state = core.subscribe(Query(), 0)
     core.connection_made(Announced(), 0)
     event = wire.Event(packet=Raw(make(1).canonical), received_at=10**400, subscription_id="s1.1", cursor="a")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from strata.protocol import wire
 from strata.protocol.errors import Closed, RequestRefused, RequestTimeout
-from strata.relays.connection.connection import Connection
+from strata.relays.connection.core import Core
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
 from strata.relays.connection.values import Announced, Published
@@ -18,7 +18,7 @@ OPTIONS = Options(ack_timeout=5, backoff_base=0.5)
 
 class Bench:
     def __init__(self, seed=0):
-        self.core = Connection(OPTIONS, random=random.Random(seed).random)
+        self.core = Core(OPTIONS, random=random.Random(seed).random)
         self.core.connection_made(Announced(), 0)
 
     def publish(self, name, timeout=100.0, now=0.0):

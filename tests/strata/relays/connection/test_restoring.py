@@ -10,7 +10,7 @@ from strata.protocol.provenance import Downgrade, served
 from strata.relays.connection import Options
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.publishing import Publishing
-from strata.relays.connection.subscribing import QueuedEvent
+from strata.relays.connection.stream import QueuedEvent
 from strata.relays.connection.values import Query, Statistics
 
 START = 1_760_000_000

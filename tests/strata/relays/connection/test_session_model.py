@@ -17,12 +17,12 @@ from strata.protocol import packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, rotate_content
 from strata.relays.connection.authenticating import AuthState
-from strata.relays.connection.connection import Connection
+from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import KEYS_WANTED, Collector, Inspector
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.subscribing import Phase
+from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import Announced, Published, Query, Statistics
 
 START = 1_760_000_000
@@ -65,7 +65,7 @@ class World:
     def __init__(self, relay, options, query, seed):
         self.relay = relay
         self.now = 0.0
-        self.core = Connection(options, random=random.Random(seed).random, signer=ME)
+        self.core = Core(options, random=random.Random(seed).random, signer=ME)
         self.session = None
         self.up = []
         self.made = 0

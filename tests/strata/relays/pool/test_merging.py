@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_relays import START, packet
 from strata.relays.connection.values import Delivery
-from strata.relays.pool.attic import DiskAttic
 from strata.relays.pool.merging import Merging
+from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.values import Position
 
 
@@ -183,7 +183,7 @@ def test_against_a_set(some, window, hold_back):
 
 
 def test_the_disk_attic_keeps_what_it_is_given():
-    attic = DiskAttic()
+    attic = OlderIdsOnDisk()
     assert b"x" * 32 not in attic
     attic.add(packet(n).digest for n in range(300))
     attic.add(packet(n).digest for n in range(10))

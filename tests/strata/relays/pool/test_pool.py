@@ -350,7 +350,7 @@ async def test_ids_that_cannot_be_looked_up_end_the_subscription_and_nothing_els
         for n in range(300):
             world["a"].store(packet(n))
         await take(subscription, 300)
-        monkeypatch.setattr("strata.relays.pool.attic.DiskAttic.__contains__", _unreadable)
+        monkeypatch.setattr("strata.relays.pool.older_ids.OlderIdsOnDisk.__contains__", _unreadable)
         world["b"].store(packet(0))
         with pytest.raises(StrataError, match="cannot be read"):
             await anext(subscription)

@@ -13,7 +13,7 @@ import strata
 from msgspec import Raw
 from strata.relays.bootstrap import read_bootstrap
 from strata.relays.pool import PoolOptions, Profile, Standing
-from strata.relays.pool.storage import ScoreFile
+from strata.relays.pool.score_file import ScoreFile
 
 EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless")
 OPTIONS = PoolOptions(

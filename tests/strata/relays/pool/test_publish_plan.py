@@ -5,7 +5,7 @@ import math
 import pytest
 from strata.protocol.errors import ConnectionFailed, RequestRefused
 from strata.relays.connection.values import Published
-from strata.relays.pool.publishing import PublishPlan
+from strata.relays.pool.publish_plan import PublishPlan
 from strata.relays.pool.values import Copy
 
 TARGETS = ["a", "b", "c", "d"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import strata
 from strata.relays.pool.reputation import Kind, Observation
-from strata.relays.pool.storage import ScoreFile
+from strata.relays.pool.score_file import ScoreFile
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from strata.relays.pool.reputation import Kind, Observation
-from strata.relays.pool.storage import ScoreFile
+from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli import app
 from typer.testing import CliRunner
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec import Raw
 from strata.protocol import wire
 from strata.protocol.errors import RequestRefused, RequestTimeout
-from strata.relays.connection.connection import Connection
+from strata.relays.connection.core import Core
 from strata.relays.connection.options import Options
-from strata.relays.connection.subscribing import Phase
+from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import Announced, Query
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
@@ -19,7 +19,7 @@ MARKED = Announced(frozenset({"history_marker"}))
 
 class Bench:
     def __init__(self, announced=MARKED, query=None, options=OPTIONS):
-        self.core = Connection(options, random=random.Random(0).random)
+        self.core = Core(options, random=random.Random(0).random)
         self.core.connection_made(announced, 0)
         self.state = self.core.subscribe(query or Query(), 0)
 

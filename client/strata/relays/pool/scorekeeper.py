@@ -9,15 +9,15 @@ from pathlib import Path
 
 from strata.relays.connection.dialing import shown
 from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation, Saved, Score
-from strata.relays.pool.storage import ScoreFile, ScoreLog
+from strata.relays.pool.score_file import ScoreFile, ScoreLog
 from strata.relays.pool.values import RelayView, Standing
 
-__all__ = ["Ledger"]
+__all__ = ["Scorekeeper"]
 
 _log = logging.getLogger("strata.pool")
 
 
-class Ledger:
+class Scorekeeper:
     """Takes every observation, judges when asked, and writes both down where there is a file."""
 
     def __init__(self, wall: Callable[[], float]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-__all__ = ["DiskAttic"]
+__all__ = ["OlderIdsOnDisk"]
 
 
-class DiskAttic:
+class OlderIdsOnDisk:
     """A set of ids in a temporary SQLite file of its own, made at first use and gone when closed.
 
     It is used from the event loop: adding 256 ids takes about a millisecond, a look some microseconds. About

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from strata.protocol.errors import StrataError
 from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Saved, Score
 from strata.relays.pool.values import Standing
 
-__all__ = ["KEEP_SECONDS", "SCHEMA_VERSION", "KnownRelay", "ScoreFile", "ScoreFileError", "ScoreLog"]
+__all__ = ["KEEP_SECONDS", "SCHEMA_VERSION", "ScoreFile", "ScoreFileError", "ScoreLog", "ScoredRelay"]
 
 SCHEMA_VERSION = 1
 """SQLite's `user_version` of the file."""
@@ -71,12 +72,12 @@ ON CONFLICT (url) DO UPDATE SET
 """
 
 
-class ScoreFileError(OSError):
-    """The file is no scores file, is of another version, or cannot be used."""
+class ScoreFileError(StrataError, OSError):
+    """The file is not a scores file, is of another version, or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
-class KnownRelay:
+class ScoredRelay:
     """One row of `relay_scores`."""
 
     url: str
@@ -112,7 +113,7 @@ class ScoreFile:
         """Close the file. Idempotent."""
         self._database.close()
 
-    def relays(self) -> list[KnownRelay]:
+    def relays(self) -> list[ScoredRelay]:
         """Every relay, in the order added."""
         query = (
             "SELECT url, standing, strikes, blacklisted_until, last_seen_at, score, integrity, uptime,"
@@ -121,7 +122,7 @@ class ScoreFile:
         with self._translated():
             rows = self._database.execute(query).fetchall()
         return [
-            KnownRelay(
+            ScoredRelay(
                 row[0],
                 Saved(Standing(row[1]), *row[2:5]),
                 Score(row[5] or 0.0, 1.0 if row[6] is None else row[6], *row[7:10]),

@@ -58,7 +58,7 @@ async def test_publishes_in_progress_are_bounded(extended, make):
         tasks = [asyncio.create_task(relay.publish(make(n))) for n in range(3)]
         for _ in range(2):
             await extended.next(wire.Publish)
-        assert len(relay._driver.waiters) == 2
+        assert len(relay._driver._publishes) == 2
         extended.model.answer = None
         tasks[0].cancel()  # gives its place to the third
         assert (await extended.next(wire.Publish)).client_msg_id == "p3"
@@ -499,7 +499,9 @@ async def test_cancelling_a_publish_anywhere_leaves_no_trace(fake, make):
         async for task, _ in steps_of(lambda: relay.publish(make(1))):
             await asyncio.wait([task])
             assert (
-                not relay._driver.waiters and not relay._slots.locked() and not len(relay._core._publishing)
+                not relay._driver._publishes
+                and not relay._slots.locked()
+                and not len(relay._driver._core._publishing)
             )
         assert (await relay.publish(make(2))).packet_id == make(2).packet_id
 

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 from strata.relays.pool.reputation import Kind, Observation, Saved, Score
-from strata.relays.pool.storage import KEEP_SECONDS, SCHEMA_VERSION, ScoreFile, ScoreFileError, ScoreLog
+from strata.relays.pool.score_file import KEEP_SECONDS, SCHEMA_VERSION, ScoreFile, ScoreFileError, ScoreLog
 from strata.relays.pool.values import Standing
 
 T = 1_760_000_000.0

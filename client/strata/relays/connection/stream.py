@@ -46,7 +46,7 @@ from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, fu
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced, Query, Statistics
 
-__all__ = ["Phase", "QueuedEvent", "SubscriptionState"]
+__all__ = ["Phase", "QueuedEvent", "Stream"]
 
 _RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
 """How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
@@ -85,8 +85,8 @@ class QueuedEvent(NamedTuple):
     """When it came in, on the connection's clock."""
 
 
-class SubscriptionState:
-    """The protocol state of one subscription and its bounded queue.
+class Stream:
+    """The protocol state of one subscription, over all connections, and its bounded queue.
 
     `outbox` is the connection's list of frames to send. The owner hands in what arrives for `wire_id`, takes
     events out with `take`, and looks at `phase` and `error` when the queue is empty.
@@ -334,20 +334,20 @@ class SubscriptionState:
         if now < self._retry_at:
             self.wake_at = self._retry_at
             return
-        extensions = self._announced.extensions
-        self._marked = "history_marker" in extensions
+        announced = self._announced
+        self._marked = "history_marker" in announced.extensions
         # A gapless stream pours out history faster than it can be left, and what is poured out in vain is
         # sent twice. So where the end of history can be seen, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
-        limit = None if self._gapless else self._next_page_limit()
+        limit = None if self._gapless else self._next_page_limit(announced)
         if limit == 0 or not self._has_room(limit or self._options.queue_events // 2):
             return  # `taken` asks again
         self._attempt += 1
-        self.wire_id = f"{self._name}.{self._attempt}"
+        wire_id = self.wire_id = f"{self._name}.{self._attempt}"
         self._asked_position = self._position
         self._page_limit, self._page_events = limit or 0, 0
         self._without_cursor = 0
-        self._outbox.append(wire.encode(self._subscribe_message(limit)))
+        self._outbox.append(wire.encode(self._subscribe_message(wire_id, announced, limit)))
         self._caught_up = self._anonymous = False
         self._move(Phase.HISTORY)
         self._watch(now)
@@ -356,16 +356,15 @@ class SubscriptionState:
     def _can_be_gapless(self) -> bool:
         return self.query.live and self._announced is not None and "gapless" in self._announced.extensions
 
-    def _subscribe_message(self, limit: int | None) -> wire.Subscribe:
-        assert self._announced is not None and self.wire_id is not None
-        filters = self.query.filters(self._announced, cursor=self._position, since=self._since, limit=limit)
+    def _subscribe_message(self, wire_id: str, announced: Announced, limit: int | None) -> wire.Subscribe:
+        filters = self.query.filters(announced, cursor=self._position, since=self._since, limit=limit)
         return wire.Subscribe(
-            subscription_id=self.wire_id,
+            subscription_id=wire_id,
             filters=filters,
             history_marker=True if self._marked else None,
             gapless=True if self._gapless else None,
             # A plain relay names the request, not the subscription, in its ERROR (A-052).
-            client_msg_id=self.wire_id,
+            client_msg_id=wire_id,
         )
 
     def _leave(self) -> None:
@@ -454,11 +453,10 @@ class SubscriptionState:
             and self._queued_bytes <= options.queue_bytes // 2
         )
 
-    def _next_page_limit(self) -> int:
+    def _next_page_limit(self, announced: Announced) -> int:
         """How many packets to ask for: none while those queued may already reach the query's limit."""
-        assert self._announced is not None
         limit = self._options.page_events
-        if self.query.limit is not None and self.query.is_served_by(self._announced):
+        if self.query.limit is not None and self.query.is_served_by(announced):
             limit = min(limit, self.query.limit - self._delivered - len(self._queue))
         return max(limit, 0)
 

@@ -22,10 +22,10 @@ from strata.protocol.ids import Signer
 from strata.relays.connection.authenticating import Authenticating, AuthState
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import Handle, Publishing, PublishSettled
-from strata.relays.connection.subscribing import Phase, SubscriptionState
+from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Authenticated, Query, Statistics
 
-__all__ = ["AuthenticationSettled", "Change", "Connection", "ShortChallenge"]
+__all__ = ["AuthenticationSettled", "Change", "Core", "ShortChallenge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class ShortChallenge:
     seconds_left: float
 
 
-Change = PublishSettled | SubscriptionState | AuthenticationSettled | ShortChallenge
+Change = PublishSettled | Stream | AuthenticationSettled | ShortChallenge
 """A publish that ended, a subscription that has events to take or has ended, news of authentication."""
 
 
-class Connection:
+class Core:
     """Every publish and subscription of one relay, and where each of them stands.
 
     Requests go out on a session that is anonymous until somebody wants it otherwise. Where authentication has
@@ -81,10 +81,10 @@ class Connection:
         self._decisions = 0
         self._is_open = False
         self._publishing = Publishing(options, self.statistics, random=random, outbox=self._outbox)
-        self._subscriptions: dict[SubscriptionState, None] = {}
-        self._by_wire_id: dict[str, SubscriptionState] = {}
-        self._changed: dict[SubscriptionState, None] = {}
-        self._pausing: set[SubscriptionState] = set()
+        self._streams: dict[Stream, None] = {}
+        self._by_wire_id: dict[str, Stream] = {}
+        self._changed: dict[Stream, None] = {}
+        self._pausing: set[Stream] = set()
         self._was_deaf = False
         """Whether reading was paused since the timer was last looked at."""
         # No later than the earliest `wake_at` of the subscriptions: kept so that a message costs no scan.
@@ -115,10 +115,10 @@ class Connection:
         """Forget a publish. If it was sent, the relay may store the packet all the same."""
         self._publishing.cancel(handle)
 
-    def subscribe(self, query: Query, now: float) -> SubscriptionState:
+    def subscribe(self, query: Query, now: float) -> Stream:
         """Open a subscription; SUBSCRIBE goes out now, or when there is a connection."""
         self._names += 1
-        state = SubscriptionState(
+        stream = Stream(
             f"s{self._names}",
             query,
             self._options,
@@ -126,29 +126,29 @@ class Connection:
             random=self._random,
             outbox=self._outbox,
         )
-        self._subscriptions[state] = None
+        self._streams[stream] = None
         if self.announced is not None and self._is_open:
             forbidden = self._authenticating.obstacle("subscribe")
-            state.connection_made(self.announced, now, forbidden=forbidden)
-            self._follow(state, None)
-        return state
+            stream.connection_made(self.announced, now, forbidden=forbidden)
+            self._follow(stream, None)
+        return stream
 
-    def unsubscribe(self, state: SubscriptionState) -> None:
+    def unsubscribe(self, stream: Stream) -> None:
         """Close a subscription for good: nothing more is queued and UNSUBSCRIBE goes out. Idempotent."""
-        before = state.wire_id
-        state.close()
-        self._follow(state, before)
+        before = stream.wire_id
+        stream.close()
+        self._follow(stream, before)
 
-    def taken(self, state: SubscriptionState, *, delivered: bool, now: float) -> None:
-        """The consumer has dealt with the event it took: `SubscriptionState.taken`."""
-        before = state.wire_id
-        state.taken(delivered=delivered, now=now)
-        self._follow(state, before)
+    def taken(self, stream: Stream, *, delivered: bool, now: float) -> None:
+        """The consumer has dealt with the event it took: `Stream.taken`."""
+        before = stream.wire_id
+        stream.taken(delivered=delivered, now=now)
+        self._follow(stream, before)
 
-    def await_keys(self, state: SubscriptionState, awaits: bool) -> None:
-        """The subscription's consumer waits for keys, or no longer does (`SubscriptionState.awaits_keys`)."""
-        state.awaits_keys = awaits
-        self._follow(state, state.wire_id)
+    def await_keys(self, stream: Stream, awaits: bool) -> None:
+        """The subscription's consumer waits for keys, or no longer does (`Stream.awaits_keys`)."""
+        stream.awaits_keys = awaits
+        self._follow(stream, stream.wire_id)
 
     # What the network brings.
 
@@ -162,7 +162,7 @@ class Connection:
         self.statistics.connections += 1
         self._authenticating.connection_made(announced.relay_id, now, unix_now)
         if not self._authenticating.is_pending:
-            self._open(now)
+            self._open(announced, now)
 
     def connection_lost(self) -> None:
         """The connection is gone. Nothing is forgotten; what was in flight waits for the next one."""
@@ -175,8 +175,8 @@ class Connection:
         self._outbox.clear()
         self._by_wire_id.clear()
         self._pausing.clear()
-        for state in self._subscriptions:
-            state.connection_lost()
+        for stream in self._streams:
+            stream.connection_lost()
         self._publishing.connection_lost()
 
     def receive_message(self, data: bytes, now: float) -> None:
@@ -195,11 +195,11 @@ class Connection:
             case wire.Error():
                 self._receive_error(message, now)
             case wire.EndOfHistory():
-                state = self._by_wire_id.get(message.subscription_id)
-                if state is not None:
-                    before = state.wire_id
-                    state.receive_end_of_history(message, now)
-                    self._follow(state, before)
+                stream = self._by_wire_id.get(message.subscription_id)
+                if stream is not None:
+                    before = stream.wire_id
+                    stream.receive_end_of_history(message, now)
+                    self._follow(stream, before)
             case wire.AuthChallenge():
                 self._learn(message.extensions)
                 left = self._authenticating.receive_challenge(message, now)
@@ -225,22 +225,22 @@ class Connection:
             return
         self._wake_at = math.inf
         was_deaf, self._was_deaf = self._was_deaf, self.must_pause
-        for state in list(self._subscriptions):
-            before = state.wire_id
+        for stream in list(self._streams):
+            before = stream.wire_id
             if was_deaf or self._was_deaf:
-                state.excuse(now)
+                stream.excuse(now)
             else:
-                state.handle_timer(now)
-            self._follow(state, before)
+                stream.handle_timer(now)
+            self._follow(stream, before)
 
     def fail(self, error: StrataError) -> None:
         """Nothing further will happen: end every publish and subscription with this error."""
         self.connection_lost()
         self._news.append(AuthenticationSettled(error))
         self._publishing.fail(error)
-        for state in list(self._subscriptions):
-            state.close(error)
-            self._follow(state, None)
+        for stream in list(self._streams):
+            stream.close(error)
+            self._follow(stream, None)
         self._wake_at = math.inf
 
     # What comes out.
@@ -270,7 +270,7 @@ class Connection:
 
     @property
     def must_pause(self) -> bool:
-        """Whether the shell has to stop reading until a consumer has taken events (`SubscriptionState`)."""
+        """Whether the shell has to stop reading until a consumer has taken events (`Stream`)."""
         return bool(self._pausing)
 
     @property
@@ -299,13 +299,13 @@ class Connection:
         self.statistics.events_received += 1
         wire_id = message.subscription_id
         # R-174: an unsolicited event has no taker. Nor has one for a stream that was left.
-        state = None if wire_id is None else self._by_wire_id.get(wire_id)
-        if state is None:
+        stream = None if wire_id is None else self._by_wire_id.get(wire_id)
+        if stream is None:
             self.statistics.events_unclaimed += 1
             return
-        state.receive_event(message, now)
-        self._changed[state] = None
-        self._follow(state, wire_id)
+        stream.receive_event(message, now)
+        self._changed[stream] = None
+        self._follow(stream, wire_id)
 
     def _receive_error(self, message: wire.Error, now: float) -> None:
         refusals = self.statistics.refusals
@@ -321,17 +321,17 @@ class Connection:
             self._follow_authentication(now)
             return
         wire_id = message.subscription_id or message.client_msg_id
-        state = None if wire_id is None else self._by_wire_id.get(wire_id)
+        stream = None if wire_id is None else self._by_wire_id.get(wire_id)
         park = False
-        if refusal.retry is Retry.AUTHENTICATE and (state is not None or self._publishing.awaits(message)):
+        if refusal.retry is Retry.AUTHENTICATE and (stream is not None or self._publishing.awaits(message)):
             # Only for a request of ours: nobody's stray ERROR makes us say who we are.
             park = self._authenticating.want(now)
             refusal.__cause__ = self._authenticating.error
         if self._publishing.receive_error(message, refusal, now, park=park):
             return
-        if state is not None:
-            state.receive_error(refusal, now, park=park)
-            self._follow(state, wire_id)
+        if stream is not None:
+            stream.receive_error(refusal, now, park=park)
+            self._follow(stream, wire_id)
         elif not self._was_ours(wire_id):
             self.statistics.messages_invalid += 1
 
@@ -340,62 +340,61 @@ class Connection:
         if extensions and self.announced is not None:
             known = self.announced.extensions | frozenset(extensions)
             self.announced = replace(self.announced, extensions=known)
-            for state in self._subscriptions:
-                state.learn(self.announced)
+            for stream in self._streams:
+                stream.learn(self.announced)
 
-    def _open(self, now: float) -> None:
+    def _open(self, announced: Announced, now: float) -> None:
         """Let requests out on a new connection, now that nothing has to come before them."""
-        assert self.announced is not None
         self._is_open = True
         forbidden = self._authenticating.obstacle("subscribe")
         # Subscriptions first: a program sees the packets it publishes next.
-        for state in list(self._subscriptions):
-            state.connection_made(self.announced, now, forbidden=forbidden)
-            self._follow(state, None)
+        for stream in list(self._streams):
+            stream.connection_made(announced, now, forbidden=forbidden)
+            self._follow(stream, None)
         self._publishing.connection_made(now, forbidden=self._authenticating.obstacle("publish"))
 
     def _follow_authentication(self, now: float) -> None:
         """Act on authentication that has been decided, and say so."""
         authenticating = self._authenticating
-        if authenticating.decisions == self._decisions:
+        outcome = authenticating.session or authenticating.error
+        if outcome is None or authenticating.decisions == self._decisions:
             return
         self._decisions = authenticating.decisions
-        outcome = authenticating.session or authenticating.error
-        assert outcome is not None
         self._news.append(AuthenticationSettled(outcome))
         if not self._is_open:
-            self._open(now)
+            if self.announced is not None:
+                self._open(self.announced, now)
             return
-        for state in list(self._subscriptions):
-            before = state.wire_id
+        for stream in list(self._streams):
+            before = stream.wire_id
             if isinstance(outcome, Authenticated):
-                state.authorize(now, forbidden=authenticating.obstacle("subscribe"))
+                stream.authorize(now, forbidden=authenticating.obstacle("subscribe"))
             else:
-                state.give_up(outcome)
-            self._follow(state, before)
+                stream.give_up(outcome)
+            self._follow(stream, before)
         if isinstance(outcome, Authenticated):
             self._publishing.authorize(now, forbidden=authenticating.obstacle("publish"))
         else:
             self._publishing.give_up(outcome)
 
-    def _follow(self, state: SubscriptionState, before: str | None) -> None:
-        """Keep routes, timer and pause in step with a state that may have moved."""
-        wire_id = state.wire_id
+    def _follow(self, stream: Stream, before: str | None) -> None:
+        """Keep routes, timer and pause in step with a stream that may have moved."""
+        wire_id = stream.wire_id
         if wire_id != before:
             if before is not None:
                 self._by_wire_id.pop(before, None)
             if wire_id is not None:
-                self._by_wire_id[wire_id] = state
-        if state.wake_at < self._wake_at:
-            self._wake_at = state.wake_at
-        if state.must_pause:
+                self._by_wire_id[wire_id] = stream
+        if stream.wake_at < self._wake_at:
+            self._wake_at = stream.wake_at
+        if stream.must_pause:
             self._was_deaf = True
-            self._pausing.add(state)
+            self._pausing.add(stream)
         elif self._pausing:
-            self._pausing.discard(state)
-        if state.phase is Phase.ENDED and state in self._subscriptions:
-            del self._subscriptions[state]
-            self._changed[state] = None
+            self._pausing.discard(stream)
+        if stream.phase is Phase.ENDED and stream in self._streams:
+            del self._streams[stream]
+            self._changed[stream] = None
 
     def _was_ours(self, request: str | None) -> bool:
         """Whether an answer names a request that we made: late answers are no fault of the relay's."""

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import ssl as ssl_module
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ErrorCode, InvalidPacket, RequestTimeout
 from strata.protocol.ids import Signer
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.relays.connection.connection import Connection
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.driver import Driver
-from strata.relays.connection.finding import fetch_packet
-from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Collector, Inspector, author_of
-from strata.relays.connection.keyfetch import MAX_AUTHORS, KeyFetcher
+from strata.relays.connection.feed import Feed
+from strata.relays.connection.http_packets import fetch_packet
+from strata.relays.connection.inspection import KEYS_WANTED, Collector, Inspector
+from strata.relays.connection.keyfetch import KeyFetcher
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.pins import PinFile
-from strata.relays.connection.subscribing import SubscriptionState
 from strata.relays.connection.subscription import Subscription
 from strata.relays.connection.values import (
     Announced,
     Authenticated,
     Delivery,
-    Order,
+    FetchOptions,
     Published,
     Query,
     Statistics,
+    SubscribeOptions,
     as_tuple,
 )
 
@@ -47,8 +46,9 @@ class PacketRelay:
 
     What programs get by `strata.connect` is `strata.Relay`, which opens channels too.
 
-    Cuts are mended here: what has no answer is published again, subscriptions go on where they stood. When
-    the relay cannot be had any more (a final refusal, not an absence) every call raises `ConnectionFailed`.
+    After a cut it connects again: packets without an answer are published again, and subscriptions go on
+    where they stood. Once the relay refuses for good (an absence is no refusal), every call raises
+    `ConnectionFailed`. `changed` is called when a connection came or went.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class PacketRelay:
         pins: str | os.PathLike[str] | None = None,
         anchors: Anchors | None = None,
         options: Options | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         options = options or Options()
         if identity is None and options.authenticate == "always":
@@ -67,24 +68,24 @@ class PacketRelay:
         self._url = url
         self._identity = identity
         self._options = options
-        self._core = Connection(options, random=random.random, signer=identity)
-        pin_file = PinFile(pins) if pins is not None else None
-        self._driver = Driver(url, self._core, options, ssl=ssl, pins=pin_file)
+        self._driver = Driver(
+            url,
+            options,
+            signer=identity,
+            ssl=ssl,
+            pins=None if pins is None else PinFile(pins),
+            changed=changed,
+        )
         self._slots = asyncio.Semaphore(options.max_in_flight)
-        self._keys: KeyRing | None = None
-        self._fetcher: KeyFetcher | None = None
-        if options.resolve_keys:
-            self._keys = KeyRing(
-                anchors or Anchors(),
-                max_authors=options.key_authors,
-                refresh_interval=options.key_refresh_interval,
-            )
-            self._fetcher = KeyFetcher(
-                self._keys,
-                self._identity_packets,
-                timeout=options.key_timeout,
-                name=f"strata-relay-keys {shown(url)}",
-            )
+        ring = KeyRing(
+            anchors or Anchors(),
+            max_authors=options.key_authors,
+            refresh_interval=options.key_refresh_interval,
+        )
+        self._keys = KeyFetcher(
+            ring, self._identity_packets, timeout=options.key_timeout, name=f"strata-relay-keys {shown(url)}"
+        )
+        self._ring = ring if options.resolve_keys else None
 
     # Opening and closing.
 
@@ -111,8 +112,7 @@ class PacketRelay:
         after cancelling, the closing goes on by itself for as long.
         """
         self._driver.stop(Closed("the relay connection was closed"))
-        if self._fetcher is not None:
-            await self._fetcher.close()
+        await self._keys.close()
         await self._driver.stopped()
 
     async def __aenter__(self) -> Self:
@@ -141,22 +141,7 @@ class PacketRelay:
         self._driver.check_open()
         if self._identity is None or self._options.authenticate == "never":
             raise ValueError("authenticating needs an identity, and options that allow it")
-        if self._core.session is not None:
-            return self._core.session
-        undecided = self._core.authenticate(self._driver.loop.time())
-        self._driver.deliver()
-        if not undecided and self._core.authentication_error is not None:
-            raise self._core.authentication_error
-        timeout = self._options.connect_timeout if timeout is None else timeout
-        decided: asyncio.Future[Authenticated] = self._driver.loop.create_future()
-        self._driver.authentications.add(decided)
-        try:
-            async with asyncio.timeout(timeout):
-                return await decided
-        except TimeoutError:
-            raise RequestTimeout("AUTH", timeout) from None
-        finally:
-            self._driver.authentications.discard(decided)
+        return await self._driver.authenticate(self._options.connect_timeout if timeout is None else timeout)
 
     # Publishing.
 
@@ -201,7 +186,7 @@ class PacketRelay:
 
     async def _publish(self, packet: Packet, deadline: float) -> Published:
         self._driver.check_open()
-        announced = self._core.announced
+        announced = self._driver.announced
         limit = None if announced is None else announced.max_packet_bytes
         if limit is not None and packet.size_bytes > limit:  # R-124
             raise InvalidPacket(
@@ -209,19 +194,10 @@ class PacketRelay:
                 f"the packet has {packet.size_bytes} bytes, the relay takes {limit}",
                 max_bytes=limit,
             )
-        now = self._driver.loop.time()
-        waiter: asyncio.Future[Published] = self._driver.loop.create_future()
-        handle = self._core.publish(packet.packet_id, packet.canonical, timeout=deadline - now, now=now)
-        self._driver.waiters[handle] = waiter
-        self._driver.deliver()
-        try:
-            return await waiter
-        finally:
-            if self._driver.waiters.pop(handle, None) is not None:
-                self._core.cancel_publish(handle)
+        return await self._driver.publish(packet, deadline)
 
     async def post(
-        self, content: Mapping[str, Any], *, expires_at: int | None = None, timeout: float | None = None
+        self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None
     ) -> Published:
         """Sign `content` with the connection's identity, as of now, and `publish` it.
 
@@ -235,85 +211,22 @@ class PacketRelay:
 
     # Reading.
 
-    def subscribe(
-        self,
-        *,
-        authors: Iterable[str] | str = (),
-        types: Iterable[str] | str = (),
-        packet_ids: Iterable[str] | str = (),
-        since: int | None = None,
-        received_since: int | None = None,
-        received_until: int | None = None,
-        cursor: str | None = None,
-        cursor_fallback_since: int | None = None,
-        live: bool = True,
-        until: int | None = None,
-        order: Order = "asc",
-        limit: int | None = None,
-    ) -> Subscription:
-        """Stored packets that match, and with `live` the new ones after them; `Query` tells each argument.
+    def subscribe(self, **options: Unpack[SubscribeOptions]) -> Subscription:
+        """Stored packets that match, and with `live` the new ones after them; `SubscribeOptions` tells each.
 
-        The request goes out at once. Raises `ValueError` for arguments no relay could serve, `Closed`,
-        `ConnectionFailed`.
+        The request goes out at once. Raises `ValueError` for options no relay could serve, `TypeError` for
+        options that do not exist, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
-        query = Query(
-            authors=as_tuple(authors),
-            types=as_tuple(types),
-            packet_ids=as_tuple(packet_ids),
-            since=since,
-            until=until,
-            received_since=received_since,
-            received_until=received_until,
-            cursor=cursor,
-            cursor_fallback_since=cursor_fallback_since,
-            order=order,
-            limit=limit,
-            live=live,
-        )
-        statistics = self._core.statistics
-        return self._subscription(query, Inspector(query, self._options, statistics, self._keys))
+        query = Query.of(options)
+        return Subscription(Feed(self._driver, query, self._keys), self._inspector(query))
 
-    def _subscription(self, query: Query, inspector: Inspector) -> Subscription:
-        state = self._core.subscribe(query, self._driver.loop.time())
-        arrived = self._driver.arrivals[state] = asyncio.Event()
-        subscription = Subscription(
-            self, state, inspector, arrived=arrived, call_soon=self._driver.loop.call_soon_threadsafe
-        )
-        self._driver.deliver()
-        return subscription
-
-    def fetch(
-        self,
-        *,
-        authors: Iterable[str] | str = (),
-        types: Iterable[str] | str = (),
-        packet_ids: Iterable[str] | str = (),
-        since: int | None = None,
-        until: int | None = None,
-        received_since: int | None = None,
-        received_until: int | None = None,
-        cursor: str | None = None,
-        order: Order = "asc",
-        limit: int | None = None,
-    ) -> Subscription:
+    def fetch(self, **options: Unpack[FetchOptions]) -> Subscription:
         """Stored packets that match, at most `limit`, read page by page; ends when there are no more.
 
         The same as `subscribe` with `live=False`.
         """
-        return self.subscribe(
-            authors=authors,
-            types=types,
-            packet_ids=packet_ids,
-            since=since,
-            until=until,
-            received_since=received_since,
-            received_until=received_until,
-            cursor=cursor,
-            order=order,
-            limit=limit,
-            live=False,
-        )
+        return self.subscribe(**options, live=False)
 
     async def get(
         self,
@@ -374,7 +287,7 @@ class PacketRelay:
 
     async def _find_by_http(self, packet_ids: tuple[str, ...]) -> AsyncGenerator[Delivery, None]:
         query = Query(packet_ids=packet_ids, live=False)
-        inspector = Inspector(query, self._options, self._core.statistics, self._keys)
+        inspector = self._inspector(query)
         for packet_id in packet_ids:
             event = await fetch_packet(
                 self._url,
@@ -388,9 +301,7 @@ class PacketRelay:
                 continue
             delivery = inspector.judge(candidate)
             if delivery is KEYS_WANTED:
-                assert self._fetcher is not None
-                author = candidate.packet.author_id
-                await self._fetcher.fetch(author, (), since=candidate.event.arrived_at)
+                await self._keys.fetch(candidate.packet.author_id, (), since=candidate.event.arrived_at)
                 delivery = inspector.judge(candidate)
             if isinstance(delivery, Delivery):
                 yield delivery
@@ -405,13 +316,13 @@ class PacketRelay:
     @property
     def statistics(self) -> Statistics:
         """What has happened since opening, as a copy that stays as it is."""
-        current = self._core.statistics
+        current = self._driver.statistics
         return replace(current, refusals=dict(current.refusals))
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
-        return self._core.announced is not None
+        return self._driver.announced is not None
 
     @property
     def seats(self) -> tuple[int, int]:
@@ -421,57 +332,35 @@ class PacketRelay:
     @property
     def max_packet_bytes(self) -> int | None:
         """The largest packet the relay says it takes; None between connections, or if it does not say."""
-        announced = self._core.announced
+        announced = self._driver.announced
         return None if announced is None else announced.max_packet_bytes
 
     @property
     def announced(self) -> Announced | None:
         """What the relay now connected says about itself; None between connections."""
-        return self._core.announced
+        return self._driver.announced
 
     @property
     def session(self) -> Authenticated | None:
         """Whom the relay takes this connection for and what it may do; None while it is anonymous."""
-        return self._core.session
+        return self._driver.session
 
     @property
     def relay_id(self) -> str | None:
         """The relay's DID, as it is expected or was first shown; None while neither is so (R-298)."""
-        return self._core.server_id
+        return self._driver.relay_id
 
-    # For `Subscription` alone.
+    # Authors' keys.
 
-    def taken(self, state: SubscriptionState, *, delivered: bool) -> None:
-        """The event taken from `state` was dealt with."""
-        self._core.taken(state, delivered=delivered, now=self._driver.loop.time())
-        self._driver.deliver()
-        if self._keys is not None and self._keys.stale and self._fetcher is not None:
-            self._fetcher.refresh(self._keys.stale)
-            self._keys.stale.clear()
-
-    def unsubscribe(self, state: SubscriptionState) -> None:
-        """Close `state` for good."""
-        self._core.unsubscribe(state)
-        self._driver.deliver()
-
-    async def fetch_keys(self, state: SubscriptionState, candidate: Candidate) -> None:
-        """Have the relay asked for the keys of the candidate's author, and of those who wait behind it."""
-        assert self._keys is not None and self._fetcher is not None
-        ahead = {author for event in state.waiting() if (author := author_of(event)) is not None}
-        others = [author for author in ahead if author not in self._keys][:MAX_AUTHORS]
-        self._core.await_keys(state, True)
-        self._driver.deliver()
-        try:
-            await self._fetcher.fetch(candidate.packet.author_id, others, since=candidate.event.arrived_at)
-        finally:
-            self._core.await_keys(state, False)
-            self._driver.deliver()
+    def _inspector(self, query: Query) -> Inspector:
+        return Inspector(query, self._options, self._driver.statistics, self._ring)
 
     async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncIterator[tuple[Packet, int]]:
         """Every identity packet the relay has of these authors (R-073), whoever signed it."""
         self._driver.check_open()
-        self._core.statistics.key_fetches += 1
+        self._driver.statistics.key_fetches += 1
         query = Query(authors=authors, types=tuple(sorted(IDENTITY_TYPES)), live=False)
-        async with self._subscription(query, Collector(query, self._options, Statistics())) as found:
+        feed = Feed(self._driver, query, self._keys)
+        async with Subscription(feed, Collector(query, self._options, Statistics())) as found:
             async for delivery in found:
                 yield delivery.packet, delivery.received_at

@@ -1,0 +1,68 @@
+"""One subscription's access to its relay: where its packets come from, and what it may ask for."""
+
+from __future__ import annotations
+
+from strata.protocol.errors import StrataError
+from strata.relays.connection.driver import Driver
+from strata.relays.connection.inspection import Candidate, author_of
+from strata.relays.connection.keyfetch import MAX_AUTHORS, KeyFetcher
+from strata.relays.connection.stream import Phase, QueuedEvent
+from strata.relays.connection.values import Query
+
+__all__ = ["Feed"]
+
+
+class Feed:
+    """An open subscription of one connection. It ends by `end`, or when the driver ends every one."""
+
+    def __init__(self, driver: Driver, query: Query, keys: KeyFetcher) -> None:
+        self.query = query
+        self._driver = driver
+        self._keys = keys
+        self._stream, self.arrived = driver.subscribe(query)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will arrive; what has arrived can still be taken."""
+        return self._stream.phase is Phase.ENDED
+
+    def take(self) -> QueuedEvent | None:
+        """The next event, or None. The caller owes a call of `taken` for it."""
+        return self._stream.take()
+
+    def take_error(self) -> StrataError | None:
+        """Why the subscription ended, if not by request: told once."""
+        error, self._stream.error = self._stream.error, None
+        return error
+
+    def taken(self, *, delivered: bool) -> None:
+        """The event last taken was handed on, or dropped."""
+        with self._driver.step as core:
+            core.taken(self._stream, delivered=delivered, now=self._driver.loop.time())
+        self._keys.refresh_stale()
+
+    def end(self) -> None:
+        """Ask the relay for nothing more. Idempotent."""
+        with self._driver.step as core:
+            core.unsubscribe(self._stream)
+
+    def end_soon(self) -> None:
+        """The same from any thread. Raises `RuntimeError` once the loop is closed."""
+        self._driver.loop.call_soon_threadsafe(self.end)
+
+    async def fetch_keys(self, candidate: Candidate) -> None:
+        """Ask the relay for the keys of the candidate's author, and of the authors waiting behind it.
+
+        Raises `RequestTimeout` and what the relay's refusal is. Cancelling leaves the question under way.
+        """
+        waiting = {author for event in self._stream.waiting() if (author := author_of(event)) is not None}
+        others = [author for author in waiting if author not in self._keys.ring][:MAX_AUTHORS]
+        self._await_keys(True)
+        try:
+            await self._keys.fetch(candidate.packet.author_id, others, since=candidate.event.arrived_at)
+        finally:
+            self._await_keys(False)
+
+    def _await_keys(self, awaits: bool) -> None:
+        with self._driver.step as core:
+            core.await_keys(self._stream, awaits)

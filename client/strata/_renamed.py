@@ -36,7 +36,10 @@ OLD_MODULES = {
 }
 """The old module, and the new one. What is below a package moved with it."""
 
-OLD_NAMES: dict[str, dict[str, str]] = {}
+OLD_NAMES: dict[str, dict[str, str]] = {
+    "strata.reliable": {"ChannelError": "ReliableError"},
+    "strata.reliable.errors": {"ChannelError": "ReliableError"},
+}
 """By old module: names that are called otherwise in the new one."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl as ssl_module
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from strata.protocol.ids import Signer
 from strata.relays.bootstrap import KnownRelay
@@ -18,6 +18,7 @@ from strata.relays.pool.pool import PacketPool
 if TYPE_CHECKING:
     from strata.channels.messaging.relay_node import RelayNode
     from strata.channels.reliable.channel import ReliableChannel
+    from strata.channels.reliable.options import ChannelOptions
 
 __all__ = ["Pool", "Relay", "connect", "connect_pool"]
 
@@ -72,7 +73,7 @@ class Relay(PacketRelay):
         return self._node
 
     def channel(
-        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
         """A reliable channel over this relay, to be opened by `async with`: see `ReliableChannel`.
 
@@ -84,7 +85,7 @@ class Relay(PacketRelay):
         """
         from strata.channels.reliable.client import open_channel
 
-        return open_channel(self.node, channel_id, topic, sender_id, options)
+        return open_channel(self.node, channel_id, topic, sender_id, **options)
 
 
 def connect_pool(
@@ -136,9 +137,9 @@ class Pool(PacketPool):
         return self._node
 
     def channel(
-        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
         """A reliable channel over these relays, to be opened by `async with`: as `Relay.channel`."""
         from strata.channels.reliable.client import open_channel
 
-        return open_channel(self.node, channel_id, topic, sender_id, options)
+        return open_channel(self.node, channel_id, topic, sender_id, **options)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Unpack
 
 from strata.channels.connecting import Pool, connect_pool
 from strata.channels.messaging.relay_node import RelayNode
 from strata.channels.reliable.channel import ReliableChannel
 from strata.channels.reliable.client import open_channel
 from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.options import ChannelOptions
 from strata.protocol.ids import Signer
 from strata.relays.bootstrap import KnownRelay
 from strata.relays.pool import PoolOptions
@@ -74,12 +75,12 @@ class Node(RelayNode):
         await self._pool.close()
 
     def channel(
-        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Any
+        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
         """A reliable channel over this node, to be opened by `async with`: as `Relay.channel`."""
-        return open_channel(self, channel_id, topic, sender_id, options)
+        return open_channel(self, channel_id, topic, sender_id, **options)
 
-    def info(self) -> Mapping[str, Any]:
+    def info(self) -> Mapping[str, object]:
         """What the node is and stands, as JSON has it (C-268)."""
         return {
             "identity": self.transport_identity,
@@ -91,7 +92,7 @@ class Node(RelayNode):
             ],
         }
 
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Mapping[str, object]:
         """The settings in force, as JSON has them (C-268); no key is among them."""
         return {
             "max_message_size": self._config.max_message_size,
@@ -111,5 +112,5 @@ async def create_node(config: NodeConfig) -> Node:
     return Node(config, pool)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> int | float | str | None:
     return value if isinstance(value, int | float | str | None) else str(value)

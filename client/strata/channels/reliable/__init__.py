@@ -26,7 +26,6 @@ from strata.channels.reliable.config import (
 )
 from strata.channels.reliable.errors import (
     AlreadyOpen,
-    ChannelError,
     ChannelNotOpen,
     EmptyPayload,
     EventsMissed,
@@ -34,6 +33,7 @@ from strata.channels.reliable.errors import (
     InvalidEnvelope,
     MessageTooLarge,
     NotStarted,
+    ReliableError,
     SegmentDoesNotFit,
     UnknownChannel,
 )
@@ -61,6 +61,7 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.reliable.options import ChannelOptions, ChannelSettings
 from strata.channels.reliable.values import (
     AtRisk,
     ChannelHealth,
@@ -75,10 +76,11 @@ __all__ = [
     "DEFAULT_RELIABLE_CHANNEL_CONFIG",
     "AlreadyOpen",
     "AtRisk",
-    "ChannelError",
     "ChannelEvent",
     "ChannelHealth",
     "ChannelNotOpen",
+    "ChannelOptions",
+    "ChannelSettings",
     "ChannelStatistics",
     "ChunkInfo",
     "DefaultReliableChannelOptions",
@@ -105,6 +107,7 @@ __all__ = [
     "ReliableChannelConfig",
     "ReliableClient",
     "ReliableEnvelope",
+    "ReliableError",
     "ReliableMessageDelivered",
     "ReliableMessageDeliveryError",
     "ReliableMessageReceived",

@@ -17,7 +17,7 @@ from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageReceived
 from strata.channels.reliable.engine import ChannelEngine, follows_others
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan
-from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds import SdsMessage
 from strata.protocol.errors import StrataError
 
 __all__ = ["Asking"]

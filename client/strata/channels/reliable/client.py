@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
-from strata.channels.encryption import Encryption
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageError
 from strata.channels.reliable.channel import ReliableChannel
-from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig, configure
 from strata.channels.reliable.errors import (
     EmptyPayload,
@@ -23,6 +20,7 @@ from strata.channels.reliable.errors import (
 )
 from strata.channels.reliable.events import ReliableEnvelope
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.options import ChannelOptions, ChannelSettings
 from strata.protocol.errors import StrataError
 
 __all__ = [
@@ -36,8 +34,6 @@ __all__ = [
     "send",
 ]
 
-_KEYWORDS = ("config", "encryption", "encoder", "decoder", "profile", "rng")
-
 
 def make_channel(
     node: MessagingNode | ReliableChannelConfig | None = None,
@@ -46,24 +42,19 @@ def make_channel(
     sender_id: str | None = None,
     config: ReliableChannelConfig | None = None,
     *,
-    encryption: Encryption | None = None,
-    encoder: Encoder | None = None,
-    decoder: Decoder | None = None,
-    options: Mapping[str, Any] | None = None,
-    profile: str | None = None,
-    rng: random.Random | None = None,
+    options: Mapping[str, object] | None = None,
+    **settings: Unpack[ChannelSettings],
 ) -> ReliableChannel:
     """A channel that is not open yet; `create_reliable_channel` tells the arguments and opens it."""
     try:
-        return _make(
-            *(node, channel_id, content_topic, sender_id, config),
-            encryption=encryption,
-            encoder=encoder,
-            decoder=decoder,
-            options=options,
-            profile=profile,
-            rng=rng,
-        )
+        if isinstance(node, ReliableChannelConfig):  # the two arguments of 2026: config, sender id
+            if config is not None or content_topic is not None or sender_id is not None:
+                raise ValueError("with a configuration as the first argument only a sender id may follow")
+            node, channel_id, sender_id, config = None, None, channel_id, node
+        node = node or (config.node if config is not None else None)
+        if node is None:
+            raise ValueError("a channel needs a node")
+        return _make(node, channel_id, content_topic, sender_id, config, options, settings)
     except StrataError:
         raise
     except (ValueError, TypeError) as error:
@@ -71,35 +62,33 @@ def make_channel(
 
 
 def _make(
-    node: MessagingNode | ReliableChannelConfig | None,
+    node: MessagingNode,
     channel_id: str | None,
     content_topic: str | None,
     sender_id: str | None,
     config: ReliableChannelConfig | None,
-    *,
-    encryption: Encryption | None,
-    encoder: Encoder | None,
-    decoder: Decoder | None,
-    options: Mapping[str, Any] | None,
-    profile: str | None,
-    rng: random.Random | None,
+    options: Mapping[str, object] | None,
+    settings: ChannelSettings,
 ) -> ReliableChannel:
-    if isinstance(node, ReliableChannelConfig):  # the two arguments of 2026: config, sender id
-        if config is not None or content_topic is not None or sender_id is not None:
-            raise ValueError("with a configuration as the first argument there is only the sender id besides")
-        node, channel_id, sender_id, config = None, None, channel_id, node
-    if node is None and config is not None:
-        node = config.node
-    if node is None:
-        raise ValueError("a channel needs a node")
+    profile = settings.pop("profile", None)
+    encoder, decoder = settings.pop("encoder", None), settings.pop("decoder", None)
+    rng = settings.pop("rng", None)
+    encryption = settings.pop("encryption", None)  # None takes that of `config`
     defaults = node.defaults if isinstance(node.defaults, ReliableChannelConfig) else None
-    settings = configure(config, defaults=defaults, options=options, profile=profile, encryption=encryption)
+    chosen = configure(
+        config,
+        defaults=defaults,
+        profile=profile,
+        options=options,
+        settings=settings,
+        encryption=encryption,
+    )
     return ReliableChannel(
         node,
-        channel_id if channel_id is not None else settings.channel_id or "",
-        content_topic if content_topic is not None else settings.content_topic,
+        channel_id if channel_id is not None else chosen.channel_id or "",
+        content_topic if content_topic is not None else chosen.content_topic,
         sender_id,
-        settings,
+        chosen,
         encoder=encoder,
         decoder=decoder,
         rng=rng,
@@ -111,11 +100,12 @@ def open_channel(
     channel_id: str,
     topic: str,
     sender_id: str | None,
-    options: dict[str, Any],
+    **options: Unpack[ChannelOptions],
 ) -> ReliableChannel:
-    """A channel from the keywords of `relay.channel`: those of `make_channel`, and settings by name."""
-    own = {name: options.pop(name) for name in _KEYWORDS if name in options}
-    return make_channel(node, channel_id, topic, sender_id, options=options, **own)
+    """A channel from the keywords of `relay.channel`, not open yet. Raises as `make_channel` does."""
+    config = options.pop("config", None)
+    settings: ChannelSettings = options
+    return make_channel(node, channel_id, topic, sender_id, config, **settings)
 
 
 async def create_reliable_channel(
@@ -125,32 +115,20 @@ async def create_reliable_channel(
     sender_id: str | None = None,
     config: ReliableChannelConfig | None = None,
     *,
-    encryption: Encryption | None = None,
-    encoder: Encoder | None = None,
-    decoder: Decoder | None = None,
-    options: Mapping[str, Any] | None = None,
-    profile: str | None = None,
-    rng: random.Random | None = None,
+    options: Mapping[str, object] | None = None,
+    **settings: Unpack[ChannelSettings],
 ) -> ReliableChannel:
     """Open a channel (`createReliableChannel`; C-001 … C-004).
 
-    `channel_id` is what all participants call it, `content_topic` where it travels, `sender_id` this
-    participant, unique among them: None makes one and keeps it in the store (C-006). What is not said here
-    is taken from `config`, then from the node. `options` are flat settings under any of their names, and
-    override `config`; `profile` is a preset. `create_reliable_channel(config, sender_id)` works too, with
-    everything else in `config`. `rng` makes ids and delays; None takes the system's.
+    All participants call the channel `channel_id`, and its messages travel on `content_topic`. `sender_id`
+    names this participant and is unique among them; None makes a sender id and keeps it in the store (C-006).
+    The settings come from the keywords, then from `config`, then from the node. `options` is a mapping of
+    settings under any of their names, older ones too. `profile` is a preset.
+    `create_reliable_channel(config, sender_id)` works too, with everything else in `config`.
 
-    Raises `InvalidConfiguration` for what cannot work, and what `ReliableChannel.open` raises.
+    Raises `InvalidConfiguration` for settings that cannot work, and the errors of `ReliableChannel.open`.
     """
-    channel = make_channel(
-        *(node, channel_id, content_topic, sender_id, config),
-        encryption=encryption,
-        encoder=encoder,
-        decoder=decoder,
-        options=options,
-        profile=profile,
-        rng=rng,
-    )
+    channel = make_channel(node, channel_id, content_topic, sender_id, config, options=options, **settings)
     return await channel.open()
 
 

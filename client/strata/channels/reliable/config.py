@@ -13,7 +13,7 @@ from strata.channels.messaging.node import MessagingNode
 from strata.channels.persistence.interface import Persistence
 from strata.channels.rate_limit.proof import ProofProvider
 from strata.channels.rate_limit.values import RateLimitConfig
-from strata.channels.sds.config import SdsConfig
+from strata.channels.sds import SdsConfig
 from strata.channels.segmentation.splitting import SegmentationConfig
 
 __all__ = [
@@ -118,7 +118,7 @@ ALIASES: Mapping[str, str] = {
 }
 """Older names of options (C-030); `epoch_period_sec` is in seconds, as it was."""
 
-PROFILES: Mapping[str, Mapping[str, Any]] = {
+PROFILES: Mapping[str, Mapping[str, int]] = {
     "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200}
 }
 """Presets (C-033)."""
@@ -159,15 +159,17 @@ def configure(
     *,
     defaults: ReliableChannelConfig | None = None,
     profile: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
     encryption: Encryption | None = None,
 ) -> ReliableChannelConfig:
     """The settings in force, sections filled in.
 
     From the weakest: the defaults, the node's `defaults`, the preset `profile`, the channel's `config`, and
-    `options`, a mapping of flat names, old or new, `acknowledgement_timeout_ms` as well as
-    `sds.acknowledgement_timeout_ms` (C-003). Raises `ValueError` for an unknown option or profile, for one
-    given twice with different values, and for values that cannot work.
+    `options` with `settings`. `options` is a mapping of names, old or new, with or without their section:
+    `acknowledgement_timeout_ms` as well as `sds.acknowledgement_timeout_ms` (C-003); `settings` has canonical
+    names alone. Raises `ValueError` for an unknown option or profile, for an option that is given twice with
+    different values, and for values that cannot work.
     """
     own = config or ReliableChannelConfig()
     node = defaults or ReliableChannelConfig()
@@ -176,8 +178,8 @@ def configure(
     preset, given = _Given(), _Given()
     for name, value in PROFILES.get(profile or "", {}).items():
         preset.set(name, value)
-    for name, value in (options or {}).items():
-        given.set(name, value)
+    for option, chosen_value in (*(options or {}).items(), *(settings or {}).items()):
+        given.set(option, chosen_value)
     if encryption is not None:
         given.set("encryption", encryption)
     merged: dict[str, Any] = {}

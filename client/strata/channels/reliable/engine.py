@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
 from strata.channels.rate_limit.limiter import RateLimiter
@@ -39,10 +40,7 @@ from strata.channels.reliable.events import (
 from strata.channels.reliable.inbox import Inbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
-from strata.channels.sds import events as sds
-from strata.channels.sds.messages import SdsMessage
-from strata.channels.sds.outgoing import OutgoingState
-from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
 from strata.channels.segmentation.splitting import segment_counts, segment_message

@@ -1,4 +1,4 @@
-"""What calls of a channel raise. What fails later arrives as an event (C-011)."""
+"""The errors that calls of a channel raise. What fails later arrives as an event (C-011)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -8,7 +8,6 @@ from strata.protocol.errors import StrataError
 
 __all__ = [
     "AlreadyOpen",
-    "ChannelError",
     "ChannelNotOpen",
     "EmptyPayload",
     "EncodingFailed",
@@ -17,30 +16,31 @@ __all__ = [
     "InvalidEnvelope",
     "MessageTooLarge",
     "NotStarted",
+    "ReliableError",
     "SegmentDoesNotFit",
     "UnknownChannel",
 ]
 
 
-class ChannelError(StrataError):
-    """A call of a channel that could not be carried out; nothing was sent."""
+class ReliableError(StrataError):
+    """A channel could not do what a call asked for; nothing was sent. The root of the errors of channels."""
 
 
-class NotStarted(ChannelError):
+class NotStarted(ReliableError):
     """The channel is stopped: `start` it first (C-016)."""
 
     def __str__(self) -> str:
         return "the channel is not started: call start(), or open it with `async with`"
 
 
-class ChannelNotOpen(ChannelError):
+class ChannelNotOpen(ReliableError):
     """The channel was closed, or never opened."""
 
     def __str__(self) -> str:
         return "the channel is not open"
 
 
-class AlreadyOpen(ChannelError):
+class AlreadyOpen(ReliableError):
     """This participant has the channel open on this node already (C-009)."""
 
     def __init__(self, channel_id: str, sender_id: str) -> None:
@@ -52,7 +52,7 @@ class AlreadyOpen(ChannelError):
         return f"{self.sender_id!r} has the channel {self.channel_id!r} open on this node already"
 
 
-class UnknownChannel(ChannelError):
+class UnknownChannel(ReliableError):
     """An envelope names a channel that is not open here, or that several participants have open (C-013)."""
 
     def __init__(self, channel_id: str) -> None:
@@ -63,29 +63,29 @@ class UnknownChannel(ChannelError):
         return f"no channel {self.channel_id!r} is open here, or more than one"
 
 
-class InvalidConfiguration(ChannelError, ValueError):
+class InvalidConfiguration(ReliableError, ValueError):
     """Arguments or settings that no channel can have, or that contradict the node's other channels."""
 
 
-class InvalidEnvelope(ChannelError, ValueError):
+class InvalidEnvelope(ReliableError, ValueError):
     """An envelope that contradicts its channel (C-014)."""
 
 
-class EmptyPayload(ChannelError, ValueError):
+class EmptyPayload(ReliableError, ValueError):
     """A message without content (C-015)."""
 
     def __str__(self) -> str:
         return "a message needs content"
 
 
-class EncodingFailed(ChannelError):
+class EncodingFailed(ReliableError):
     """The encoder failed: so does this chunk, for good (C-044). The cause is the encoder's own error."""
 
     def __str__(self) -> str:
         return f"the encoder failed: {self.__cause__!r}"
 
 
-class MessageTooLarge(ChannelError, ValueError):
+class MessageTooLarge(ReliableError, ValueError):
     """An ephemeral message that one transport message cannot hold (C-179)."""
 
     def __init__(self, size_bytes: int, max_bytes: int) -> None:
@@ -97,7 +97,7 @@ class MessageTooLarge(ChannelError, ValueError):
         return f"{self.size_bytes} bytes are too many for an ephemeral message: it may have {self.max_bytes}"
 
 
-class SegmentDoesNotFit(ChannelError, ValueError):
+class SegmentDoesNotFit(ReliableError, ValueError):
     """A full segment would not fit into one transport message (C-035)."""
 
     def __init__(self, segment_size_bytes: int, largest: int) -> None:
@@ -113,8 +113,8 @@ class SegmentDoesNotFit(ChannelError, ValueError):
         )
 
 
-class EventsMissed(ChannelError):
-    """An iterator of events was not read for so long that some had to be dropped."""
+class EventsMissed(ReliableError):
+    """A program did not read an iterator of events for so long that the oldest events were dropped."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

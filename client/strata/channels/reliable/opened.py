@@ -26,7 +26,7 @@ from strata.channels.reliable.handing_over import HandingOver
 from strata.channels.reliable.hub import Dispatch, Hub
 from strata.channels.reliable.preparing import Preparing
 from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
-from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds import SdsMessage
 
 __all__ = ["OpenChannel"]
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from strata.channels.sds.messages import HistoryEntry
+from strata.channels.sds import HistoryEntry
 
 __all__ = ["ByHash", "ByWindow", "Retrieval", "RetrievalPlan"]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from strata.channels.sds.bloom import BloomParameters
+from strata.channels.sds import BloomParameters
 from strata.channels.sds.config import MAX_ID_BYTES, SdsConfig
 from strata.channels.segmentation.messages import HASH_BYTES, MAX_REQUEST_ID_BYTES
 

@@ -21,13 +21,14 @@ from strata.channels.reliable.events import (
     ReliableMessageSendError,
 )
 from strata.channels.reliable.values import AtRisk
-from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment
+from strata.protocol.errors import StrataError
 
 __all__ = ["Checks", "Evidence", "SimulationFailed"]
 
 
-class SimulationFailed(AssertionError):
+class SimulationFailed(StrataError, AssertionError):
     """The promise was broken in a run; `seed` runs it again."""
 
     def __init__(self, seed: int, problems: list[str]) -> None:

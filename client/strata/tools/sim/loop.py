@@ -12,12 +12,14 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from strata.protocol.errors import StrataError
+
 __all__ = ["Deadlock", "Process", "VirtualLoop", "run_virtually"]
 
 T = TypeVar("T")
 
 
-class Deadlock(AssertionError):
+class Deadlock(StrataError, AssertionError):
     """Everything waits, and nothing will ever happen."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds import SdsMessage
 from strata.tools.sim.checking import Checks, Evidence, SimulationFailed
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import run_virtually

@@ -35,10 +35,10 @@ from scripted_store import InPlace
 from strata.channels.messaging.values import NodeMessageError, NodeMessageSent, ReceivedEnvelope
 from strata.channels.persistence import SqlitePersistence, StorageFull
 from strata.channels.reliable import (
-    ChannelError,
     IrretrievableMessage,
     MessageReceived,
     ReliableChannel,
+    ReliableError,
     ReliableMessageDelivered,
     make_channel,
 )
@@ -609,5 +609,5 @@ def test_whatever_arrives_the_channel_works_on_and_tells_nothing_twice(
 async def test_errors_of_a_channel_are_of_one_kind() -> None:
     node = ScriptedNode()
     channel = make_channel(node, "room", TOPIC, "alice")
-    with pytest.raises(ChannelError):
+    with pytest.raises(ReliableError):
         await channel.send(b"too early")

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections import Counter
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from channel_world import SWALLOW, TOPIC, Recorder, World, own_tasks, until, virtually
@@ -30,8 +30,9 @@ from strata.channels.reliable import (
     configure,
     create_reliable_channel,
 )
-from strata.channels.reliable.client import make_channel
+from strata.channels.reliable.client import make_channel, open_channel
 from strata.channels.reliable.config import ALIASES as ALL_ALIASES
+from strata.channels.reliable.options import ChannelOptions, ChannelSettings
 from strata.channels.sds import Kind, SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.segmentation.messages import MAX_RECEIVED_SEGMENTS
@@ -565,3 +566,40 @@ async def test_what_counts_as_sent_can_be_set() -> None:
     await people.send(b"x")
     await asyncio.sleep(HOUR)
     assert [each.count(ReliableMessageSent) for each in told] == [1, 0]
+
+
+# Typed keywords.
+
+
+NAMED_BY_THE_CALL = {"node", "channel_id", "content_topic"}
+
+
+def test_the_keywords_are_the_settings_of_the_configuration_and_its_sections() -> None:
+    expected = get_type_hints(ReliableChannelConfig)
+    for name in (*SECTIONS, *NAMED_BY_THE_CALL):
+        del expected[name]
+    for kind in SECTIONS.values():
+        assert not expected.keys() & get_type_hints(kind).keys(), "a flat name has one meaning"
+        expected |= get_type_hints(kind)
+    own = {"config", "profile", "encoder", "decoder", "rng"}
+    hints = get_type_hints(ChannelOptions)
+    assert {name: hint for name, hint in hints.items() if name not in own} == expected
+    assert own <= hints.keys() and hints.keys() - {"config"} == get_type_hints(ChannelSettings).keys()
+
+
+@virtually
+async def test_every_keyword_opens_a_channel_and_a_wrong_one_is_refused() -> None:
+    given: dict[str, Any] = {
+        name: look_up(DEFAULT_RELIABLE_CHANNEL_CONFIG, f"{section}.{name}" if section else name)
+        for section, kind in (("", ReliableChannelConfig), *SECTIONS.items())
+        for name in (each.name for each in fields(kind))
+        if name not in {*SECTIONS, *NAMED_BY_THE_CALL}
+    }
+    own: dict[str, Any] = {"config": None, "profile": None, "encoder": None, "decoder": None, "rng": None}
+    channel = open_channel(_Deaf(), "room", TOPIC, "alice", **given, **own)  # type: ignore[arg-type]
+    assert channel.config == DEFAULT_RELIABLE_CHANNEL_CONFIG
+    assert {*given, *own} == get_type_hints(ChannelOptions).keys()
+    with pytest.raises(InvalidConfiguration, match="no option is called 'recieve'"):
+        open_channel(_Deaf(), "room", TOPIC, "alice", recieve=True)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(InvalidConfiguration, match="given twice"):
+        make_channel(_Deaf(), "room", TOPIC, "alice", options={"sds.max_history": 5}, max_history=6)  # type: ignore[arg-type]

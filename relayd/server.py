@@ -29,12 +29,12 @@ from relayd.http.manifest import build_manifest
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
+from relayd.postgres import EmbeddedPostgres
 from relayd.relay import Relay
 from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
-from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 from relayd.store.types import AbuseEntry, StoreError
 from relayd.tls import ServerTls, TlsError, read_tls_files

@@ -26,8 +26,8 @@ from strata.protocol.packets import Packet, verify_signature
 
 from benches.load import client_frame, sign
 from benches.peer import Peer, Publisher, connect_peers
+from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store
-from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 from relayd.store.types import LogQuery, NewPacket
 

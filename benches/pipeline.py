@@ -42,7 +42,7 @@ from strata_pipeline.transforms.signatures import Keys, packet_fault
 from benches import pipeline_cluster
 from benches.measures import Measure, as_json, print_table
 from benches.pipeline_log import fill
-from relayd.store.embedded import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
 __all__ = ["NAMES", "main"]

@@ -36,8 +36,8 @@ from benches.measures import Measure, Progress, as_json, print_table
 from benches.peer import BenchError
 from benches.spark_cluster import DRIVER_CONF, standalone_cluster
 from relayd.admission.checks import to_store
+from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store
-from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
 __all__ = ["PACKETS", "main", "measure"]

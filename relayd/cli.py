@@ -101,14 +101,12 @@ def serve(
 @app.command("check-config")
 def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
     """Print the settings in effect, secrets masked, or everything that is wrong with them."""
-    from relayd.identity.bootstrap import read_bootstrap, trust_of
     from relayd.manual import toml_value
-    from relayd.policy.plugins import load_plugins
+    from relayd.references import check_references
 
     settings = _settings(config)
     try:  # what they refer to has to be there as well
-        trust_of(settings, read_bootstrap(settings.bootstrap_file))
-        load_plugins(settings.policy_plugins)
+        check_references(settings)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, *error.problems)
     for warning in settings.warnings:

@@ -21,7 +21,7 @@ from relayd.config import Settings
 from relayd.store import Store
 from relayd.store.migrate import current_revision, latest_revision
 from relayd.store.types import StoreError, UnsafeDatabase, day_of
-from relayd.tls import TlsError, TlsFiles, read_certificate
+from relayd.tls import TlsError, read_certificate, read_tls_files
 
 __all__ = ["Check", "Verdict", "examine"]
 
@@ -149,7 +149,7 @@ def _tls(settings: Settings, now: float) -> list[Check]:
             Check("tls", Verdict.WARNING, "off", "set tls_cert and tls_key, or stay behind a reverse proxy")
         ]
     try:
-        TlsFiles(settings.tls_cert, settings.tls_key)
+        read_tls_files(settings.tls_cert, settings.tls_key)
         facts = read_certificate(settings.tls_cert)
     except TlsError as error:
         return [

@@ -25,8 +25,11 @@ comma-separated in the environment. For the settings marked *secret*, `<VARIABLE
 holds the value. An unknown key or variable stops the relay with an error that names the nearest valid one;
 `relayd check-config` shows what is in effect and `relayd doctor` whether it works here.
 
-*SIGHUP* in the last column means that a changed value is taken over when the relay receives that signal;
-all others need a restart.
+*SIGHUP* in the last column means that the relay takes over a changed value when it receives that signal; all
+other settings need a restart, and so does switching TLS on or off. On SIGHUP the relay reads the settings
+file, the files of secrets and the certificates again. It checks everything first: one fault, and nothing
+changes. The log names the settings that changed (`reloaded`) and those that wait for a restart
+(`restart_needed`). The environment and the command line of a running process do not change.
 """
 
 _SAMPLE_HEAD = """# Settings of relayd, all at their defaults. Uncomment what you change.

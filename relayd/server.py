@@ -22,21 +22,22 @@ from typing import Any, Final
 
 import structlog
 
-from relayd.config import ConfigurationError, Settings, reloaded
+from relayd.config import ConfigurationError, Settings
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
+from relayd.postgres import EmbeddedPostgres
 from relayd.relay import Relay
+from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
-from relayd.store.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 from relayd.store.types import AbuseEntry, StoreError
-from relayd.tls import TlsError, TlsFiles
+from relayd.tls import ServerTls, TlsError, read_tls_files
 
 __all__ = [
     "PortTaken",
@@ -122,10 +123,11 @@ async def serve(
     *,
     announce: Announce,
     stop: asyncio.Event,
-    reuse_port: bool = False,
+    shared_port: int | None = None,
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
+    `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
     """
@@ -133,7 +135,9 @@ async def serve(
     trust = trust_of(settings, bootstrap)
     metrics = Metrics()
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
-    tls = TlsFiles(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    tls = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
     store = await Store.open(
         database_url,
         read_url=settings.read_database_url,
@@ -161,7 +165,7 @@ async def serve(
         await relay.identities.open()
         process = _Process(settings, store, relay, metrics, tls, bootstrap)
         try:
-            await process.run(announce, stop, reuse_port=reuse_port)
+            await process.run(announce, stop, shared_port)
         finally:
             await relay.admission.close()
             await relay.identities.close()
@@ -190,7 +194,7 @@ class _Process:
         store: Store,
         relay: Relay,
         metrics: Metrics,
-        tls: TlsFiles | None,
+        tls: ServerTls | None,
         bootstrap: Bootstrap,
     ) -> None:
         self._settings = settings
@@ -205,7 +209,7 @@ class _Process:
         self._ws_url = ""
         self._relay_id = relay.relay_id
 
-    async def run(self, announce: Announce, stop: asyncio.Event, *, reuse_port: bool) -> None:
+    async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
         relay = self._relay
         await self._store.listen(relay.tail.ring)
         jobs: list[asyncio.Task[Any]] = [
@@ -220,7 +224,7 @@ class _Process:
             )
         ]
         try:
-            announce(await self._listen(reuse_port=reuse_port))
+            announce(await self._listen(shared_port))
             _calm_the_collector()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
             stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -238,7 +242,7 @@ class _Process:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    async def _listen(self, *, reuse_port: bool) -> dict[str, str]:
+    async def _listen(self, shared_port: int | None) -> dict[str, str]:
         settings = self._settings
         responder = HttpApi(
             readiness=self._readiness,
@@ -256,9 +260,10 @@ class _Process:
             websocket_path=settings.path,
         )
         context = self._tls.context if self._tls else None
+        reuse_port = shared_port is not None
         port = await self._open(
             settings.host,
-            settings.port,
+            settings.port if shared_port is None else shared_port,
             responder,
             settings.path,
             ssl=context,
@@ -392,16 +397,18 @@ class _Process:
 
     def _reload(self) -> None:
         """SIGHUP: take certificate files and policy as they are now; what is wrong changes nothing."""
+        relay = self._relay
         try:
-            if self._tls is not None:
-                self._tls.reload()
-            self._settings = reloaded(self._settings)
-            self._relay.access.reload(self._settings)
-            self._apply_policy()
-            self._relay.admission.trust = dataclasses.replace(
-                self._relay.admission.trust, refused_clients=frozenset(self._settings.refused_clients)
-            )
+            reread = read_again(self._settings)
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=str(error))
-        else:
-            _log.info("reloaded")
+            return
+        self._settings = settings = reread.settings
+        if self._tls is not None and reread.tls is not None:
+            self._tls.renew(reread.tls)
+        relay.access.reload(settings)
+        self._apply_policy()
+        relay.admission.trust = dataclasses.replace(
+            relay.admission.trust, refused_clients=frozenset(settings.refused_clients)
+        )
+        report(reread)

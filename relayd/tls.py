@@ -17,9 +17,10 @@ from cryptography import x509
 __all__ = [
     "CertificateFacts",
     "DevCertificates",
+    "ServerTls",
     "TlsError",
-    "TlsFiles",
     "read_certificate",
+    "read_tls_files",
     "write_dev_certificates",
 ]
 
@@ -28,24 +29,25 @@ class TlsError(Exception):
     """A certificate or key that cannot be used; `str()` says which file and why."""
 
 
-class TlsFiles:
-    """A certificate and its key on disk, and the context made from them.
+class ServerTls:
+    """The context that a server listens with, and the certificate that its next handshake shows.
 
-    `context` stays one object for the life of the relay: `reload` changes what new handshakes see, and
-    connections already open are not touched.
+    `context` stays one object for the life of the relay. `renew` is one assignment, so that no handshake can
+    meet a certificate without its key; connections that are open are not touched.
     """
 
-    def __init__(self, cert: Path, key: Path) -> None:
-        """Raises `TlsError` when the files cannot be used."""
-        self.cert = cert
-        self.key = key
-        self.context = _checked_context(cert, key)
+    def __init__(self, shown: ssl.SSLContext) -> None:
+        self.context = shown
+        self._shown = shown
+        shown.sni_callback = self._show
 
-    def reload(self) -> None:
-        """Take the files as they are now. Raises `TlsError` and keeps the old ones if they cannot be used."""
-        # A context is left half changed when its key does not fit, so a fresh one is tried first.
-        _checked_context(self.cert, self.key)
-        _load(self.context, self.cert, self.key)
+    def renew(self, fresh: ssl.SSLContext) -> None:
+        """Show the certificate of `fresh`, a context of `read_tls_files`, from the next handshake on."""
+        self._shown = fresh
+
+    def _show(self, socket: ssl.SSLObject, name: str, context: ssl.SSLContext) -> None:
+        # OpenSSL asks at every handshake, whether or not the client has named a server.
+        socket.context = self._shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,24 @@ class DevCertificates:
     ca: Path
     cert: Path
     key: Path
+
+
+def read_tls_files(cert: Path, key: Path) -> ssl.SSLContext:
+    """A server's context with this certificate chain and key. Raises `TlsError`."""
+    for path in (cert, key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise TlsError(f"{path}: {error.strerror}") from None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # A password would be asked for on the terminal; a daemon has none, so the key is refused instead.
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "unreadable or encrypted"
+        raise TlsError(f"{cert} and {key}: {reason.lower().replace('_', ' ')}") from None
+    return context
 
 
 def read_certificate(path: Path) -> CertificateFacts:
@@ -106,24 +126,3 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
-
-
-def _checked_context(cert: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(context, cert, key)
-    return context
-
-
-def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    for path in (cert, key):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise TlsError(f"{path}: {error.strerror}") from None
-    try:
-        # A password would be asked for on the terminal; a daemon has none, so the key is refused instead.
-        context.load_cert_chain(cert, key, password="")
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or "unreadable or encrypted"
-        raise TlsError(f"{cert} and {key}: {reason.lower().replace('_', ' ')}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import multiprocessing
 import os
@@ -29,6 +28,7 @@ import uvloop
 from relayd import logs, server
 from relayd.config import ConfigurationError, Settings
 from relayd.metrics import forget_process, share_between_processes
+from relayd.reloading import read_again
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
 
@@ -47,15 +47,14 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     cannot start at first.
     """
     stop = server.stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as settings:
+    with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as port:
         share_between_processes(Path(folder))
         async with server.database(settings, stop) as url:
-            workers = [_Worker(settings, url) for _ in range(settings.workers)]
+            workers = [_Worker(settings, url, port) for _ in range(settings.workers)]
             try:
                 addresses = [await worker.ready() for worker in workers]
                 announce(addresses[0])
-                loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, _signal_all, workers, signal.SIGHUP)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, workers)
                 while not stop.is_set():
                     await _revive(workers)
                     with contextlib.suppress(TimeoutError):
@@ -66,8 +65,8 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
 
 
 @contextlib.contextmanager
-def _reserved(settings: Settings) -> Iterator[Settings]:
-    """Hold the port for the workers; yields the settings with its number."""
+def _reserved(settings: Settings) -> Iterator[int]:
+    """Hold the port for the workers; yields its number."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,7 +79,22 @@ def _reserved(settings: Settings) -> Iterator[Settings]:
             raise server.PortTaken(
                 f"port {settings.port} on {settings.host} is taken; choose another with --port"
             ) from None
-        yield dataclasses.replace(settings, port=holder.getsockname()[1])
+        yield holder.getsockname()[1]
+
+
+def _reload(workers: list[_Worker]) -> None:
+    """SIGHUP: tell every worker to reload, once it is known that all of it can be taken over.
+
+    A worker that is started later begins with the settings of now.
+    """
+    try:
+        settings = read_again(workers[0].settings).settings
+    except (TlsError, ConfigurationError) as error:
+        _log.error("not_reloaded", problem=str(error))
+        return
+    for worker in workers:
+        worker.settings = settings
+    _signal_all(workers, signal.SIGHUP)
 
 
 def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
@@ -100,16 +114,20 @@ async def _revive(workers: list[_Worker]) -> None:
 class _Worker:
     """One child process, which may be started again."""
 
-    def __init__(self, settings: Settings, database_url: str) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, database_url: str, port: int) -> None:
+        self.settings = settings
+        """What the process is given when it starts."""
         self._database_url = database_url
+        self._port = port
         self.start()
 
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process: BaseProcess = context.Process(
-            target=_work, args=(self._settings, self._database_url, theirs), name="relayd-worker"
+            target=_work,
+            args=(self.settings, self._database_url, self._port, theirs),
+            name="relayd-worker",
         )
         self._process.start()
         theirs.close()
@@ -148,7 +166,7 @@ class _Worker:
         return self._process.exitcode
 
 
-def _work(settings: Settings, database_url: str, pipe: Pipe) -> None:
+def _work(settings: Settings, database_url: str, port: int, pipe: Pipe) -> None:
     """The child process."""
     logs.configure(settings.log_format, settings.log_level)
     # Ctrl-C reaches the whole process group; the parent passes the stop on, once.
@@ -156,7 +174,7 @@ def _work(settings: Settings, database_url: str, pipe: Pipe) -> None:
 
     async def main() -> None:
         async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop:
-            await server.serve(settings, database_url, announce=pipe.send, stop=stop, reuse_port=True)
+            await server.serve(settings, database_url, announce=pipe.send, stop=stop, shared_port=port)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

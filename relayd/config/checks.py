@@ -17,6 +17,7 @@ from relayd.config.settings import Settings, setting_table
 __all__ = ["advice", "contradictions", "unknown"]
 
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^/?#\s:@]+)(:\d{1,5})?|null", re.IGNORECASE)
+_EVERY_INTERFACE = frozenset({"", "0.0.0.0", "::"})
 _RATE_LIMITS = frozenset(
     {"max_connections_per_address", "auth_limit", "connection_limit"}
     | {f"{who}{what}" for who in ("", "anonymous_") for what in ("publish_limit", "subscribe_limit")}
@@ -56,6 +57,8 @@ def contradictions(settings: Settings) -> list[str]:
         problems.append("read_database_url needs database_url: the embedded server has no replica")
     if settings.metrics_listen is not None and not _is_address(settings.metrics_listen):
         problems.append("metrics_listen: expected host:port")
+    elif settings.metrics_listen is not None and _is_main_port(settings):
+        problems.append("metrics_listen is the relay's own address; choose another port, or leave it out")
     return problems
 
 
@@ -122,6 +125,12 @@ def _is_url(text: str, schemes: set[str]) -> bool:
         return parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
+
+
+def _is_main_port(settings: Settings) -> bool:
+    host, _, port = (settings.metrics_listen or "").rpartition(":")
+    hosts = {host.strip("[]"), settings.host}
+    return int(port) == settings.port != 0 and (len(hosts) == 1 or bool(hosts & _EVERY_INTERFACE))
 
 
 def _is_address(text: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from relayd.config.settings import (
     setting_table,
 )
 
-__all__ = ["ConfigurationError", "load", "reloaded"]
+__all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
 
 # Variables of ours that are not settings: where the file is, and what the tests use.
 _OTHER_VARIABLES = ("RELAYD_CONFIG",)
@@ -147,16 +148,38 @@ def _decode_path(type_: type, value: object) -> object:
     raise msgspec.ValidationError(f"Expected `str`, got `{type(value).__name__}`")
 
 
-def reloaded(settings: Settings) -> Settings:
-    """The settings, with those that SIGHUP may change read anew from where they came from.
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What `reloaded` has found: the settings from now on, and the names of those that changed."""
 
-    Raises `ConfigurationError`; the settings in use then stay as they are.
+    settings: Settings
+    changed: tuple[str, ...] = ()
+    """These take effect."""
+    restart_needed: tuple[str, ...] = ()
+    """These have another value where settings come from, and the running relay keeps its own."""
+
+
+def reloaded(settings: Settings) -> Reloaded:
+    """Read the settings again from where they came from, and take over those that SIGHUP may change.
+
+    The command line and the environment are those of the start, for nobody can change them from outside. The
+    settings file and the files that `_FILE` variables name are read anew. Raises `ConfigurationError` for
+    anything that is wrong, in settings that need a restart too.
     """
     if settings.origin is None:
-        return settings
+        return Reloaded(settings)
     fresh = load(*settings.origin)
-    changed = {row.name: getattr(fresh, row.name) for row in setting_table().values() if row.reload}
-    return dataclasses.replace(settings, **changed)
+    differing = [name for name in setting_table() if getattr(fresh, name) != getattr(settings, name)]
+    reloadable = {row.name for row in setting_table().values() if row.reload}
+    if (fresh.tls_cert is None) is not (settings.tls_cert is None):
+        reloadable -= {"tls_cert", "tls_key"}  # a listening socket speaks TLS from its start, or never
+    changed = tuple(name for name in differing if name in reloadable)
+    values = {name: getattr(fresh, name) for name in changed}
+    return Reloaded(
+        dataclasses.replace(settings, **values, warnings=fresh.warnings),
+        changed=changed,
+        restart_needed=tuple(name for name in differing if name not in reloadable),
+    )
 
 
 def _clamped(settings: Settings) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from relayd.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from relayd.store.migrate import migrate
 from relayd.store.store import Store
 from relayd.store.types import (
@@ -26,8 +25,6 @@ from relayd.store.writer import Writer
 __all__ = [
     "Appended",
     "Disposition",
-    "EmbeddedPostgres",
-    "EmbeddedPostgresError",
     "Gone",
     "LogEntry",
     "LogQuery",

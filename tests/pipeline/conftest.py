@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from strata_pipeline.session import open_session
 
-from relayd.store.embedded import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode

@@ -19,7 +19,7 @@ from strata.protocol.lake import Span
 from strata_pipeline.cli import app
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
 
-from relayd.store.binaries import find_binaries
+from relayd.postgres.binaries import find_binaries
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("strata-pipeline-*"))

@@ -253,15 +253,53 @@ def test_a_data_dir_on_the_command_line_asks_for_the_embedded_server():
 
 
 def test_a_reload_takes_over_what_needs_no_restart_and_nothing_else(toml):
-    path = toml("port = 1")
+    path = toml("port = 1\ntls_cert = 'old.pem'\ntls_key = 'old.key'")
     settings = load(path, {}, {"host": "::1"})
+    assert (reloaded(settings).changed, reloaded(settings).restart_needed) == ((), ())
     toml("port = 2\ntls_cert = 'new.pem'\ntls_key = 'new.key'")
-    after = reloaded(settings)
+    found = reloaded(settings)
+    assert found.changed == ("tls_cert", "tls_key")
+    assert found.restart_needed == ("port",)
+    after = found.settings
     assert (after.tls_cert, after.tls_key) == (Path("new.pem"), Path("new.key"))
     assert (after.port, after.host) == (1, "::1")
+    assert reloaded(after).changed == ()
+    assert reloaded(after).restart_needed == ("port",), "until the restart"
     toml("tls_cert = 'alone.pem'")
     with pytest.raises(ConfigurationError):
         reloaded(after)
+
+
+@pytest.mark.parametrize("on_at_start", [True, False])
+def test_tls_is_switched_on_and_off_by_a_restart_alone(toml, on_at_start):
+    texts = ["", "tls_cert = 'a.pem'\ntls_key = 'a.key'"]
+    settings = load(toml(texts[on_at_start]))
+    toml(texts[not on_at_start] + "\nblocked_types = ['TEXT']")
+    found = reloaded(settings)
+    assert (found.settings.tls_cert, found.settings.tls_key) == (settings.tls_cert, settings.tls_key)
+    assert (found.changed, found.restart_needed) == (("blocked_types",), ("tls_cert", "tls_key"))
+
+
+def test_a_reload_reads_secret_files_again_and_never_tells_what_they_hold(tmp_path):
+    path = tmp_path / "url"
+    path.write_text("postgresql://u:hunter2@h/d")
+    settings = load(None, {"RELAYD_DATABASE_URL_FILE": str(path)})
+    path.write_text("postgresql://u:hunter3@h/d")
+    found = reloaded(settings)
+    assert found.restart_needed == ("database_url",)
+    assert found.settings.database_url == "postgresql://u:hunter2@h/d"
+    assert "hunter" not in repr(found)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7447", "0.0.0.0:7447", "[::]:7447"])
+def test_metrics_have_an_address_of_their_own(address):
+    said = "metrics_listen is the relay's own address; choose another port, or leave it out"
+    assert problems(None, {"RELAYD_METRICS_LISTEN": address}) == [said]
+    everywhere = {"RELAYD_METRICS_LISTEN": "127.0.0.1:7447", "RELAYD_HOST": "0.0.0.0"}
+    assert problems(None, everywhere) == [said]
+    load(None, {"RELAYD_METRICS_LISTEN": address.replace("7447", "7448")})
+    load(None, {"RELAYD_METRICS_LISTEN": "127.0.0.2:7447"})
+    load(None, {"RELAYD_METRICS_LISTEN": "127.0.0.1:0", "RELAYD_PORT": "0"})
 
 
 def test_settings_travel_to_worker_processes():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relayd.tls import TlsError, TlsFiles, read_certificate, write_dev_certificates
+from relayd.tls import ServerTls, TlsError, read_certificate, read_tls_files, write_dev_certificates
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def handshake(server: ssl.SSLContext, ca: Path, name: str) -> ssl.SSLObject:
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "relay.test", "10.0.0.1"])
 def test_a_client_that_trusts_the_ca_accepts_every_name(made, name):
-    side = handshake(TlsFiles(made.cert, made.key).context, made.ca, name)
+    side = handshake(read_tls_files(made.cert, made.key), made.ca, name)
     assert side.version() in {"TLSv1.2", "TLSv1.3"}
 
 
 def test_another_name_or_another_ca_is_refused(made, tmp_path):
-    context = TlsFiles(made.cert, made.key).context
+    context = read_tls_files(made.cert, made.key)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(context, made.ca, "elsewhere.test")
     stranger = write_dev_certificates(tmp_path / "other")
@@ -56,30 +56,33 @@ def test_the_key_is_private_and_nothing_is_ever_replaced(made):
 
 
 def test_a_reload_shows_the_new_certificate_to_new_handshakes(made, tmp_path):
-    files = TlsFiles(made.cert, made.key)
-    new = write_dev_certificates(tmp_path / "new")
+    tls = ServerTls(read_tls_files(made.cert, made.key))
+    new, old_ca = write_dev_certificates(tmp_path / "new"), made.ca
     shutil.copy(new.cert, made.cert)
     shutil.copy(new.key, made.key)
-    files.reload()
-    handshake(files.context, new.ca, "localhost")
+    tls.renew(read_tls_files(made.cert, made.key))
+    for name in ("localhost", "127.0.0.1"):  # a client that asks for an address names no server
+        handshake(tls.context, new.ca, name)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(tls.context, old_ca, "localhost")
 
 
 @pytest.mark.parametrize("broken", ["cert", "key"])
 def test_a_reload_of_broken_files_keeps_the_old_ones(made, tmp_path, broken):
-    files = TlsFiles(made.cert, made.key)
+    tls = ServerTls(read_tls_files(made.cert, made.key))
     other = write_dev_certificates(tmp_path / "other")
     shutil.copy(getattr(other, broken), getattr(made, broken))  # no longer a pair
     with pytest.raises(TlsError):
-        files.reload()
-    handshake(files.context, made.ca, "localhost")
+        tls.renew(read_tls_files(made.cert, made.key))
+    handshake(tls.context, made.ca, "localhost")
 
 
 def test_what_is_wrong_is_said_with_the_file(made, tmp_path):
     with pytest.raises(TlsError, match=r"none\.pem: No such file"):
-        TlsFiles(tmp_path / "none.pem", made.key)
+        read_tls_files(tmp_path / "none.pem", made.key)
     made.key.write_text("nonsense")
     with pytest.raises(TlsError, match=r"cert\.pem and .*key\.pem"):
-        TlsFiles(made.cert, made.key)
+        read_tls_files(made.cert, made.key)
     with pytest.raises(TlsError, match="not a certificate"):
         read_certificate(made.key)
     with pytest.raises(TlsError, match="No such file"):

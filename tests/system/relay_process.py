@@ -210,7 +210,7 @@ class PostgresHost:
 
     _SCRIPT = """
 import asyncio, sys
-from relayd.store.embedded import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres
 async def main():
     async with EmbeddedPostgres(sys.argv[1]) as server:
         print(server.url, flush=True)

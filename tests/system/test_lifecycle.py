@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from made_packets import ids_of, make, new_identity
 from relay_process import RelayProcess, running, wait_until
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-from relayd.tls import write_dev_certificates
+from relayd.tls import DevCertificates, write_dev_certificates
 
 
 @pytest.mark.req("R-097", "R-108", "R-110", "R-155")
@@ -191,3 +192,71 @@ async def test_policy_is_read_anew_on_sighup_and_a_broken_file_changes_nothing(t
             assert (await client.publish(make(author)))["code"] == "blocked_author"
             reload("", '"reloaded"')
             assert (await client.publish(make(author)))["type"] == "OK"
+
+
+async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a_restart(tmp_path: Path):
+    author = new_identity()
+    old, new = (write_dev_certificates(tmp_path / folder) for folder in ("old", "new"))
+    file = tmp_path / "relayd.toml"
+
+    def write(certificates: str, *lines: str) -> None:
+        folder = tmp_path / certificates
+        file.write_text(
+            "\n".join([f"tls_cert = '{folder}/cert.pem'", f"tls_key = '{folder}/key.pem'", *lines])
+        )
+
+    write("old")
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file)))) as relay:
+
+        def reload(said: str) -> dict[str, object]:
+            before = relay.log.read_text().count(said)
+            os.kill(relay.pid, signal.SIGHUP)
+            wait_until(lambda: relay.log.read_text().count(said) > before, said)
+            lines = [json.loads(line) for line in relay.log.read_text().splitlines()]
+            return [line for line in lines if f'"{line["event"]}"' == said][-1]
+
+        async def answer(certificates: DevCertificates) -> object:
+            trusted = ssl.create_default_context(cafile=str(certificates.ca))
+            async with open_client(relay.ws, ssl=trusted) as client:
+                return (await client.publish(make(author)))["type"]
+
+        # The policy is sound, the certificate is not: the policy must not change either.
+        write("missing", f"blocked_authors = ['{author.did}']")
+        assert "No such file" in str(reload('"not_reloaded"')["problem"])
+        assert await answer(old) == "OK"
+        # The certificate is sound, the policy is not.
+        write("new", "blocked_authors = 1")
+        reload('"not_reloaded"')
+        assert await answer(old) == "OK"
+        # Both are sound, and another setting has to wait.
+        write("new", f"blocked_authors = ['{author.did}']", "max_limit = 400")
+        assert reload('"reloaded"')["changed"] == ["tls_cert", "tls_key", "blocked_authors"]
+        assert await answer(new) == "ERROR"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await answer(old)
+        assert reload('"restart_needed"')["settings"] == ["max_limit"]
+
+
+async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_last_reload(tmp_path: Path):
+    author = new_identity()
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
+
+        def lines(event: str) -> int:
+            return relay.log.read_text().count(f'"{event}"')
+
+        file.write_text("blocked_authors = 1")
+        os.kill(relay.pid, signal.SIGHUP)
+        wait_until(lambda: lines("not_reloaded") > 0, "the refusal")
+        assert lines("not_reloaded") == 1, "no worker is asked to take over what is wrong"
+        file.write_text(f"blocked_authors = ['{author.did}']")
+        os.kill(relay.pid, signal.SIGHUP)
+        wait_until(lambda: lines("reloaded") == 2, "both workers to reload")
+        workers = [child for child in relay.children() if "spawn_main" in " ".join(child.cmdline())]
+        assert len(workers) == 2
+        for number, worker in enumerate(workers):
+            worker.kill()
+            wait_until(lambda wanted=3 + number: lines("serving") == wanted, "the worker's successor")
+        async with open_client(relay.ws) as client:
+            assert (await client.publish(make(author)))["code"] == "blocked_author"

@@ -7,21 +7,18 @@ databases; otherwise an embedded one is started in a temporary folder.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
-from relayd.store import EmbeddedPostgres, NewPacket, Store, migrate
+from relayd.postgres import EmbeddedPostgres
+from relayd.store import Store, migrate
 
-NOW = 1_790_000_000
 _COUNTER = itertools.count()
 
 
@@ -118,46 +115,3 @@ async def observer(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     connection = await asyncpg.connect(database)
     yield connection
     await connection.close()
-
-
-@pytest.fixture
-def packet() -> Callable[..., NewPacket]:
-    """Make a packet; `packet(7)` is always the same one."""
-
-    def make(
-        number: int,
-        *,
-        author: str = "did:strata:alice",
-        type: str = "TEXT",
-        timestamp: int = NOW,
-        expires_at: int | None = None,
-        size: int = 40,
-    ) -> NewPacket:
-        packet_id = hashlib.sha256(b"%d" % number).digest()
-        body = (b"%d:" % number).ljust(size, b".")
-        return NewPacket(packet_id, author, type, timestamp, expires_at, body)
-
-    return make
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Wait for something that another process or the server does; the test fails when it never happens."""
-
-    async def wait(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
-        deadline = time.monotonic() + timeout
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return result
-            assert time.monotonic() < deadline, "it never happened"
-            await asyncio.sleep(0.01)
-
-    return wait
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    return tmp_path / "data"

@@ -13,14 +13,15 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from relayd.store import EmbeddedPostgres, EmbeddedPostgresError, Store, migrate
-from relayd.store.binaries import Owner, is_reachable
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from relayd.postgres.binaries import Owner, is_reachable
+from relayd.store import Store, migrate
 
 NOW = 1_790_000_000
 
 HOLDER = """
 import asyncio, sys
-from relayd.store import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres
 async def main():
     async with EmbeddedPostgres(sys.argv[1]) as server:
         print(server.pid, server.url, flush=True)

@@ -24,11 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-import asyncpg
-
-from relayd.store.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
-from relayd.store.connection import close_quietly, translate_errors
-from relayd.store.process import ServerProcess, is_postgres
+from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
+from relayd.postgres.process import ServerProcess, is_postgres
+from relayd.store.provision import provision
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
@@ -119,7 +117,9 @@ class EmbeddedPostgres:
         try:
             await asyncio.to_thread(self._prepare)
             await self._start_server()
-            await self._prepare_database()
+            # `initdb` makes neither our database nor the password that TCP asks for.
+            password = None if self._tcp_port is None else self._password()
+            await provision(self.url, _USER, password=password, timeout=self._start_timeout)
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -267,23 +267,6 @@ class EmbeddedPostgres:
         except BaseException:
             await asyncio.shield(server.stop())
             raise
-
-    async def _prepare_database(self) -> None:
-        """Make what `initdb` cannot: our database, and the password that TCP asks for."""
-        with translate_errors():
-            connection = await asyncpg.connect(
-                self.url,
-                database="postgres",
-                timeout=self._start_timeout,
-                command_timeout=self._start_timeout,
-            )
-            try:
-                if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", _USER):
-                    await connection.execute(f"CREATE DATABASE {_USER}")
-                if self._tcp_port is not None:  # the password is URL-safe base64: nothing to quote
-                    await connection.execute(f"ALTER ROLE {_USER} PASSWORD '{self._password()}'")
-            finally:
-                await close_quietly(connection)
 
     def _password(self) -> str:
         return (self._cluster / "password").read_text()

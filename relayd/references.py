@@ -1,0 +1,35 @@
+"""What settings refer to: certificates, the bootstrap file, plug-ins. `relayd check-config` looks for it."""
+
+from __future__ import annotations
+
+from relayd.config import ConfigurationError, Settings
+from relayd.identity.bootstrap import read_bootstrap, trust_of
+from relayd.policy.plugins import load_plugins
+from relayd.tls import TlsError, read_tls_files
+
+__all__ = ["check_references"]
+
+
+def check_references(settings: Settings) -> None:
+    """Raise `ConfigurationError` with everything that is missing or cannot be used."""
+    problems: list[str] = []
+    try:
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            read_tls_files(settings.tls_cert, settings.tls_key)
+    except TlsError as error:
+        problems.append(str(error))
+    for check in (_identities, _plugins):
+        try:
+            check(settings)
+        except ConfigurationError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _identities(settings: Settings) -> None:
+    trust_of(settings, read_bootstrap(settings.bootstrap_file))
+
+
+def _plugins(settings: Settings) -> None:
+    load_plugins(settings.policy_plugins)

@@ -1,0 +1,51 @@
+"""SIGHUP: read again what may change while the relay runs, and change everything or nothing.
+
+Everything is read and checked here first. What takes it over are assignments, which cannot fail.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+import structlog
+
+from relayd.config import Reloaded, Settings, reloaded
+from relayd.tls import read_tls_files
+
+__all__ = ["Reread", "read_again", "report"]
+
+_log = structlog.get_logger("relayd.reloading")
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """Settings and certificate, read again and found usable."""
+
+    settings: Settings
+    tls: ssl.SSLContext | None
+    """What new handshakes are to show; None without TLS."""
+    changes: Reloaded
+
+
+def read_again(running: Settings) -> Reread:
+    """Read the settings again, and the certificate files that they name by now.
+
+    Raises `ConfigurationError` and `TlsError`.
+    """
+    changes = reloaded(running)
+    settings = changes.settings
+    tls = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls = read_tls_files(settings.tls_cert, settings.tls_key)
+    return Reread(settings, tls, changes)
+
+
+def report(reread: Reread) -> None:
+    """Log by name what has changed and what waits for a restart; never a value, for it may be a secret."""
+    changes = reread.changes
+    _log.info("reloaded", changed=list(changes.changed))
+    if changes.restart_needed:
+        _log.warning("restart_needed", settings=list(changes.restart_needed))
+    for warning in reread.settings.warnings:
+        _log.warning("setting", problem=warning)

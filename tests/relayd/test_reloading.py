@@ -1,0 +1,64 @@
+"""What SIGHUP reads again, and what it says about that."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from relayd.config import ConfigurationError, load
+from relayd.reloading import read_again, report
+from relayd.tls import TlsError, write_dev_certificates
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A settings file that names a certificate, and another certificate beside it."""
+    path = tmp_path / "relayd.toml"
+
+    def write(folder: str, more: str = "") -> None:
+        path.write_text(
+            f"tls_cert = '{tmp_path / folder}/cert.pem'\ntls_key = '{tmp_path / folder}/key.pem'\n{more}"
+        )
+
+    for folder in ("old", "new"):
+        write_dev_certificates(tmp_path / folder)
+    write("old")
+    return path, write
+
+
+def test_certificates_are_read_from_the_paths_of_now(files, tmp_path):
+    path, write = files
+    running = load(path)
+    write("new")
+    (tmp_path / "old" / "cert.pem").unlink()
+    reread = read_again(running)
+    assert reread.settings.tls_cert == tmp_path / "new" / "cert.pem"
+    assert reread.changes.changed == ("tls_cert", "tls_key")
+    assert reread.tls is not None
+
+
+def test_one_thing_that_is_wrong_is_enough_for_nothing_to_be_taken_over(files):
+    path, write = files
+    running = load(path)
+    write("missing", "blocked_types = ['TEXT']")
+    with pytest.raises(TlsError, match="No such file"):
+        read_again(running)
+    write("new", "max_limit = 0")
+    with pytest.raises(ConfigurationError, match="max_limit"):
+        read_again(running)
+
+
+def test_a_relay_without_tls_reads_no_certificate():
+    assert read_again(load()).tls is None
+
+
+def test_the_log_names_what_changed_and_what_waits_for_a_restart(files):
+    path, write = files
+    running = load(path)
+    write("new", "blocked_types = ['TEXT']\nport = 1\nmax_packet_bytes = 4194304")
+    with structlog.testing.capture_logs() as lines:
+        report(read_again(running))
+    assert [line["event"] for line in lines] == ["reloaded", "restart_needed", "setting"]
+    assert lines[0]["changed"] == ["tls_cert", "tls_key", "blocked_types"]
+    assert lines[1]["settings"] == ["port", "max_packet_bytes"]
+    assert lines[1]["log_level"] == "warning"

@@ -36,7 +36,8 @@ install() {
 	{ [ -x .venv/bin/uv ] && .venv/bin/uv pip install --python $python "$@"; } || with_pip "$@"
 }
 
+# A lock names every dependency of its packages, so that none has to be worked out (`--no-deps`).
 echo "Installing $lock into .venv"
-install --require-hashes --requirement locks/build.txt --requirement "$lock"
+install --no-deps --require-hashes --requirement locks/build.txt --requirement "$lock"
 install --no-deps --no-build-isolation --editable .
 rm $unfinished

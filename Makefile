@@ -4,85 +4,101 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-STAMP := .venv/.complete
 ARGS ?=
 
+# What a target needs is a lock file, and .venv/.<its name> says that those packages are there.
+RELAY := .venv/.relay
+DEV := .venv/.dev
+
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fmt demo bench bench-pipeline bench-tx-rx conformance docs lock wheel deploy-test clean
+.PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
+	conformance docs site lock wheel deploy-test clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMP) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
+run: $(RELAY) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
 	@exec $(BIN)/relayd serve $(ARGS)
 
-# Most system tests wait for something, so two at a time suit even a small machine.
-WORKERS ?= 2
-test: $(STAMP) ## Run the tests (ARGS="-k cursor", WORKERS=0 for one after the other)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+DEMO ?= demo channel_demo
+demo: $(RELAY) ## Watch a relay being killed and nothing being lost: packets, then channels (DEMO=demo)
+	@set -e; for each in $(DEMO); do $(BIN)/python examples/$$each.py $(ARGS); done
 
-lint: $(STAMP) ## Check style and formatting
+pipeline: .venv/.pipeline ## Install what strata-pipeline needs beside the relay (it needs Java too)
+
+check: lint types test ## Everything that has to pass before a change is taken; .ci/run is the same
+
+lint: $(DEV) ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP) ## Check the types
+types: $(DEV) ## Check the types
 	$(BIN)/mypy
 
-fmt: $(STAMP) ## Format, and mend what can be mended
+# Most system tests wait for something, so two at a time suit even a small machine.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
+	$(PYTEST) $(ARGS)
+
+# The tests that start no process: each module by itself, under a virtual clock where time matters.
+UNIT ?= tests/strata tests/relayd
+unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
+	$(PYTEST) $(UNIT) $(ARGS)
+
+coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(UNIT) $(ARGS)
+	$(BIN)/python -m coverage html --quiet
+	$(BIN)/python -m coverage report
+
+fmt: $(DEV) ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-DEMO ?= demo channel_demo
-demo: $(STAMP) ## Watch a relay being killed, and nothing being lost: packets, then channels (DEMO=channel_demo)
-	@set -e; for each in $(DEMO); do $(BIN)/python examples/$$each.py $(ARGS); done
-
-bench: $(STAMP) ## Measure a relay on this machine (ARGS="publish fanout")
+bench: $(DEV) ## Measure a relay on this machine (ARGS="publish fanout")
 	$(BIN)/python -m benches $(ARGS)
 
-bench-pipeline: $(STAMP) ## Measure the pipeline beside JDBC, COPY and a process pool (needs Java; takes a while)
+bench-pipeline: $(DEV) ## Measure the pipeline beside JDBC, COPY and a process pool (needs Java; takes a while)
 	$(BIN)/python -m benches.pipeline $(ARGS)
 
-bench-tx-rx: $(STAMP) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (five minutes)
+bench-tx-rx: $(DEV) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (five minutes)
 	$(BIN)/python -m benches.tx_rx $(ARGS)
 
-conformance: $(STAMP) ## Match requirement rows with tests; writes docs/conformance.md
+conformance: $(DEV) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py
 
-docs: $(STAMP) ## Write the pages of docs/ that are made from the code, and deploy/relayd.toml
+docs: $(DEV) ## Write the pages of docs/ that are made from the code, and deploy/relayd.toml
 	$(BIN)/python scripts/reference.py
 
-# The site's tools are added to the environment when it is built for the first time.
-.venv/.docs: locks/docs.txt $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/docs.txt
-	@touch $@
-
-.PHONY: site
+# The site's tools are added to .venv when the site is built for the first time.
 site: .venv/.docs docs ## Build the site into build/site; a warning or a broken link is an error
 	rm -rf build/site
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -d build/doctrees -b html docs build/site
 	@echo "build/site/index.html"
 
-wheel: $(STAMP) ## Build the wheel into dist/
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+wheel: $(DEV) ## Build the wheel into dist/
+	$(BIN)/hatchling build --target wheel --directory dist
 
 deploy-test: ## Check the alert rules (needs promtool)
 	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
 	promtool test rules deploy/prometheus/alerts_test.yml
 
+# Every lock takes the versions of the largest, so that stages can share .venv.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
-lock: $(STAMP) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
-	$(COMPILE) --extra relay --output-file locks/relay.txt pyproject.toml
-	$(COMPILE) --extra pipeline --output-file locks/pipeline.txt pyproject.toml
+lock: $(DEV) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
 	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
-	$(COMPILE) --output-file locks/build.txt locks/build.in
+	$(COMPILE) --extra relay --constraint locks/dev.txt --output-file locks/relay.txt pyproject.toml
+	$(COMPILE) --extra pipeline --constraint locks/dev.txt --output-file locks/pipeline.txt pyproject.toml
+	$(COMPILE) --extra docs --constraint locks/dev.txt --output-file locks/docs.txt pyproject.toml
+	$(COMPILE) --constraint locks/dev.txt --output-file locks/build.txt locks/build.in
+	$(COMPILE) --output-file locks/uv.txt locks/uv.in
 
 clean: ## Remove what the targets made, but not .relayd
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv dist build .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(STAMP): locks/dev.txt pyproject.toml
+.venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+	@PYTHON="$(PYTHON)" scripts/install.sh $*
+	@touch $@ $(if $(filter dev,$*),.venv/.relay .venv/.pipeline)  # which it holds

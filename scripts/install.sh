@@ -1,0 +1,43 @@
+#!/bin/sh
+# Installs the packages of a lock file into .venv, each checked against its hash, and this project in place:
+#
+#     scripts/install.sh relay        # locks/relay.txt; `pipeline` and `dev` are the other two
+#
+# uv installs, because it takes a second where pip takes half a minute; on a machine for which PyPI has no uv,
+# and wherever uv fails, pip installs the same. PYTHON names the interpreter of a new .venv.
+set -eu
+cd "$(dirname "$0")/.."
+lock=locks/$1.txt
+python=.venv/bin/python
+unfinished=.venv/.unfinished
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# What an interrupted installation left behind may look whole and not be: it is thrown away.
+if [ -e $unfinished ] || ! $python -c "" 2>/dev/null; then
+	echo "Making .venv with ${PYTHON:=python3}"
+	"$PYTHON" -m venv --clear --without-pip .venv
+fi
+touch $unfinished
+
+if [ ! -x .venv/bin/uv ]; then
+	# The pip of the machine if it has one, because Python's own copy takes long to unpack.
+	pip="${PYTHON:=python3} -m pip --python $python"
+	"$PYTHON" -c "import pip" 2>/dev/null || { $python -m ensurepip >/dev/null; pip="$python -m pip"; }
+	$pip install --no-compile --only-binary :all: --require-hashes --requirement locks/uv.txt ||
+		echo "There is no uv for this machine: pip takes its place, and longer" >&2
+fi
+
+with_pip() {
+	$python -m pip --version >/dev/null 2>&1 || $python -m ensurepip >/dev/null
+	$python -m pip install "$@"
+}
+
+install() {
+	{ [ -x .venv/bin/uv ] && .venv/bin/uv pip install --python $python "$@"; } || with_pip "$@"
+}
+
+# A lock names every dependency of its packages, so that none has to be worked out (`--no-deps`).
+echo "Installing $lock into .venv"
+install --no-deps --require-hashes --requirement locks/build.txt --requirement "$lock"
+install --no-deps --no-build-isolation --editable .
+rm $unfinished

@@ -211,6 +211,33 @@ def get(
     commands.get(target, packet_id, timeout=timeout, as_json=json)
 
 
+@app.command(epilog=_EPILOG)
+def status(
+    url: UrlArgument = DEFAULT_RELAY,
+    identity: ReaderOption = None,
+    samples: Annotated[
+        int, typer.Option("--samples", "-n", min=1, max=100, metavar="N", help="Measure this many times.")
+    ] = 5,
+    timeout: TimeoutOption = 5.0,
+    pins: PinsOption = None,
+    yes: YesOption = False,
+    context: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show whether a relay can be reached, and what it is like.
+
+    The output has the relay's id, extensions and limits, its clock, and how long it takes to answer. With an
+    identity, it also says what the relay lets that identity do. Exit code 1 if the relay cannot be reached or
+    does not accept the identity.
+    """
+    from strata.tools.cli.status import status as show_status
+    from strata.tools.cli.target import Target, load_identity
+
+    reader = None if identity is None else load_identity(identity.expanduser())
+    target = Target.choose(url, authenticate="when_needed", identity=reader, pins=pins, yes=yes)
+    show_status(target, samples=samples, timeout=timeout, as_json=json)
+
+
 @app.command()
 def notice() -> None:
     """Say what a relay learns about its users."""

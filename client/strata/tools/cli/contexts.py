@@ -142,11 +142,13 @@ def remove(
     from strata.tools.cli.context_file import ContextFile
 
     file = ContextFile.read_or_exit()
-    for name in dict.fromkeys(names):
+    names = list(dict.fromkeys(names))
+    for name in names:
         file.find(name)
+    for name in names:
         file.remove(name)
     _save(file)
-    for name in dict.fromkeys(names):
+    for name in names:
         if json:
             output.write_record({"name": name, "removed": True})
         else:

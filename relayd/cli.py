@@ -1,7 +1,7 @@
 """The `relayd` command.
 
-Exit codes: 0 done, 1 done but for what the output names, 2 usage or configuration, 3 database unreachable
-or unsafe, 4 port taken. Results go to stdout, everything said about them to stderr.
+Exit codes: 0 done, 1 done except for what the output names, 2 usage or configuration, 3 database unreachable
+or unsafe, 4 port taken. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -14,45 +14,48 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.version import VERSION
 
-# Whatever only one command needs is imported by that command: `relayd check-config` need not load a driver.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+# A command imports what it alone needs: `relayd check-config` loads no driver, `--help` no progress bar.
 
 __all__ = ["app", "main"]
 
 
 app = typer.Typer(
     name="relayd",
-    help="A relay for the Strata protocol, on PostgreSQL.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,  # locals hold settings, and settings hold secrets
     rich_markup_mode=None,
 )
 
 _ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="Settings file (TOML)."),
+    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
 ]
 _DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help="PostgreSQL to use; a password is better kept in RELAYD_DATABASE_URL_FILE."
+        metavar="URL", help="The PostgreSQL to use; a password is safer in RELAYD_DATABASE_URL_FILE."
     ),
 ]
 _DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the embedded PostgreSQL, used without a URL.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="The folder of the embedded PostgreSQL, which serves when no URL is given."
+    ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def main() -> None:
@@ -67,30 +70,53 @@ def main() -> None:
         sys.exit(EXIT_CONFIGURATION)
 
 
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        typer.echo(VERSION)
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"relayd {VERSION}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """A relay for the Strata protocol, on PostgreSQL."""
 
 
 @app.command()
 def serve(
     config: _ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="HOST", help="The address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="The port to listen on; 0 takes a free one.")
+    ] = None,
     database_url: _DatabaseUrl = None,
     data_dir: _DataDir = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
-    metrics_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics there instead.")
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="How many processes share the port.")
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate chain (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The private key of the certificate (PEM).")
+    ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve /metrics at this address and not at the port."),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
 ) -> None:
-    """Run the relay until SIGTERM. Prints one JSON line on stdout when it accepts connections."""
+    """Run the relay until SIGTERM.
+
+    One JSON line on stdout says when it accepts connections.
+    """
     given = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **given)
     from relayd.daemon import run
@@ -100,12 +126,15 @@ def serve(
 
 @app.command("check-config")
 def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
-    """Print the settings in effect, secrets masked, or everything that is wrong with them."""
+    """Print the settings in effect, or everything wrong with them.
+
+    Secrets are masked.
+    """
     from relayd.manual import toml_value
     from relayd.references import check_references
 
     settings = _settings(config)
-    try:  # what they refer to has to be there as well
+    try:  # the files and plugins that the settings name have to be there as well
         check_references(settings)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, *error.problems)
@@ -120,7 +149,10 @@ def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
 
 @app.command()
 def migrate(config: _ConfigFile = None, database_url: _DatabaseUrl = None, data_dir: _DataDir = None) -> None:
-    """Bring the database's schema up to this version. `serve` does the same when it starts."""
+    """Bring the database's schema up to this version.
+
+    `serve` does the same when it starts.
+    """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.server import database
     from relayd.store.migrate import latest_revision
@@ -140,7 +172,10 @@ def doctor(
     data_dir: _DataDir = None,
     json: _Json = False,
 ) -> None:
-    """Look at everything the relay needs here, and say what to do about what is wrong. Changes nothing."""
+    """Check everything that the relay needs, and give advice.
+
+    Nothing is changed.
+    """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.doctor import Check, Verdict, examine
 
@@ -162,14 +197,19 @@ def doctor(
 def export_(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Go on with this file; default stdout."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file, or go on with it; by default stdout."
+        ),
     ] = None,
     config: _ConfigFile = None,
     database_url: _DatabaseUrl = None,
     data_dir: _DataDir = None,
     json: _Json = False,
 ) -> None:
-    """Write the whole log as JSON lines. Started again on the same file, it goes on where it stopped."""
+    """Write the whole log as JSON lines.
+
+    With --output, a second run on the same file goes on where the first one stopped.
+    """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.files import ExportSummary, export_log, open_store, resume_point
 
@@ -190,17 +230,21 @@ def export_(
 @app.command("import")
 def import_(
     source: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="JSON lines; default stdin.")
+        Path | None, typer.Argument(metavar="FILE", help="The export to read; by default stdin.")
     ] = None,
     quarantine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the lines that were refused, and why.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the refused lines to this file, with the reasons."),
     ] = None,
     config: _ConfigFile = None,
     database_url: _DatabaseUrl = None,
     data_dir: _DataDir = None,
     json: _Json = False,
 ) -> None:
-    """Append the valid packets of an export; may be repeated. Exit code 1 if any line was refused."""
+    """Append the valid packets of an export.
+
+    Packets that the log has already are passed over. Exit code 1 if any line was refused.
+    """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.examiner import Examiner
     from relayd.transfer.files import ImportSummary, import_log, open_store
@@ -223,12 +267,17 @@ def import_(
 
 @app.command("dev-cert")
 def dev_cert(
-    names: Annotated[list[str] | None, typer.Argument(help="Host names besides localhost.")] = None,
-    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to put them.")] = Path(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Host names besides localhost.")
+    ] = None,
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder to write to.")] = Path(
         "certs"
     ),
 ) -> None:
-    """Make a certificate for development, and say how to use it. Never replaces a file."""
+    """Make a certificate for development.
+
+    The output says how to use it. An existing file is never replaced.
+    """
     from relayd.tls import write_dev_certificates
 
     try:
@@ -247,7 +296,7 @@ def _settings(config: Path | None, **given: object) -> Settings:
 
 
 def _run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command's coroutine; what an operator can mend becomes a sentence and an exit code."""
+    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code."""
     from relayd import logs
     from relayd.store.types import StoreError
 
@@ -284,7 +333,7 @@ def _plain(settings: Settings) -> dict[str, object]:
 
 
 def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
-    """The last word of a transfer: on stdout, unless that carries the data."""
+    """Print the totals of a transfer: on stdout, unless stdout carries the data."""
     values = {name: value for name, value in dataclasses.asdict(summary).items() if value != {}}
     text = msgspec.json.encode(values).decode() if json else ", ".join(f"{k} {v}" for k, v in values.items())
     typer.echo(text, err=not to_stdout)
@@ -311,6 +360,9 @@ def _maybe_opened(path: Path | None) -> Iterator[BinaryIO | None]:
 @contextlib.contextmanager
 def _progress(name: str, total: int | None = None) -> Iterator[tuple[Progress, TaskID]]:
     """A bar on stderr, on a terminal only; it leaves nothing behind."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -17,7 +17,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.traffic import TrafficOptions, traffic
 from strata_pipeline.log.abuse import load_abuse
 from strata_pipeline.schemas import schema
-from strata_pipeline.transforms.abuse import Thresholds, judge
+from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.near_duplicates import (
     find_clusters,
@@ -26,6 +26,7 @@ from strata_pipeline.transforms.near_duplicates import (
     read_texts,
     signature_of,
 )
+from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import count_author_hours, count_hours
 
 _A, _B, _C = (logs.author(number).did for number in range(3))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import typer
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from typer.testing import CliRunner
@@ -42,8 +43,38 @@ def test_help_and_version():
     text = relayd("--help").stdout
     for command in ("serve", "check-config", "migrate", "doctor", "export", "import", "dev-cert"):
         assert command in text
-    assert relayd("--version").stdout.strip() == VERSION
+    assert relayd("--version").stdout == f"relayd {VERSION}\n"
     assert relayd().exit_code == 2
+
+
+def test_help_is_whole_and_looks_alike_everywhere():
+    text = relayd("-h").stdout
+    assert text == relayd("--help").stdout
+    assert "…" not in text and "..." not in text.partition("Commands:")[2]
+    for command in typer.main.get_command(cli.app).commands:
+        shown = relayd(command, "-h").stdout
+        assert "  -h, --help" in shown and "[[" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"), [(["sreve"], "'serve'"), (["serve", "--prot", "1"], "--port")]
+)
+def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
+    assert nearest in relayd(*arguments).stderr
+
+
+def test_a_shell_can_complete_commands_and_options():
+    def completed(words: str) -> str:
+        asking = {
+            "_RELAYD_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        return relayd(env=asking).stdout
+
+    assert completed("relayd ch").split() == ["check-config"]
+    assert "--database-url" in completed("relayd serve --d")
+    assert "_RELAYD_COMPLETE" in relayd(env={"_RELAYD_COMPLETE": "source_zsh"}).stdout
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config", "migrate", "doctor", "export", "import"])
@@ -204,4 +235,4 @@ def test_the_module_runs_as_the_command():
         timeout=60,
         env={"PYTHONPATH": f"{root}:{root / 'client'}"},
     )
-    assert done.stdout.strip() == VERSION
+    assert done.stdout == f"relayd {VERSION}\n"

@@ -1,7 +1,7 @@
-"""What all commands share: options, errors, exit codes.
+"""Shared parts of all commands: options, errors, exit codes.
 
-0  done, and where something was checked, all of it holds
-1  the job cannot go on, or what was checked does not hold
+0  done, and every check holds
+1  the job cannot go on, or a check found a fault
 2  usage
 3  the database cannot be reached
 """
@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -34,9 +35,11 @@ __all__ = [
 ]
 
 app = typer.Typer(
+    name="strata-pipeline",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Url = Annotated[
@@ -44,27 +47,43 @@ Url = Annotated[
     typer.Option(
         "--database-url",
         envvar="STRATA_PIPELINE_DATABASE_URL",
-        help="PostgreSQL of the relay; a replica and a role that may only read will do.",
+        metavar="URL",
+        help="The relay's PostgreSQL; a replica, and a role that may only read, are enough.",
         show_default=False,
         show_envvar=True,
     ),
 ]
 LakeFolder = Annotated[
-    str, typer.Option("--lake", metavar="DIR", help="The lake's folder.", show_default=False)
+    str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", show_default=False)
 ]
 Master = Annotated[
-    str | None, typer.Option("--master", help="Where Spark runs: local[*], spark://host:7077, …")
+    str | None,
+    typer.Option("--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, …"),
 ]
 SparkConf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be given several times."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may repeat."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print results as JSON, a line each.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        try:
+            typer.echo(f"strata-pipeline {metadata.version('relayd')}")
+        except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+            typer.echo("strata-pipeline 0+unknown")
+        raise typer.Exit
 
 
 @app.callback()
-def _options() -> None:
-    """The relay's log on Spark: archive it, audit it, ask it, restore from it."""
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """The relay's log on Spark: archive it, audit it, report on it, restore from it."""
 
 
 def spark_conf(pairs: list[str] | None) -> dict[str, str]:
@@ -85,7 +104,7 @@ def say(text: str, as_json: bool, **members: Any) -> None:
 
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """End the program with a line on stderr and an exit code, instead of a traceback."""
+    """End the program with one line on stderr and an exit code, never with a traceback."""
     try:
         yield
     except UsageError as error:
@@ -104,6 +123,6 @@ def _end(why: object, code: int) -> None:
 
 
 def main() -> None:
-    """The program."""
+    """The entry point of the `strata-pipeline` command."""
     app(prog_name="strata-pipeline")
     sys.exit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -22,8 +22,10 @@ from strata_pipeline.cli.app import (
     say,
     spark_conf,
 )
-from strata_pipeline.jobs.archive import DEFAULT_BATCH_ROWS, Archived, archive
-from strata_pipeline.session import open_session
+from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.archive import Archived
 
 __all__ = ["archive_command"]
 
@@ -31,20 +33,28 @@ __all__ = ["archive_command"]
 def archive_command(
     database_url: Url,
     lake: LakeFolder,
-    continuous: Annotated[
-        bool, typer.Option("--continuous", help="Go on at the head until stopped.")
-    ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks at the head.", min=0.1)] = 10.0,
-    batch_rows: Annotated[int, typer.Option(help="Packets in a batch, at most.", min=1)] = DEFAULT_BATCH_ROWS,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
+    interval: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="With --continuous: how often to look for new packets.", min=0.1
+        ),
+    ] = 10.0,
+    batch_rows: Annotated[
+        int, typer.Option(metavar="N", help="The most packets in a batch.", min=1)
+    ] = DEFAULT_BATCH_ROWS,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Bring a lake up to the head of the relay's log, each packet once, and every packet_id recomputed.
+    """Bring a lake up to the head of the relay's log.
 
-    Stop it with Ctrl-C or SIGTERM: it ends after the batch at hand. Whatever happens, running it again goes
-    on where it was.
+    Each packet is archived once, and every packet_id is recomputed. Ctrl-C or SIGTERM ends the job after the
+    current batch. Whatever happens, the next run goes on where this one stopped.
     """
+    from strata_pipeline.jobs.archive import archive
+    from strata_pipeline.session import open_session
+
     stopped = threading.Event()
 
     def follow() -> bool:
@@ -66,15 +76,20 @@ def archive_command(
                 told = done.batches
 
             done = archive(
-                spark, database_url, lake, batch_rows=batch_rows, follow=follow, stopped=stopped.is_set,
+                spark,
+                database_url,
+                lake,
+                batch_rows=batch_rows,
+                follow=follow,
+                stopped=stopped.is_set,
                 progress=progress,
-            )  # fmt: skip
+            )
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
 
 
 def _progress_bar(*, enabled: bool) -> Progress:
     console = Console(stderr=True)
-    if not (enabled and console.is_terminal):  # nothing at all in a log, not even the code that hides the bar
+    if not (enabled and console.is_terminal):  # a log gets nothing, not even the sequence that hides the bar
         console = Console(file=io.StringIO())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True)

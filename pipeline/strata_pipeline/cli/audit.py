@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, spark_conf
-from strata_pipeline.jobs.audit import Audited, audit
-from strata_pipeline.session import open_session
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.audit import Audited
 
 __all__ = ["audit_command"]
 
 _STEPS = {
     "batches": "holding {0.batches:,} batches against the manifests",
     "packets": "verifying {0.packets:,} packets",
-    "doubles": "looking for packets that are there twice",
+    "doubles": "looking for packets that the lake holds twice",
     "log": "comparing with the relay's log",
 }
 _SHOWN = 20
@@ -30,24 +31,28 @@ def audit_command(
         str | None,
         typer.Option(
             envvar="STRATA_PIPELINE_DATABASE_URL",
-            help="Compare with the relay's log too; a replica and a role that may only read will do.",
+            metavar="URL",
+            help="The relay's PostgreSQL, to compare the lake with the log; read access is enough.",
             show_default=False,
         ),
     ] = None,
     bootstrap_file: Annotated[
-        Path | None, typer.Option(help="The relay's bootstrap file, if it has one: keys it trusts.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
     ] = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Verify every packet of a lake again, its chain of manifests, and that the relay's log agrees.
+    """Verify a lake: packets, manifests, agreement with the log.
 
-    Ends with 0 only when all of it holds. The tip it prints stands for the whole lake: who keeps it can prove
-    later that nothing was changed.
+    Exit code 0 means that all of it holds. The tip that is printed stands for the whole lake: with a copy of
+    the tip, anybody can prove later that nothing was changed.
     """
-    console = Console(stderr=True)
+    from strata_pipeline.jobs.audit import audit
+    from strata_pipeline.session import open_session
 
+    console = Console(stderr=True)
     with failures_told(), open_session("audit", master=master, conf=spark_conf(conf)) as spark:
         with console.status("auditing") as status:
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from rich.console import Console
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
-from strata_pipeline.jobs.compact import Compacted, compact
-from strata_pipeline.session import open_session
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.compact import Compacted
 
 __all__ = ["compact_command"]
 
@@ -15,7 +18,13 @@ __all__ = ["compact_command"]
 def compact_command(
     lake: LakeFolder, master: Master = None, conf: SparkConf = None, json: Json = False
 ) -> None:
-    """Rewrite the small files of finished days as large ones. What the lake holds stays the same."""
+    """Rewrite the small files of finished days as large ones.
+
+    The contents of the lake stay the same.
+    """
+    from strata_pipeline.jobs.compact import compact
+    from strata_pipeline.session import open_session
+
     with failures_told(), open_session("compact", master=master, conf=spark_conf(conf)) as spark:
         with Console(stderr=True).status("compacting") as status:
 

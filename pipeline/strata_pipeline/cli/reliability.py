@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
-from strata_pipeline.jobs.reliability import reliability
 from strata_pipeline.reports.reliability import ReliabilityFigures
 from strata_pipeline.reports.text import count_text, seconds_text, share_text
-from strata_pipeline.session import open_session
 
 __all__ = ["reliability_command"]
 
@@ -22,11 +20,14 @@ def reliability_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """How reliable channels are, by channel and day: delays, retransmissions, gaps, silences.
+    """Report how reliable channels are, by channel and day.
 
-    Of encrypted channels only what packets themselves tell is known; their rows say so. With --output: tables
-    as Parquet, and reliability.html.
+    The report has delays, retransmissions, gaps and silences. Of an encrypted channel only the packets can be
+    counted, and its rows say so. --output writes tables as Parquet, and reliability.html.
     """
+    from strata_pipeline.jobs.reliability import reliability
+    from strata_pipeline.session import open_session
+
     with failures_told(), open_session("reliability", master=master, conf=spark_conf(conf)) as spark:
         with steps_shown("reliability", json) as progress:
             figures = reliability(spark, lake, days=days, output=output, progress=progress)
@@ -52,13 +53,18 @@ def _print(figures: ReliabilityFigures) -> None:
     )
     rows = [
         (
-            str(row["day"]), f"{row['content_topic']} {row['channel_id'] or '(unreadable)'}",
-            count_text(row["messages"]), count_text(row["retransmissions"]),
-            seconds_text(row["ack_delay_p50"]), seconds_text(row["ack_delay_p95"]),
-            share_text(row["unacknowledged"]), count_text(row["gaps"]), count_text(row["unreadable"]),
+            str(row["day"]),
+            f"{row['content_topic']} {row['channel_id'] or '(unreadable)'}",
+            count_text(row["messages"]),
+            count_text(row["retransmissions"]),
+            seconds_text(row["ack_delay_p50"]),
+            seconds_text(row["ack_delay_p95"]),
+            share_text(row["unacknowledged"]),
+            count_text(row["gaps"]),
+            count_text(row["unreadable"]),
         )
         for row in figures.channel_days[:_SHOWN]
-    ]  # fmt: skip
+    ]
     print_table(heads, rows, wrapped={"topic and channel"})
 
 

@@ -1,4 +1,4 @@
-"""What commands that report have in common."""
+"""Shared parts of the commands that report: options, progress, tables."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _FILE_WIDTH = 160
 
 Days = Annotated[
     int | None,
-    typer.Option(help="Look at the last days of the lake only, counted from its last.", min=1),
+    typer.Option(metavar="N", help="Look at the last N days of the lake only.", min=1),
 ]
 Output = Annotated[
-    str | None, typer.Option("--output", metavar="DIR", help="Folder for tables as Parquet, and the report.")
+    str | None,
+    typer.Option("--output", metavar="DIR", help="Write tables (Parquet) and the report to this folder."),
 ]
 
 
 @contextmanager
 def steps_shown(name: str, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A function that shows on a terminal what begins."""
+    """A function that shows the current step on a terminal."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
         yield lambda step: None
@@ -45,7 +46,7 @@ def print_row(event: str, row: Mapping[str, Any]) -> None:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: Container[str]) -> None:
-    """A table on the terminal, or in a file; the columns `wrapped` stand left and take what room there is."""
+    """A table on the terminal or in a file; columns in `wrapped` are left-aligned and take the free room."""
     if not rows:
         return
     table = Table(box=None, pad_edge=False)

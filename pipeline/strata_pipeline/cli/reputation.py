@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -11,8 +11,9 @@ from rich.console import Console
 
 from strata_pipeline.cli.app import Json, Master, SparkConf, failures_told, spark_conf
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.reputation import Scored, reputation
-from strata_pipeline.session import open_session
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.reputation import Scored
 
 __all__ = ["reputation_command"]
 
@@ -23,25 +24,34 @@ def reputation_command(
     probes: Annotated[
         str,
         typer.Option(
-            metavar="DIR", help="Clients' probe logs: what `strata relays export` prints, as *.jsonl.",
+            metavar="DIR",
+            help="The folder of probe logs (*.jsonl): the output of `strata relays export` of each client.",
             show_default=False,
         ),
     ],
     at: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="As of then: Unix seconds, or 2026-11-21T12:00:00Z.", show_default="now"
+            metavar="TIME",
+            help="Score as of this time: Unix seconds, or 2026-11-21T12:00:00Z.",
+            show_default="now",
         ),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write the scores and malformed lines here, as Parquet."),
+        typer.Option(metavar="DIR", help="Write the scores and malformed lines to this folder, as Parquet."),
     ] = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
-) -> None:  # fmt: skip
-    """Score relays over seven days from the probe logs of many clients, by the formula that each uses."""
+) -> None:
+    """Score relays from the probe logs of many clients.
+
+    The scores cover seven days and follow the formula that every client uses.
+    """
+    from strata_pipeline.jobs.reputation import reputation
+    from strata_pipeline.session import open_session
+
     console = Console(stderr=True)
     with failures_told():
         moment = _moment(at)
@@ -70,7 +80,7 @@ def _moment(text: str | None) -> float | None:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"--at {text}: a time is Unix seconds, or 2026-11-21T12:00:00Z") from None
-    # Times of logs are UTC, and so is one that does not say.
+    # Times in logs are UTC, and so is a time without a zone.
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
@@ -92,7 +102,7 @@ def _tell(scored: Scored) -> None:
 def _line(row: dict[str, Any]) -> str:
     latency = "-" if row["latency_seconds"] is None else f"{row['latency_seconds'] * 1000:.1f} ms"
     uptime = "-" if row["uptime"] is None else f"{row['uptime']:.0%}"
-    # A URL is what somebody wrote into a log: nothing of it may reach the terminal but what can be seen.
+    # A stranger wrote the URL into a log: only its printable characters reach the terminal.
     url = "".join(letter if letter.isprintable() else "�" for letter in row["url"])
     figures = f"{row['score']:>6.2f}  {latency:>9}  {uptime:>6}  {row['observations']:>12,}"
     return f"{row['standing']:<12}{figures}  {url}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,8 +12,9 @@ from strata.protocol.lake import parse_day
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.restore import Restored, restore
-from strata_pipeline.session import open_session
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.restore import Restored
 
 __all__ = ["restore_command"]
 
@@ -23,7 +24,8 @@ def restore_command(
         str,
         typer.Option(
             envvar="STRATA_PIPELINE_RESTORE_URL",
-            help="PostgreSQL to restore into, after `relayd migrate`; the role must own its tables.",
+            metavar="URL",
+            help="The PostgreSQL to restore into, after `relayd migrate`; the role must own its tables.",
             show_default=False,
             show_envvar=True,
         ),
@@ -37,12 +39,16 @@ def restore_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Bring the packets of a lake back into a relay's database, each at the place that it had.
+    """Bring the packets of a lake back into a relay's database.
 
-    A relay on it answers the same subscriptions with the same packets. Whatever happens, running it again
-    goes on; running it twice changes nothing. For the old relay's cursors to stay good, copy the row of its
-    table relay_secrets from a backup before the new relay is first started.
+    Each packet returns to the place that it had, and a relay on this database answers the same subscriptions
+    with the same packets. Whatever happens, the next run goes on; a run too many changes nothing. To keep the
+    old relay's cursors valid, copy the row of its table relay_secrets from a backup before the new relay is
+    started for the first time.
     """
+    from strata_pipeline.jobs.restore import restore
+    from strata_pipeline.session import open_session
+
     console = Console(stderr=True)
     with failures_told():
         last_day = _day(until)

@@ -9,12 +9,9 @@ import typer
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.traffic import TrafficOptions, traffic
 from strata_pipeline.reports.text import count_text, shortened, size_text
 from strata_pipeline.reports.traffic import TrafficFigures
-from strata_pipeline.session import open_session
-from strata_pipeline.transforms.abuse import Thresholds
-from strata_pipeline.transforms.bursts import BURST_CEILING, BURST_FLOOR
+from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds
 
 __all__ = ["traffic_command"]
 
@@ -32,7 +29,8 @@ def traffic_command(
         typer.Option(
             "--database-url",
             envvar="STRATA_PIPELINE_DATABASE_URL",
-            help="PostgreSQL of the relay, for --load-abuse: the primary; the role must write into abuse.",
+            metavar="URL",
+            help="The relay's primary PostgreSQL, for --load-abuse; the role must be able to write to abuse.",
             show_default=False,
             show_envvar=True,
         ),
@@ -41,35 +39,52 @@ def traffic_command(
         bool, typer.Option("--load-abuse", help="Bring the relay's abuse table up to date.")
     ] = False,
     burst_floor: Annotated[
-        int, typer.Option(help="Packets within a second that no hour needs an excuse for.", min=1)
+        int,
+        typer.Option(metavar="N", help="Fewer packets than this within a second are never a burst.", min=1),
     ] = BURST_FLOOR,
     burst_ceiling: Annotated[
-        int, typer.Option(help="Packets within a second that are a burst whoever sends them.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="More packets than this within a second are a burst, whoever sends them.", min=1
+        ),
     ] = BURST_CEILING,
     burst_hours: Annotated[
-        int, typer.Option(help="Hours with bursts from which on an author is limited.", min=1)
+        int, typer.Option(metavar="N", help="So many hours with bursts limit an author.", min=1)
     ] = _USUAL.burst_hours,
     limit_copies: Annotated[
-        int, typer.Option(help="Near-duplicates within an hour that limit an author.", min=1)
+        int, typer.Option(metavar="N", help="So many near-duplicates within an hour limit an author.", min=1)
     ] = _USUAL.limit_copies,
     block_copies: Annotated[
-        int, typer.Option(help="Near-duplicates within an hour that block an author.", min=1)
+        int, typer.Option(metavar="N", help="So many near-duplicates within an hour block an author.", min=1)
     ] = _USUAL.block_copies,
     copies_share: Annotated[
-        float, typer.Option(help="Share of the hour's texts that must be near-duplicates.", min=0.01, max=1)
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="The share of the hour's texts that must be near-duplicates.",
+            min=0.01,
+            max=1,
+        ),
     ] = _USUAL.copies_share,
     verdict_hours: Annotated[
-        int, typer.Option(help="Hours a verdict holds after the last hour that gave cause.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="A verdict ends this many hours after the last hour that gave cause.", min=1
+        ),
     ] = _USUAL.hours,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Who sends how much, by type and hour; bursts, near-duplicates, and whom to slow down or block.
+    """Report who sends how much, and whom to slow down or block.
 
-    With --output: tables as Parquet, and traffic.html. The relay's database changes with --load-abuse only;
-    rows that an operator wrote there stay as they are.
+    The report counts by author, type and hour, and finds bursts and near-duplicates. --output writes tables
+    as Parquet, and traffic.html. Only --load-abuse changes the relay's database; rows that an operator wrote
+    there stay as they are.
     """
+    from strata_pipeline.jobs.traffic import TrafficOptions, traffic
+    from strata_pipeline.session import open_session
+
     with failures_told():
         if load_abuse and not database_url:
             raise UsageError("--load-abuse needs --database-url")
@@ -83,14 +98,22 @@ def traffic_command(
             steps_shown("traffic", json) as progress,
         ):
             figures = traffic(
-                spark, lake, days=days, output=output, load_into=database_url if load_abuse else None,
-                options=options, progress=progress,
-            )  # fmt: skip
+                spark,
+                lake,
+                days=days,
+                output=output,
+                load_into=database_url if load_abuse else None,
+                options=options,
+                progress=progress,
+            )
     if json:
         for event, rows in (
-            ("author", figures.authors), ("type", figures.types), ("burst", figures.bursts),
-            ("cluster", figures.clusters), ("verdict", figures.abuse),
-        ):  # fmt: skip
+            ("author", figures.authors),
+            ("type", figures.types),
+            ("burst", figures.bursts),
+            ("cluster", figures.clusters),
+            ("verdict", figures.abuse),
+        ):
             for row in rows:
                 print_row(event, row)
     else:
@@ -102,11 +125,14 @@ def _print(figures: TrafficFigures) -> None:
     heads = ("author", "packets", "size", "in one second", "near-duplicates")
     rows = [
         (
-            shortened(row["author_id"], _DID_CHARACTERS), count_text(row["packets"]), size_text(row["size"]),
-            count_text(row["peak_packets"]), count_text(row["near_duplicates"]),
+            shortened(row["author_id"], _DID_CHARACTERS),
+            count_text(row["packets"]),
+            size_text(row["size"]),
+            count_text(row["peak_packets"]),
+            count_text(row["near_duplicates"]),
         )
         for row in figures.authors[:_SHOWN]
-    ]  # fmt: skip
+    ]
     print_table(heads, rows, wrapped={"author"})
     verdicts = [(row["author_id"], row["verdict"], row["reason"]) for row in figures.abuse[:_SHOWN]]
     print_table(("author", "verdict", "reason"), verdicts, wrapped={"author", "reason"})

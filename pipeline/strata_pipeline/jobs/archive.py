@@ -25,12 +25,10 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.log.database import connect, log_state, sequence_of
-from strata_pipeline.log.spans import LogState, next_batch
+from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.transforms.checking import check_rows
 
 __all__ = ["Archived", "archive"]
-
-DEFAULT_BATCH_ROWS = 250_000
 
 
 @dataclass(slots=True)

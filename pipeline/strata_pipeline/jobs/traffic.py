@@ -17,9 +17,10 @@ from strata_pipeline.jobs.tables import Window, check_output, keep, rows_of, wri
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.abuse import load_abuse
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
-from strata_pipeline.transforms.abuse import Thresholds, judge
-from strata_pipeline.transforms.bursts import BURST_CEILING, BURST_FLOOR, find_bursts
+from strata_pipeline.transforms.abuse import judge
+from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.near_duplicates import find_clusters, find_near_duplicates, read_texts
+from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds
 from strata_pipeline.transforms.traffic import count_author_hours, count_hours
 
 __all__ = ["TrafficOptions", "traffic"]

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from strata.protocol.lake import Span, day_of, first_of_day
 
-__all__ = ["LogState", "advance", "next_batch", "share_out"]
+__all__ = ["DEFAULT_BATCH_ROWS", "LogState", "advance", "next_batch", "share_out"]
+
+DEFAULT_BATCH_ROWS = 250_000
+"""The most packets in a batch, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.traffic import REASON_PREFIX, Abuse, AuthorHours, Bursts
-from strata_pipeline.errors import UsageError
+from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import HOUR_SECONDS
 
 __all__ = ["Thresholds", "judge"]
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """From where on an author's traffic is abuse. The defaults hit nobody who writes, and no bot that
-    reports.
-
-    Raises `UsageError` for values that make no sense.
-    """
-
-    burst_hours: int = 3
-    """Hours with a burst: limit."""
-    limit_copies: int = 600
-    """Near-duplicates within one hour, one in six seconds: limit."""
-    block_copies: int = 6_000
-    """The same: block."""
-    copies_share: float = 0.8
-    """Share of an hour's texts that must be near-duplicates for either."""
-    hours: int = 24
-    """How long a verdict holds after the last hour that gave cause."""
-
-    def __post_init__(self) -> None:
-        if min(self.burst_hours, self.limit_copies, self.block_copies, self.hours) < 1:
-            raise UsageError("thresholds of abuse are at least 1")
-        if not 0 < self.copies_share <= 1:
-            raise UsageError("the share of near-duplicates is above 0 and at most 1")
-        if self.block_copies < self.limit_copies:
-            raise UsageError("an author is blocked for more near-duplicates than limited, or for as many")
 
 
 def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) -> Abuse:

@@ -17,12 +17,9 @@ from __future__ import annotations
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.traffic import AuthorHours, Bursts
+from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR
 
-__all__ = ["BURST_CEILING", "BURST_FLOOR", "find_bursts"]
-
-BURST_FLOOR = 50
-"""Packets within one second; clients that are written by hand come nowhere near."""
-BURST_CEILING = 1_000
+__all__ = ["find_bursts"]
 
 _MIN_HOURS = 6
 _STRAYS = 6.0

@@ -2,7 +2,7 @@
 
 Results go to stdout (with `--json`, one JSON object a line), everything else to stderr. Exit codes: 0 done,
 1 refused, unreachable or not found, 2 usage, 3 no relay to judge (`conformance`), 130 interrupted, 141 the
-reader of stdout went away. Whatever a command needs is imported when it runs, so that `--help` and completion
+reader of stdout went away. Each command imports what it needs when it runs, so that `--help` and completion
 answer at once.
 """
 
@@ -13,57 +13,56 @@ from typing import Annotated, Literal
 
 import typer
 
+from strata.tools.cli import contexts, relays
 from strata.tools.cli import identity as identities
-from strata.tools.cli import relays
+from strata.tools.cli.options import (
+    CONTEXT_SETTINGS,
+    DEFAULT_IDENTITY,
+    DEFAULT_RELAY,
+    AuthenticateOption,
+    ContextOption,
+    IdentityOption,
+    JsonOption,
+    PinsOption,
+    ReaderOption,
+    RelayOption,
+    TimeoutOption,
+    UrlArgument,
+    YesOption,
+)
 
 __all__ = ["app", "main"]
 
-DEFAULT_RELAY = "ws://127.0.0.1:7447/strata"
-DEFAULT_IDENTITY = Path("~/.config/strata/identity.json")
-
 app = typer.Typer(
     name="strata",
-    help="Publish signed packets to a Strata relay and read them back.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=CONTEXT_SETTINGS,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-RelayOption = Annotated[
-    str,
-    typer.Option(
-        "--relay", envvar="STRATA_RELAY", metavar="URL", help="The relay's ws or wss URL, or a strata:// URI."
-    ),
-]
-IdentityOption = Annotated[
-    Path,
-    typer.Option("--identity", envvar="STRATA_IDENTITY", metavar="FILE", help="The key file to sign with."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after this long.")
-]
-AuthenticateOption = Annotated[
-    Literal["never", "when_needed", "always"],
-    typer.Option("--authenticate", help="When to prove the identity to the relay."),
-]
-ReaderOption = Annotated[
-    Path | None,
-    typer.Option("--identity", metavar="FILE", help="The key file to authenticate with, if need be."),
-]
-PinsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--pins",
-        envvar="STRATA_PINS",
-        metavar="FILE",
-        help="Remember here which relay was met where, and authenticate to no other one there.",
-    ),
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Use the relay of a strata:// URI unasked.")]
-
 _EPILOG = "What a relay learns about you by this: strata notice"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"strata {version('relayd')}")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            typer.echo("strata 0+unknown")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Publish signed packets to a Strata relay and read them back."""
 
 
 @app.command()
@@ -73,7 +72,10 @@ def keygen(
     ] = DEFAULT_IDENTITY,
     json: JsonOption = False,
 ) -> None:
-    """Make an identity and write its key file; never replaces one, never prints the key."""
+    """Make an identity and write its key file.
+
+    An existing file is never replaced, and the key is never printed.
+    """
     from strata.tools.cli import commands
 
     commands.keygen(output.expanduser(), as_json=json)
@@ -90,15 +92,22 @@ def publish(
     ] = None,
     stdin: Annotated[
         bool,
-        typer.Option("--stdin", help="Publish a packet for each line: JSON as its content, else text."),
+        typer.Option(
+            "--stdin",
+            help="Publish a packet for each line of stdin, a JSON object as its content, else text.",
+        ),
     ] = False,
     timeout: TimeoutOption = 30.0,
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
     yes: YesOption = False,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Sign and publish; a packet's line is printed once the relay has stored it durably."""
+    """Sign packets and publish them.
+
+    The id of a packet is printed once the relay has stored it durably.
+    """
     from strata.tools.cli import commands
     from strata.tools.cli.target import Target, load_identity
 
@@ -127,25 +136,40 @@ def subscribe(
     since: Annotated[
         str | None,
         typer.Option(
-            "--since", metavar="TIME", help="Unix seconds, ISO 8601, now, or an age: 90s 10m 2h 3d."
+            "--since",
+            metavar="TIME",
+            help="Packets from this time on: Unix seconds, ISO 8601, now, or an age: 90s 10m 2h 3d.",
         ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Likewise; needs --no-live.")
+        str | None, typer.Option("--until", metavar="TIME", help="The same for the end; needs --no-live.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many.")] = None,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Go on with new packets.")] = True,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", "--count", "-n", min=1, metavar="N", help="End after this many packets, stored or new."
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Go on with new packets, or end after the stored ones.")
+    ] = True,
     state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="FILE", help="Keep the position here: a rerun goes on from it."),
+        typer.Option(
+            "--state", metavar="FILE", help="Keep the place in this file: the next run goes on from there."
+        ),
     ] = None,
     identity: ReaderOption = None,
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
     yes: YesOption = False,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print stored packets, then new ones as they come, each once and in the relay's order."""
+    """Print stored packets, then new ones as they come.
+
+    Each packet is printed once, in the relay's order.
+    """
     from strata.tools.cli import commands
     from strata.tools.cli.target import Target, load_identity
 
@@ -156,7 +180,7 @@ def subscribe(
         types=tuple(type or ()),
         since=since,
         until=until,
-        count=count,
+        limit=limit,
         live=live,
         state=state,
         as_json=json,
@@ -172,9 +196,13 @@ def get(
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
     yes: YesOption = False,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print one packet, verified. Exit code 1 if the relay does not have it."""
+    """Print one packet, verified.
+
+    Exit code 1 if the relay does not have it.
+    """
     from strata.tools.cli import commands
     from strata.tools.cli.target import Target, load_identity
 
@@ -183,9 +211,36 @@ def get(
     commands.get(target, packet_id, timeout=timeout, as_json=json)
 
 
+@app.command(epilog=_EPILOG)
+def status(
+    url: UrlArgument = DEFAULT_RELAY,
+    identity: ReaderOption = None,
+    samples: Annotated[
+        int, typer.Option("--samples", "-n", min=1, max=100, metavar="N", help="Measure this many times.")
+    ] = 5,
+    timeout: TimeoutOption = 5.0,
+    pins: PinsOption = None,
+    yes: YesOption = False,
+    context: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show whether a relay can be reached, and what it is like.
+
+    The output has the relay's id, extensions and limits, its clock, and how long it takes to answer. With an
+    identity, it also says what the relay lets that identity do. Exit code 1 if the relay cannot be reached or
+    does not accept the identity.
+    """
+    from strata.tools.cli.status import status as show_status
+    from strata.tools.cli.target import Target, load_identity
+
+    reader = None if identity is None else load_identity(identity.expanduser())
+    target = Target.choose(url, authenticate="when_needed", identity=reader, pins=pins, yes=yes)
+    show_status(target, samples=samples, timeout=timeout, as_json=json)
+
+
 @app.command()
 def notice() -> None:
-    """Say what a relay sees of whoever uses it."""
+    """Say what a relay learns about its users."""
     from strata.relays.connection import WHAT_RELAYS_SEE
     from strata.tools.cli import output
 
@@ -194,28 +249,43 @@ def notice() -> None:
 
 @app.command("conformance")
 def judge_relay(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="The relay's ws or wss URL.")] = DEFAULT_RELAY,
+    url: UrlArgument = DEFAULT_RELAY,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="ROWS", help="Rows or checks, such as R-152,R-1*; may repeat."),
+        typer.Option(
+            "--only", metavar="ROWS", help="Only these rows or checks, such as R-152,R-1*; may repeat."
+        ),
     ] = None,
     level: Annotated[
-        Literal["MUST", "SHOULD", "MAY"], typer.Option("--level", help="The least binding rows to judge.")
+        Literal["MUST", "SHOULD", "MAY"],
+        typer.Option("--level", help="Judge rows that bind at least this much."),
     ] = "MAY",
-    limits: Annotated[bool, typer.Option("--limits", help="Also the checks that flood the relay.")] = False,
+    limits: Annotated[
+        bool, typer.Option("--limits", help="Run the checks that flood the relay too.")
+    ] = False,
     identity: Annotated[
         Path | None,
-        typer.Option("--identity", metavar="FILE", help="Authenticate with this key, where that is needed."),
+        typer.Option(
+            "--identity", metavar="FILE", help="The key file to authenticate with, where a check needs it."
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=64, help="Checks at a time.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, max=64, metavar="N", help="Run this many checks at a time.")
+    ] = 8,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="End the run after this long.")
     ] = 300.0,
-    list_only: Annotated[bool, typer.Option("--list", help="Show the checks and end.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Publish to a relay elsewhere unasked.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="Show the checks and exit.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Publish to a relay on another machine without asking.")
+    ] = False,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge a relay from outside, row by row of RFC-0004; exit code 1 if a MUST does not hold."""
+    """Judge a relay from outside, row by row of RFC-0004.
+
+    Exit code 1 if a MUST does not hold.
+    """
     from strata.tools.cli.conformance import Request, conformance, list_checks
     from strata.tools.conformance.model import Level
 
@@ -235,9 +305,14 @@ def judge_relay(
 
 @app.command("channel", epilog=_EPILOG)
 def join_channel(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What all participants call the channel.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name that all participants give the channel.")
+    ],
     topic: Annotated[
-        str, typer.Option("--topic", metavar="TOPIC", help="Where it travels, such as /chat/1/room/proto.")
+        str,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="The content topic it travels under, such as /chat/1/room/proto."
+        ),
     ],
     relay: Annotated[
         list[str] | None,
@@ -245,7 +320,7 @@ def join_channel(
             "--relay",
             envvar="STRATA_RELAY",
             metavar="URL",
-            help="A relay's ws or wss URL, or a strata:// URI; may repeat: several are used as one.  "
+            help="A relay: a ws or wss URL, or a strata:// URI; may repeat: several are used as one.  "
             f"[default: {DEFAULT_RELAY}]",
         ),
     ] = None,
@@ -253,12 +328,16 @@ def join_channel(
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store", metavar="FILE", help="Keep the channel's state here: a later run goes on from it."
+            "--store",
+            metavar="FILE",
+            help="Keep the channel's state in this file: the next run goes on from it.",
         ),
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option("--sender", metavar="ID", help="Your name, unlike all others'; else one is made."),
+        typer.Option(
+            "--sender", metavar="ID", help="Your id, different from all others; by default one is made."
+        ),
     ] = None,
     key: Annotated[
         list[Path] | None,
@@ -277,16 +356,18 @@ def join_channel(
             help="Wait this long for delivery after the input ends.",
         ),
     ] = 60.0,
-    listen: Annotated[bool, typer.Option("--listen", help="Read no input; print until Ctrl-C.")] = False,
+    listen: Annotated[bool, typer.Option("--listen", help="Read no input, and print until Ctrl-C.")] = False,
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
     yes: YesOption = False,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Chat in a reliable channel: each line typed is sent, and its state shown until it is delivered.
+    """Chat in a reliable channel.
 
-    With --json, lines are text, {"text": "…"} or {"base64": "…"}, and each event of the channel is an object.
-    After the end of input (Ctrl-D) it waits until everything is delivered; exit code 1 if something is not.
+    Each line typed is sent, and its state is shown until it is delivered. With --json, a line is text,
+    {"text": "…"} or {"base64": "…"}, and each event of the channel is printed as an object. After the end of
+    input (Ctrl-D) the command waits until everything is delivered; exit code 1 if something is not.
     """
     from strata.tools.cli import channel
 
@@ -314,7 +395,10 @@ def make_channel_key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the key file.")],
     json: JsonOption = False,
 ) -> None:
-    """Make a group key that encrypts a channel; never replaces one, never prints the key."""
+    """Make a group key that encrypts a channel.
+
+    An existing file is never replaced, and the key is never printed.
+    """
     from strata.tools.cli import channel
 
     channel.channel_key(file.expanduser(), as_json=json)
@@ -322,8 +406,9 @@ def make_channel_key(
 
 app.add_typer(identities.app)
 app.add_typer(relays.app)
+app.add_typer(contexts.app)
 
 
 def main() -> None:
     """The entry point of the `strata` command."""
-    app()
+    app(prog_name="strata")

@@ -111,7 +111,7 @@ def subscribe(
     types: tuple[str, ...],
     since: str | None,
     until: str | None,
-    count: int | None,
+    limit: int | None,
     live: bool,
     state: Path | None,
     as_json: bool,
@@ -133,13 +133,13 @@ def subscribe(
                 authors=authors,
                 types=types,
                 live=live,
-                limit=None if live else count,
+                limit=None if live else limit,
                 cursor=cursor,
                 cursor_fallback_since=fallback,
                 since=since_at,
                 until=until_at,
             ),
-            count=count,
+            limit=limit,
             as_json=as_json,
         )
     )
@@ -243,7 +243,7 @@ async def _subscribe(
     position_file: PositionFile | None,
     begin: Callable[[Relay, str | None, int | None], Subscription],
     *,
-    count: int | None,
+    limit: int | None,
     as_json: bool,
 ) -> int:
     position = position_file.load() if position_file else None
@@ -261,7 +261,7 @@ async def _subscribe(
                     output.write_line(output.delivery_line(delivery))
                 keeper.printed(delivery)
                 printed += 1
-                if printed == count:
+                if printed == limit:
                     break
         statistics = relay.statistics
         failed = statistics.events_invalid + statistics.events_tampered + statistics.events_expired

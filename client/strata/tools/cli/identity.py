@@ -1,6 +1,6 @@
-"""`strata identity`: the keys behind a DID, from the first to the last.
+"""`strata identity`: the keys of a DID, from the first to the last.
 
-Only the command lines are here, so that `--help` loads nothing else; the work is in `custody`.
+The command lines alone, so that `--help` loads nothing else; `custody` does the work.
 """
 
 from __future__ import annotations
@@ -10,39 +10,48 @@ from typing import Annotated
 
 import typer
 
+from strata.tools.cli.options import (
+    CONTEXT_SETTINGS,
+    DEFAULT_IDENTITY,
+    DEFAULT_RELAY,
+    ContextOption,
+    IdentityOption,
+    JsonOption,
+    RelayOption,
+    TimeoutOption,
+)
+
 __all__ = ["app"]
 
-_DEFAULT_RELAY = "ws://127.0.0.1:7447/strata"
-_DEFAULT_IDENTITY = Path("~/.config/strata/identity.json")
 _DEFAULT_DELAY = 86_400
 
 app = typer.Typer(
     name="identity",
-    help="Make, rotate, revoke and recover the keys behind a DID. No command prints a key.",
+    help="Make, rotate, revoke and recover the keys of a DID.\n\nNo command prints a key.",
     no_args_is_help=True,
+    context_settings=CONTEXT_SETTINGS,
 )
 
-RelayOption = Annotated[
-    str, typer.Option("--relay", envvar="STRATA_RELAY", metavar="URL", help="The relay's ws or wss URL.")
-]
-IdentityOption = Annotated[
-    Path,
-    typer.Option("--identity", envvar="STRATA_IDENTITY", metavar="FILE", help="The key file to sign with."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after this long.")
-]
 ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why, for everybody to read.")
+    str | None, typer.Option("--reason", metavar="TEXT", help="The reason, for everybody to read.")
 ]
 DelayOption = Annotated[
     int,
-    typer.Option("--recovery-delay", min=0, metavar="SECONDS", help="How long the relay lets recovery wait."),
+    typer.Option(
+        "--recovery-delay",
+        min=0,
+        metavar="SECONDS",
+        help="How long a recovery waits at the relay before it takes effect.",
+    ),
 ]
 ThresholdOption = Annotated[
     int | None,
-    typer.Option("--threshold", min=1, metavar="K", help="Recovery keys that must agree; default: most."),
+    typer.Option(
+        "--threshold",
+        min=1,
+        metavar="K",
+        help="How many recovery keys must agree; by default more than half.",
+    ),
 ]
 
 
@@ -50,7 +59,7 @@ ThresholdOption = Annotated[
 def create(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the key file.")
-    ] = _DEFAULT_IDENTITY,
+    ] = DEFAULT_IDENTITY,
     recovery: Annotated[
         int, typer.Option("--recovery", min=0, max=16, metavar="N", help="Make this many recovery keys too.")
     ] = 0,
@@ -62,7 +71,10 @@ def create(
     timeout: TimeoutOption = 30.0,
     json: JsonOption = False,
 ) -> None:
-    """Make an identity; with recovery keys, each in a file of its own, publish the document naming them."""
+    """Make an identity, with recovery keys if wanted.
+
+    Each recovery key gets a file of its own, and the document that names them is published.
+    """
     from strata.tools.cli import custody
 
     if recovery and relay is None:
@@ -78,12 +90,16 @@ def document(
         list[Path], typer.Option("--recovery-key", metavar="FILE", help="A recovery key to name; may repeat.")
     ],
     threshold: ThresholdOption = None,
-    relay: RelayOption = _DEFAULT_RELAY,
-    identity: IdentityOption = _DEFAULT_IDENTITY,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish the first document of a DID, with recovery keys made before."""
+    """Publish the first document of a DID.
+
+    It names recovery keys that were made before.
+    """
     from strata.tools.cli import custody
 
     if threshold is not None and threshold > len(recovery_key):
@@ -105,15 +121,21 @@ def rotate(
     ],
     replaces: Annotated[
         str | None,
-        typer.Option("--replaces", metavar="KEY_ID", help="The key to replace; default: the one signing."),
+        typer.Option(
+            "--replaces", metavar="KEY_ID", help="The key to replace; by default the key that signs."
+        ),
     ] = None,
     reason: ReasonOption = None,
-    relay: RelayOption = _DEFAULT_RELAY,
-    identity: IdentityOption = _DEFAULT_IDENTITY,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put a new key in the place of an old one; the DID stays. With a recovery key this asks for recovery."""
+    """Replace a key by a new one; the DID stays the same.
+
+    Signed with a recovery key, this asks for a recovery.
+    """
     from strata.tools.cli import custody
 
     custody.rotate(
@@ -131,16 +153,27 @@ def rotate(
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key, as `show` names it.")],
     at: Annotated[
-        str, typer.Option("--at", metavar="TIME", help="From when on: Unix seconds, ISO 8601, now, 2h.")
+        str,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="The time from which the key is revoked: Unix seconds, ISO 8601, now, 2h.",
+        ),
     ] = "now",
     reason: ReasonOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Even if no key is left that could sign.")] = False,
-    relay: RelayOption = _DEFAULT_RELAY,
-    identity: IdentityOption = _DEFAULT_IDENTITY,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Revoke the key even if no key is left to sign with.")
+    ] = False,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """End a key for good: nothing new counts that it signs."""
+    """Revoke a key for good.
+
+    Nothing that the key signs afterwards counts.
+    """
     from strata.tools.cli import custody
 
     custody.revoke(
@@ -155,12 +188,13 @@ def approve(
         str | None, typer.Option("--note", metavar="TEXT", help="A note for everybody to read.")
     ] = None,
     recovery_delay: DelayOption = _DEFAULT_DELAY,
-    relay: RelayOption = _DEFAULT_RELAY,
-    identity: IdentityOption = _DEFAULT_IDENTITY,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Agree, with a recovery key, to a recovery that is under way."""
+    """Agree to a recovery with a recovery key."""
     from strata.tools.cli import custody
 
     custody.approve(
@@ -177,15 +211,19 @@ def approve(
 @app.command()
 def show(
     did: Annotated[
-        str | None, typer.Argument(metavar="[DID]", help="Whose keys; default: the key file's DID.")
+        str | None, typer.Argument(metavar="DID", help="The DID; by default that of the key file.")
     ] = None,
     recovery_delay: DelayOption = _DEFAULT_DELAY,
-    relay: RelayOption = _DEFAULT_RELAY,
-    identity: IdentityOption = _DEFAULT_IDENTITY,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
     timeout: TimeoutOption = 30.0,
+    context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the keys of a DID as a relay's packets tell them, verified here."""
+    """Print the keys of a DID.
+
+    They come from packets of the relay, and every packet is verified here.
+    """
     from strata.tools.cli import custody
 
     custody.show(

@@ -1,17 +1,18 @@
-"""The file in which `strata subscribe --state` keeps where it stands."""
+"""The file in which `strata subscribe --state` keeps its place."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
+
+from strata.tools.cli.files import replace_file
 
 __all__ = ["Position", "PositionFile"]
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """The last packet printed: where to go on, and at which relay."""
+    """The place after the last packet printed, at one relay."""
 
     relay: str
     cursor: str
@@ -22,10 +23,9 @@ _DECODER = msgspec.json.Decoder(Position)
 
 
 class PositionFile:
-    """Reads and replaces one position.
+    """Reads and replaces one position, always as a whole file.
 
-    A file is written beside the old one, flushed to the disk and renamed over it, so at every moment there
-    is a whole file. It is saved after its packet was printed: a kill in between prints that packet again.
+    A position is saved after its packet was printed: a program killed in between prints that packet again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,16 +49,5 @@ class PositionFile:
         """Write the position durably, if it has moved. Raises `OSError`."""
         if self._unsaved is None:
             return
-        beside = self._path.with_name(self._path.name + ".new")
-        with open(beside, "wb") as file:
-            file.write(msgspec.json.encode(self._unsaved) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._path)
-        if os.name == "posix":  # the rename is durable once the folder is
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        replace_file(self._path, msgspec.json.encode(self._unsaved) + b"\n")
         self._unsaved = None

@@ -1,6 +1,6 @@
-"""`strata relays`: what this machine knows about relays, and how to find out more.
+"""`strata relays`: what this machine knows about relays, and how it learns more.
 
-Only the command lines are here, so that `--help` loads nothing else; the work is in `scores`.
+The command lines alone, so that `--help` loads nothing else; `scores` does the work.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from typing import Annotated
 
 import typer
 
+from strata.tools.cli.options import CONTEXT_SETTINGS, JsonOption
+
 __all__ = ["DEFAULT_SCORES", "app"]
 
 DEFAULT_SCORES = Path("~/.local/state/strata/relays.db")
 
 app = typer.Typer(
     name="relays",
-    help="Keep a list of relays and what is known about each: local to this machine, told to nobody.",
+    help="Keep a list of relays and how good they are.\n\n"
+    "The list stays on this machine and is told to nobody.",
     no_args_is_help=True,
+    context_settings=CONTEXT_SETTINGS,
 )
 
 ScoresOption = Annotated[
     Path,
     typer.Option("--scores", envvar="STRATA_SCORES", metavar="FILE", help="The file that keeps the scores."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 
 
 @app.command("list")
 def show(scores: ScoresOption = DEFAULT_SCORES, json: JsonOption = False) -> None:
-    """Show every relay known, best first."""
+    """Show every known relay, the best first."""
     from strata.tools.cli import scores as work
 
     work.show(scores.expanduser(), as_json=json)
@@ -38,16 +41,19 @@ def show(scores: ScoresOption = DEFAULT_SCORES, json: JsonOption = False) -> Non
 @app.command()
 def probe(
     urls: Annotated[
-        list[str] | None, typer.Argument(metavar="[URL]...", help="These; by default every relay known.")
+        list[str] | None, typer.Argument(metavar="URL", help="The relays; by default every known relay.")
     ] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Questions to each.")] = 5,
+    count: Annotated[
+        int,
+        typer.Option("--count", "-n", min=1, max=1000, metavar="N", help="Ask each relay this many times."),
+    ] = 5,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Wait this long for an answer.")
     ] = 5.0,
     scores: ScoresOption = DEFAULT_SCORES,
     json: JsonOption = False,
 ) -> None:
-    """Measure relays, and keep what was seen.
+    """Measure relays, and remember the figures.
 
     Exit code 1 if one of them could not be reached.
     """
@@ -59,17 +65,21 @@ def probe(
 @app.command()
 def add(
     relays: Annotated[
-        list[str] | None, typer.Argument(metavar="[URL]...", help="ws, wss or strata://relay URLs.")
+        list[str] | None, typer.Argument(metavar="URL", help="ws, wss or strata:// URLs.")
     ] = None,
     list_file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="A bootstrap file: JSON, an array of URLs or more."),
+        typer.Option(
+            "--from", metavar="FILE", help="A bootstrap file (JSON): an array of URLs or of relays."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take a strata:// URL unasked.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Add the relay of a strata:// URI without asking.")
+    ] = False,
     scores: ScoresOption = DEFAULT_SCORES,
     json: JsonOption = False,
 ) -> None:
-    """Make relays known."""
+    """Add relays to the list."""
     from strata.tools.cli import scores as work
 
     work.add(scores.expanduser(), tuple(relays or ()), list_file, yes=yes, as_json=json)
@@ -77,10 +87,10 @@ def add(
 
 @app.command()
 def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
-    """Print what was observed of relays, as JSON lines.
+    """Print the probe log of the last 14 days, as JSON lines.
 
-    A probe log of the last 14 days: url, at (Unix seconds), kind, good, bad and value. It says which relays
-    this machine uses, and when; give it to nobody but those who may know.
+    Each line has url, at (Unix seconds), kind, good, bad and value. The log tells which relays this machine
+    uses, and when: give it only to people who may know that.
     """
     import msgspec
 
@@ -97,11 +107,14 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
 
 @app.command()
 def forget(
-    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="The relays to forget.")],
+    urls: Annotated[list[str], typer.Argument(metavar="URL", help="The relays to forget.")],
     scores: ScoresOption = DEFAULT_SCORES,
     json: JsonOption = False,
 ) -> None:
-    """Forget relays and everything observed of them. Exit code 1 if one was not known."""
+    """Forget relays and everything observed of them.
+
+    Exit code 1 if one of them was not known.
+    """
     from strata.tools.cli import scores as work
 
     work.forget(scores.expanduser(), tuple(urls), as_json=json)

@@ -1,4 +1,4 @@
-"""The relay a command talks to: where it is, who asks, and whether a proposed one was agreed to."""
+"""The relay that a command talks to: its URL, who asks, and the user's consent to a proposed relay."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import typer
 
 from strata.channels.connecting import Relay, connect
-from strata.protocol.errors import StrataError
+from strata.protocol.errors import ConnectionFailed, StrataError
 from strata.protocol.ids import Identity
 from strata.relays import uris
 from strata.relays.connection import Options
+from strata.relays.connection.dialing import check_url
 from strata.tools.cli import output
 
-__all__ = ["Authenticate", "Target", "load_identity"]
+__all__ = ["Authenticate", "Target", "load_identity", "relay_url"]
 
 Authenticate = Literal["never", "when_needed", "always"]
 
@@ -44,10 +46,10 @@ class Target:
         pins: Path | None,
         yes: bool,
     ) -> Target:
-        """The target a user names by URL or relay URI. A proposed one is used once they agree (R-402).
+        """The relay that a user names by URL or relay URI. A proposed relay is used once they agree (R-402).
 
-        Ends the command with exit code 2 for a URI that is none, for one not agreed to, and where
-        authentication is demanded without an identity.
+        Ends the command with exit code 2 for an unusable URI, for a relay not agreed to, and for
+        authentication that is demanded without an identity.
         """
         if authenticate == "always" and identity is None:
             output.fail("--authenticate always needs --identity FILE", code=_USAGE)
@@ -62,13 +64,25 @@ class Target:
 
 
 def load_identity(path: Path) -> Identity:
-    """The identity in a key file. Ends the command with a sentence where there is none."""
+    """The identity in a key file. Ends the command with a sentence where the file holds none."""
     try:
         return Identity.load(path)
     except FileNotFoundError:
         output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
     except (StrataError, OSError) as error:
         output.fail(str(error))
+
+
+def relay_url(text: str, *, yes: bool) -> str:
+    """The ws or wss URL to save for a relay. Ends the command with exit code 2 for an unusable one."""
+    url = _agreed(text, yes=yes) if uris.is_relay_uri(text) else text
+    try:
+        check_url(url)
+    except ConnectionFailed as error:
+        output.fail(f"--relay: {error}", code=_USAGE)
+    if urlsplit(url).password is not None:
+        output.fail("--relay: a password is not saved; leave it out of the URL", code=_USAGE)
+    return url
 
 
 def _agreed(text: str, *, yes: bool) -> str:

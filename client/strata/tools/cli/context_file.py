@@ -1,0 +1,136 @@
+"""The file that keeps contexts: names for a relay, an identity and pins.
+
+It is `strata/contexts.json` in the user's configuration folder ($XDG_CONFIG_HOME, else ~/.config). It names
+key files and never holds a key; only its owner can read it, for URLs may tell more than their owner likes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from strata.tools.cli import output
+from strata.tools.cli.files import replace_file
+
+__all__ = ["Context", "ContextFile", "nearest"]
+
+_USAGE = 2
+_is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A relay, and the files to meet it with."""
+
+    relay: str
+    identity: str | None = None
+    pins: str | None = None
+
+
+class _Contents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    current: str | None = None
+    contexts: dict[str, Context] = {}
+
+
+_DECODER = msgspec.json.Decoder(_Contents)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or where to see them all."""
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f"the nearest is {matches[0]}" if matches else "see all of them with: strata context list"
+
+
+class ContextFile:
+    """All contexts, and which one is in use. Changes reach the disk with `save`."""
+
+    def __init__(self, path: Path, contents: _Contents) -> None:
+        self._path = path
+        self._contents = contents
+
+    @classmethod
+    def read(cls) -> Self:
+        """The user's contexts; none where there is no file.
+
+        Raises `OSError`, and `ValueError` for a file that holds something else.
+        """
+        path = _configuration_folder() / "strata" / "contexts.json"
+        try:
+            return cls(path, _DECODER.decode(path.read_bytes()))
+        except FileNotFoundError:
+            return cls(path, _Contents())
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{path} holds no contexts ({error}); mend or remove it") from None
+
+    @classmethod
+    def read_or_exit(cls) -> Self:
+        """The user's contexts. Ends the command with a sentence where the file is unusable."""
+        try:
+            return cls.read()
+        except (OSError, ValueError) as error:
+            output.fail(str(error), code=_USAGE)
+
+    @property
+    def path(self) -> Path:
+        """Where the contexts are kept."""
+        return self._path
+
+    @property
+    def current(self) -> str | None:
+        """The name of the context in use."""
+        return self._contents.current
+
+    @property
+    def contexts(self) -> dict[str, Context]:
+        """All contexts by name."""
+        return dict(self._contents.contexts)
+
+    def chosen(self, name: str | None) -> Context | None:
+        """The context of this name, or the one in use; None where neither is.
+
+        Ends the command with exit code 2 for an unknown name.
+        """
+        name = self.current if name is None else name
+        return None if name is None else self.find(name)
+
+    def find(self, name: str) -> Context:
+        """The context of this name. Ends the command with exit code 2 where there is none."""
+        context = self._contents.contexts.get(name)
+        if context is None:
+            known = list(self._contents.contexts)
+            output.fail(f"there is no context {output.harmless(name)}; {nearest(name, known)}", code=_USAGE)
+        return context
+
+    def add(self, name: str, context: Context) -> None:
+        """Keep a context under a new name. Raises `ValueError` for a name that is taken or unusable."""
+        if not _is_name(name):
+            raise ValueError("a name has up to 64 letters, digits, dots, dashes and underscores")
+        if name in self._contents.contexts:
+            raise ValueError(f"there is a context {name} already; remove it first")
+        self._contents.contexts[name] = context
+
+    def use(self, name: str | None) -> None:
+        """Put a known context, or none, in use."""
+        self._contents.current = name
+
+    def remove(self, name: str) -> None:
+        """Forget a known context; if it was in use, none is."""
+        del self._contents.contexts[name]
+        if self._contents.current == name:
+            self._contents.current = None
+
+    def save(self) -> None:
+        """Replace the file. Raises `OSError`."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        body = msgspec.json.format(msgspec.json.encode(self._contents), indent=2)
+        replace_file(self._path, body + b"\n", mode=0o600)
+
+
+def _configuration_folder() -> Path:
+    """As the XDG Base Directory Specification has it: a relative path counts as none."""
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return given if given.is_absolute() else Path("~/.config").expanduser()

@@ -1,0 +1,106 @@
+"""Options that several commands share, and where their values come from.
+
+The first of these that gives a value counts: the option, its environment variable, the context named by
+`--context` or STRATA_CONTEXT, the context in use (`strata context use`), the default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = [
+    "CONTEXT_SETTINGS",
+    "DEFAULT_IDENTITY",
+    "DEFAULT_RELAY",
+    "AuthenticateOption",
+    "ContextOption",
+    "IdentityOption",
+    "JsonOption",
+    "PinsOption",
+    "ReaderOption",
+    "RelayOption",
+    "TimeoutOption",
+    "UrlArgument",
+    "YesOption",
+]
+
+DEFAULT_RELAY = "ws://127.0.0.1:7447/strata"
+DEFAULT_IDENTITY = Path("~/.config/strata/identity.json")
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:
+    """Let a saved context give what neither an option nor the environment does."""
+    if command.resilient_parsing:  # the shell completes a word
+        return name
+    from strata.tools.cli.context_file import ContextFile
+
+    saved = ContextFile.read_or_exit().chosen(name)
+    if saved is not None:
+        values = {
+            "relay": saved.relay, "url": saved.relay, "identity": saved.identity, "pins": saved.pins
+        }  # fmt: skip
+        command.default_map = {
+            option.name: [value] if getattr(option, "multiple", False) else value
+            for option in command.command.params
+            if option.name is not None and (value := values.get(option.name)) is not None
+        }
+    return name
+
+
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        envvar="STRATA_CONTEXT",
+        metavar="NAME",
+        is_eager=True,  # read before the options that it gives defaults to
+        callback=_take_defaults_from_context,
+        help="Take relay, identity and pins from this saved context, where no option and no environment "
+        "variable gives them.",
+    ),
+]
+RelayOption = Annotated[
+    str,
+    typer.Option(
+        "--relay",
+        envvar="STRATA_RELAY",
+        metavar="URL",
+        help="The relay: a ws or wss URL, or a strata:// URI.",
+    ),
+]
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The relay's ws or wss URL.")]
+IdentityOption = Annotated[
+    Path,
+    typer.Option("--identity", envvar="STRATA_IDENTITY", metavar="FILE", help="The key file to sign with."),
+]
+ReaderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity", metavar="FILE", help="The key file to authenticate with, if the relay asks for it."
+    ),
+]
+AuthenticateOption = Annotated[
+    Literal["never", "when_needed", "always"],
+    typer.Option("--authenticate", help="When to prove the identity to the relay."),
+]
+PinsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pins",
+        envvar="STRATA_PINS",
+        metavar="FILE",
+        help="Remember in this file which relay answered at which address, and authenticate to no other "
+        "relay there.",
+    ),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up after this long.")
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Use the relay of a strata:// URI without asking.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]

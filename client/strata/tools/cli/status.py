@@ -1,0 +1,300 @@
+"""`strata status`: whether a relay can be reached, what it says about itself, and how far away it is.
+
+Exit codes: 0 reachable, 1 unreachable or the identity was not accepted, 2 usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import msgspec
+
+from strata.channels.connecting import Relay
+from strata.protocol import packets
+from strata.protocol.errors import ConnectionFailed, RequestRefused, RequestTimeout, StrataError
+from strata.relays.connection import Announced, Authenticated, Options
+from strata.relays.connection.dialing import check_url, shown, tls_context
+from strata.relays.connection.discovery import MANIFEST_PATH
+from strata.tools.cli import output
+from strata.tools.cli.commands import run
+from strata.tools.cli.target import Target
+
+__all__ = ["clock_of", "status"]
+
+_USAGE = 2
+_PROTOCOL = "RFC-0004"
+_SAMPLE_INTERVAL = 0.15  # samples at different parts of a second narrow the clock difference down
+_MAX_MANIFEST_BYTES = 256 * 1024
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer of the relay, and our clock (Unix seconds) before and after it."""
+
+    asked_at: float
+    answered_at: float
+    date: float | None
+    """What the Date header says, in whole Unix seconds."""
+    manifest: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How far the relay's clock is ahead of ours, in seconds; the truth is within `error` of it."""
+
+    difference: float
+    error: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a WebSocket connection to the relay has shown. Times are in seconds."""
+
+    connect: float
+    round_trips: list[float]
+    announced: Announced
+    relay_id: str | None
+    authenticated: Authenticated | None
+    authentication_error: str | None
+    is_refused: bool
+
+
+def status(target: Target, *, samples: int, timeout: float, as_json: bool) -> None:
+    """Look at a relay and print what was found."""
+    try:
+        check_url(target.url)
+    except ConnectionFailed as error:
+        output.fail(str(error), code=_USAGE)
+    run(_status(target, samples=samples, timeout=timeout, as_json=as_json))
+
+
+async def _status(target: Target, *, samples: int, timeout: float, as_json: bool) -> int:
+    try:
+        session = await _meet(target, samples, timeout)
+    except ConnectionFailed as error:
+        if as_json:
+            output.write_record({"url": shown(target.url), "reachable": False, "error": str(error)})
+        else:
+            output.note(f"error: {error}")
+        return 1
+    answers = await asyncio.to_thread(_ask_by_http, target.url, samples, timeout)
+    if as_json:
+        output.write_record(_record(target.url, session, answers))
+    else:
+        for label, value in _lines(target.url, session, answers):
+            output.write_line(output.harmless(f"{label:<15}{value}"))
+    return 1 if session.is_refused else 0
+
+
+async def _meet(target: Target, samples: int, timeout: float) -> Session:
+    """Connect, ask, and authenticate where an identity is given. Raises `ConnectionFailed`."""
+    began_at = time.perf_counter()
+    async with target.connect(Options(connect_timeout=timeout)) as relay:
+        connect = time.perf_counter() - began_at
+        announced = relay.announced or Announced()
+        # Silence is how a plain relay ends its history: no round trip can be measured there.
+        marks = "history_marker" in announced.extensions
+        round_trips = await _round_trips(relay, samples, timeout) if marks else []
+        authenticated, problem, is_refused = None, None, False
+        if target.identity is not None and target.authenticate != "never":
+            try:
+                authenticated = await relay.authenticate(timeout=timeout)
+            except RequestTimeout:
+                problem = "the relay did not ask for it"
+            except ConnectionFailed:
+                raise
+            except StrataError as error:
+                problem, is_refused = str(error), True
+        relay_id = relay.relay_id or announced.relay_id
+    return Session(connect, round_trips, announced, relay_id, authenticated, problem, is_refused)
+
+
+async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float]:
+    """How long each of some questions took whose answer is empty."""
+    trips = []
+    for _ in range(samples):
+        began_at = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout):
+                async for _ in relay.fetch(since=0, until=0, limit=1):
+                    pass
+        except RequestRefused:
+            pass  # an answer as good as any
+        except TimeoutError:
+            continue
+        trips.append(time.perf_counter() - began_at)
+    return trips
+
+
+def _ask_by_http(url: str, samples: int, timeout: float) -> list[Answer]:
+    """Fetch the manifest several times; fewer answers, or none, where HTTP does not work."""
+    answers: list[Answer] = []
+    try:
+        for number in range(samples):
+            if number:
+                time.sleep(_SAMPLE_INTERVAL)
+            answers.append(_ask_once(url, timeout))
+    except (OSError, http.client.HTTPException):
+        pass
+    return answers
+
+
+def _ask_once(url: str, timeout: float) -> Answer:
+    parts = urlsplit(url)
+    tls = tls_context(url, None)
+    host = parts.hostname or ""
+    connection = (
+        http.client.HTTPConnection(host, parts.port, timeout=timeout)
+        if tls is None
+        else http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=tls)
+    )
+    try:
+        connection.connect()
+        asked_at = time.time()
+        connection.request("GET", MANIFEST_PATH, headers={"Connection": "close"})
+        response = connection.getresponse()
+        answered_at = time.time()
+        body = response.read(_MAX_MANIFEST_BYTES) if response.status == 200 else b""
+        return Answer(asked_at, answered_at, _date(response.headers["Date"]), _manifest(body))
+    finally:
+        connection.close()
+
+
+def _date(text: str | None) -> float | None:
+    try:
+        return None if text is None else parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _manifest(body: bytes) -> Json | None:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def clock_of(answers: Sequence[Answer]) -> Clock | None:
+    """The clock difference that all answers agree with; None if none of them carries a date.
+
+    A relay that writes the second D between two readings a and b of our clock is between D - b and D + 1 - a
+    ahead. Several answers narrow that down; answers that contradict each other leave the last one.
+    """
+    bounds = [
+        (answer.date - answer.answered_at, answer.date + 1 - answer.asked_at)
+        for answer in answers
+        if answer.date is not None
+    ]
+    if not bounds:
+        return None
+    low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+    if low > high:
+        low, high = bounds[-1]
+    return Clock((low + high) / 2, (high - low) / 2, len(bounds))
+
+
+def _record(url: str, session: Session, answers: Sequence[Answer]) -> dict[str, object]:
+    manifest = _last_manifest(answers)
+    clock = clock_of(answers)
+    who = session.authenticated
+    return {
+        "url": shown(url),
+        "reachable": True,
+        "error": None,
+        "protocol": _PROTOCOL,
+        "packet_version": packets.VERSION,
+        "relay_id": session.relay_id,
+        "software": manifest.get("software"),
+        "status": manifest.get("status"),
+        "extensions": sorted(session.announced.extensions),
+        "limits": manifest.get("limits"),
+        "auth": manifest.get("auth"),
+        "clock": None if clock is None else msgspec.to_builtins(clock),
+        "latency": {
+            "connect": session.connect,
+            "round_trip": _spread(session.round_trips),
+            "http": _spread([answer.answered_at - answer.asked_at for answer in answers]),
+        },
+        "authenticated": None
+        if who is None
+        else {
+            "author_id": who.author_id,
+            "capabilities": None if who.capabilities is None else sorted(who.capabilities),
+        },
+        "authentication_error": session.authentication_error,
+    }
+
+
+def _last_manifest(answers: Sequence[Answer]) -> Json:
+    return next((answer.manifest for answer in reversed(answers) if answer.manifest is not None), {})
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    return {
+        "samples": len(seconds),
+        "min": min(seconds),
+        "median": statistics.median(seconds),
+        "max": max(seconds),
+    }
+
+
+def _lines(url: str, session: Session, answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    manifest = _last_manifest(answers)
+    software = manifest.get("software")
+    named = [str(part) for part in software.values()] if isinstance(software, dict) else []
+    lines = [
+        ("relay", shown(url)),
+        ("reachable", "yes"),
+        ("protocol", f"{_PROTOCOL}, packets of version {packets.VERSION}"),
+        ("relay id", session.relay_id or "not given"),
+        ("software", " ".join(named) or "not given"),
+        ("state", str(manifest.get("status", "not given"))),
+        ("extensions", ", ".join(sorted(session.announced.extensions)) or "none"),
+    ]
+    limits = manifest.get("limits")
+    numbers = [] if not isinstance(limits, dict) else [
+        (name, value) for name, value in limits.items() if isinstance(value, int | float)
+    ]  # fmt: skip
+    lines += [("limits" if not n else "", f"{name} {value}") for n, (name, value) in enumerate(numbers)]
+    lines += [
+        ("clock", _clock_text(clock_of(answers))),
+        ("connect", f"{session.connect * 1000:.1f} ms"),
+        ("round trip", _spread_text(session.round_trips)),
+        ("HTTP", _spread_text([answer.answered_at - answer.asked_at for answer in answers])),
+    ]
+    if (who := session.authenticated) is not None:
+        capabilities = "everything" if who.capabilities is None else ", ".join(sorted(who.capabilities))
+        lines.append(("authenticated", f"as {who.author_id} for {capabilities or 'nothing'}"))
+    elif session.authentication_error is not None:
+        lines.append(("authenticated", f"no: {session.authentication_error}"))
+    return lines
+
+
+def _clock_text(clock: Clock | None) -> str:
+    if clock is None:
+        return "unknown: no HTTP answer carries a date"
+    side = "ahead of" if clock.difference >= 0 else "behind"
+    return (
+        f"the relay is {abs(clock.difference):.2f} s {side} this machine, ± {clock.error:.2f} s "
+        f"(by the Date of {clock.samples} HTTP answers)"
+    )
+
+
+def _spread_text(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "unknown"
+    low, middle, high = (each * 1000 for each in (min(seconds), statistics.median(seconds), max(seconds)))
+    return f"{middle:.1f} ms ({len(seconds)} samples, {low:.1f} to {high:.1f} ms)"

@@ -1,0 +1,66 @@
+"""The `strata-pipeline` command line, without any Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import strata_pipeline
+import typer
+from strata_pipeline.cli import app
+from typer.testing import CliRunner
+
+COMMANDS = ("archive", "audit", "compact", "reliability", "traffic", "reputation", "restore")
+
+
+def pipeline(*arguments: str, **options):
+    return CliRunner().invoke(app, arguments, prog_name="strata-pipeline", **options)
+
+
+def test_version():
+    assert pipeline("--version").stdout == f"strata-pipeline {version('relayd')}\n"
+
+
+def test_the_module_runs_as_the_command():
+    root = Path(strata_pipeline.__file__).parents[2]
+    paths = {"PYTHONPATH": os.pathsep.join([str(root / "pipeline"), str(root / "client")])}
+    command = [sys.executable, "-m", "strata_pipeline", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=paths)
+    assert done.stdout == f"strata-pipeline {version('relayd')}\n"
+
+
+def test_help_is_whole():
+    text = pipeline("-h").stdout
+    assert text == pipeline("--help").stdout
+    assert "…" not in text and "..." not in text.partition("Commands:")[2]
+    assert tuple(typer.main.get_command(app).commands) == COMMANDS
+    for command in COMMANDS:
+        assert "  -h, --help" in pipeline(command, "-h").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"), [(["achive"], "'archive'"), (["compact", "--lak", "x"], "--lake")]
+)
+def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
+    done = pipeline(*arguments)
+    assert done.exit_code == 2 and nearest in done.stderr
+
+
+def test_a_shell_can_complete_commands():
+    asking = {
+        "_STRATA_PIPELINE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "strata-pipeline re",
+        "COMP_CWORD": "1",
+    }
+    assert pipeline(env=asking).stdout.split() == ["reliability", "reputation", "restore"]
+
+
+def test_help_and_completion_load_no_spark():
+    code = "import sys, strata_pipeline.cli; print(*sys.modules)"
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
+    assert not {"pyspark", "pyarrow", "pandas", "numpy"} & set(done.stdout.split())

@@ -68,6 +68,7 @@ class AdmissionLimits:
     max_packet_bytes: int
     max_json_depth: int
     max_packet_age_seconds: int
+    publish_queue_bytes: int = 64 * 2**20
 
 
 class Admission:
@@ -108,6 +109,7 @@ class Admission:
         self._on_flush = on_flush
         self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, int] = OrderedDict()
+        self._held: set[Publisher] = set()
         self._doubtful: list[PublishRequest] = []
         self._unknown: list[PublishRequest] = []
         # Authors with an identity packet on its way to the log, and the lanes that wait for it.
@@ -135,6 +137,18 @@ class Admission:
             return
         self._examine(request)
         self._route(request)
+
+    def is_full(self) -> bool:
+        """Whether publishes under way hold as many bytes as they may; their publishers then stop reading."""
+        return self.pending_bytes >= self._limits.publish_queue_bytes
+
+    def hold(self, publisher: Publisher) -> None:
+        """Tell this publisher when there is room again, once."""
+        self._held.add(publisher)
+
+    def release(self, publisher: Publisher) -> None:
+        """The publisher has gone and is told nothing."""
+        self._held.discard(publisher)
 
     def _examine(self, request: PublishRequest) -> None:
         """Checks 5 to 10. Runs on the loop, or on a thread for a large packet."""
@@ -438,6 +452,10 @@ class Admission:
     def _finished(self, request: PublishRequest) -> None:
         self.pending -= 1
         self.pending_bytes -= len(request.raw)
+        if self._held and not self.is_full():
+            held, self._held = self._held, set()
+            for publisher in held:
+                publisher.room_again()
         if request.is_charged:
             assert request.packet is not None
             self._budgets.settled(request.packet)

@@ -35,6 +35,9 @@ class Publisher(Protocol):
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not stored; answer ERROR."""
 
+    def room_again(self) -> None:
+        """There is room for publishes again: the answer to `Admission.hold`."""
+
 
 class Verdict(enum.Enum):
     """How far the checks have come."""

@@ -15,6 +15,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyChain, KeyRules
 
 from relayd.access.auth import Grants
+from relayd.builder import build_relay
 from relayd.config import Settings
 from relayd.http.api import HttpApi
 from relayd.metrics import Metrics
@@ -135,14 +136,15 @@ class Rig:
         self, clock: SimpleNamespace, relay: Relay | None = None, peer: str = "192.0.2.1", **settings: Any
     ) -> None:
         self.clock = clock
-        self.relay = relay or Relay(
+        self.relay = relay or build_relay(
             Settings(**settings), cast(Store, MemoryStore()), Metrics(), head=0, clock=lambda: NOW
         )
         self.transport = FakeTransport(peer)
         api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
         self.connection = Connection(self.relay, api, "/strata")
-        self.connection.connection_made(cast(asyncio.Transport, self.transport))
-        self.connection.data_received(HANDSHAKE)
+        self.socket = self.connection.socket
+        self.socket.connection_made(cast(asyncio.Transport, self.transport))
+        self.socket.data_received(HANDSHAKE)
         response, _, frames = bytes(self.transport.written).partition(b"\r\n\r\n")
         assert response.startswith(b"HTTP/1.1 101")
         self.transport.written[:] = frames
@@ -165,7 +167,7 @@ class Rig:
 
     def sweep(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.relay.sweep(list(self.relay.connections), self.clock.now)
+        self.relay.registry.sweep(list(self.relay.registry.sockets), self.clock.now)
 
 
 @pytest.fixture
@@ -185,7 +187,7 @@ async def rigs(clock: SimpleNamespace) -> Iterator[Any]:
 
     yield make
     for rig in made:
-        rig.connection.connection_lost(None)
+        rig.socket.connection_lost(None)
         await rig.relay.admission.close()
 
 
@@ -210,7 +212,7 @@ async def test_a_sign_of_life_starts_the_count_again(rigs):
     for _ in range(10):
         rig.sweep(31)
         rig.sweep(31)
-        rig.connection.data_received(frame(b"", 0xA))
+        rig.socket.data_received(frame(b"", 0xA))
     assert not rig.transport.aborted
 
 
@@ -218,11 +220,11 @@ async def test_a_sign_of_life_starts_the_count_again(rigs):
 async def test_a_peer_that_takes_its_bytes_slowly_is_alive(rigs):
     rig = rigs(ping_interval=30.0, ping_misses=2, slow_consumer_timeout=60.0)
     rig.transport.waiting = 5_000_000
-    rig.connection.pause_writing()
+    rig.socket.pause_writing()
     for _ in range(20):  # ten minutes, no ping could pass, but bytes do
         rig.transport.waiting -= 1000
         rig.sweep(30)
-    rig.connection.resume_writing()
+    rig.socket.resume_writing()
     for _ in range(5):  # what is left in the kernel's buffers still stands before any ping
         rig.sweep(1)
     assert not rig.transport.aborted
@@ -232,7 +234,7 @@ async def test_a_peer_that_takes_its_bytes_slowly_is_alive(rigs):
 async def test_a_peer_that_takes_nothing_is_closed_with_1013_then_aborted(rigs):
     rig = rigs(slow_consumer_timeout=60.0)
     rig.transport.waiting = 5_000_000
-    rig.connection.pause_writing()
+    rig.socket.pause_writing()
     rig.sweep(59)
     assert rig.frames() == []
     rig.sweep(2)
@@ -245,16 +247,16 @@ async def test_a_peer_that_takes_nothing_is_closed_with_1013_then_aborted(rigs):
 @pytest.mark.req("R-170")
 async def test_nothing_is_read_from_a_peer_that_does_not_read(rigs):
     rig = rigs()
-    rig.connection.pause_writing()
+    rig.socket.pause_writing()
     assert not rig.transport.reading
-    rig.connection.resume_writing()
+    rig.socket.resume_writing()
     assert rig.transport.reading
 
 
 @pytest.mark.req("R-192", "R-321")
 async def test_a_peer_with_too_many_unanswered_publishes_waits(rigs):
     rig = rigs(max_pending_publishes=4)
-    rig.connection.data_received(b"".join(publish(n) for n in range(4)))
+    rig.socket.data_received(b"".join(publish(n) for n in range(4)))
     assert not rig.transport.reading
     writer = asyncio.create_task(rig.relay.writer.run())
     got: list[dict[str, Any]] = []
@@ -270,15 +272,15 @@ async def test_a_peer_with_too_many_unanswered_publishes_waits(rigs):
 @pytest.mark.req("R-181")
 async def test_what_a_peer_sent_before_its_close_frame_counts(rigs):
     rig = rigs()
-    rig.connection.data_received(publish(1) + frame(struct.pack("!H", 1000), CLOSE) + publish(2))
+    rig.socket.data_received(publish(1) + frame(struct.pack("!H", 1000), CLOSE) + publish(2))
     assert rig.relay.admission.pending == 1
     assert [opcode for opcode, _ in rig.frames()] == [CLOSE]
 
 
 async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
     rig = rigs()
-    rig.connection.close(1001, "going away")
-    rig.connection.data_received(publish(1) + frame(struct.pack("!H", 1001), CLOSE))
+    rig.socket.close(1001, "going away")
+    rig.socket.data_received(publish(1) + frame(struct.pack("!H", 1001), CLOSE))
     assert rig.relay.admission.pending == 0
     assert rig.transport.closing
 
@@ -286,11 +288,11 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
 @pytest.mark.req("R-321")
 async def test_endless_empty_fragments_hold_no_memory(rigs):
     rig = rigs()
-    rig.connection.data_received(frame("{", fin=False))
+    rig.socket.data_received(frame("{", fin=False))
     for _ in range(1000):
-        rig.connection.data_received(frame("", 0x0, fin=False) * 10)
-    assert len(rig.connection._fragments) == 1
-    rig.connection.data_received(frame('"type":"X"}', 0x0))
+        rig.socket.data_received(frame("", 0x0, fin=False) * 10)
+    assert len(rig.socket._fragments) == 1
+    rig.socket.data_received(frame('"type":"X"}', 0x0))
     (message,) = rig.messages()
     assert message["detail"] == "unknown_type"
 
@@ -298,7 +300,7 @@ async def test_endless_empty_fragments_hold_no_memory(rigs):
 @pytest.mark.req("R-123")
 async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs):
     rig = rigs(max_packet_bytes=1024)
-    rig.connection.data_received(b"\x81\xff" + struct.pack("!Q", 10 * 2**20) + bytes(4))
+    rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 10 * 2**20) + bytes(4))
     (first, payload), (second, code) = rig.frames()
     assert (first, json.loads(payload)["code"]) == (TEXT, "packet_too_large")
     assert (second, code[:2]) == (CLOSE, struct.pack("!H", 1009))
@@ -308,7 +310,7 @@ async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs):
 @pytest.mark.req("R-321")
 async def test_a_handshake_that_never_comes_is_cut_off(clock):
     rig = Rig(clock, handshake_timeout=10.0)
-    late = Connection(rig.relay, cast(Any, None), "/strata")
+    late = Connection(rig.relay, cast(Any, None), "/strata").socket
     transport = FakeTransport()
     late.connection_made(cast(asyncio.Transport, transport))
     rig.sweep(11)
@@ -320,7 +322,7 @@ async def test_a_handshake_that_never_comes_is_cut_off(clock):
 @pytest.mark.req("R-321")
 async def test_the_connection_beyond_the_limit_is_turned_away(rigs):
     rig = rigs(max_connections=1)
-    second = Connection(rig.relay, cast(Any, None), "/strata")
+    second = Connection(rig.relay, cast(Any, None), "/strata").socket
     transport = FakeTransport()
     second.connection_made(cast(asyncio.Transport, transport))
     second.data_received(HANDSHAKE)
@@ -390,12 +392,10 @@ async def test_what_follows_an_auth_waits_for_its_outcome(slow):
     rig, identities = slow
     rig.relay.access.grants = Grants(require_auth=frozenset({"publish"}))
     rig.connection._session._allow(frozenset())
-    rig.connection.data_received(
-        auth(rig.challenge) + publish(1) + frame(b'{"type":"X","client_msg_id":"x"}')
-    )
+    rig.socket.data_received(auth(rig.challenge) + publish(1) + frame(b'{"type":"X","client_msg_id":"x"}'))
     assert not rig.transport.reading
     await asyncio.sleep(0)
-    rig.connection.data_received(publish(2))  # a transport may still have had it
+    rig.socket.data_received(publish(2))  # a transport may still have had it
     assert (rig.messages(), rig.relay.admission.pending) == ([], 0)
     identities.answers.put_nowait(None)
     ok, error = await until(rig, 2)
@@ -408,12 +408,12 @@ async def test_what_follows_an_auth_waits_for_its_outcome(slow):
 @pytest.mark.req("R-277", "R-281", "R-282")
 async def test_a_bad_signature_is_refused_and_a_challenge_follows(rigs):
     rig = rigs()
-    rig.connection.data_received(auth(rig.challenge, signer=Identity(bytes(32))))
+    rig.socket.data_received(auth(rig.challenge, signer=Identity(bytes(32))))
     error, challenge = await until(rig, 2)
     assert (error["code"], error["client_msg_id"]) == ("invalid_signature", "auth")
     assert challenge["type"] == "AUTH_CHALLENGE"
     assert challenge["challenge"] != rig.challenge["challenge"]
-    rig.connection.data_received(auth(challenge))
+    rig.socket.data_received(auth(challenge))
     assert [message["type"] for message in await until(rig, 1)] == ["AUTH_OK"]
 
 
@@ -421,12 +421,12 @@ async def test_a_bad_signature_is_refused_and_a_challenge_follows(rigs):
 async def test_the_fifth_failed_auth_closes_with_1008(rigs):
     rig = rigs()
     for _ in range(5):
-        rig.connection.data_received(auth(rig.challenge, author_id="did:strata:stranger"))
+        rig.socket.data_received(auth(rig.challenge, author_id="did:strata:stranger"))
         await until(rig, 1)
         if rig.transport.closing:
             break
     closed = rig.relay.metrics.connections_closed
-    assert rig.connection._close_reason == "auth_failures"
+    assert rig.socket._close_reason == "auth_failures"
     assert "auth_failures" in closed
 
 
@@ -437,11 +437,11 @@ async def test_an_identity_that_cannot_be_looked_up_is_no_failure_of_the_peer(sl
     challenge = rig.challenge
     for _ in range(7):
         identities.answers.put_nowait(failure)
-        rig.connection.data_received(auth(challenge))
+        rig.socket.data_received(auth(challenge))
         error, challenge = await until(rig, 2)
         assert (error["code"], error["detail"]) == ("internal_error", "store_unavailable")
     identities.answers.put_nowait(None)
-    rig.connection.data_received(auth(challenge))
+    rig.socket.data_received(auth(challenge))
     assert (await until(rig, 1))[0]["type"] == "AUTH_OK"
 
 
@@ -449,17 +449,17 @@ async def test_an_identity_that_cannot_be_looked_up_is_no_failure_of_the_peer(sl
 async def test_looking_up_takes_no_longer_than_a_client_waits(slow, monkeypatch):
     rig, _ = slow
     monkeypatch.setattr(auth_exchange, "_RESOLVE_TIMEOUT", 0.0)
-    rig.connection.data_received(auth(rig.challenge))
+    rig.socket.data_received(auth(rig.challenge))
     error, challenge = await until(rig, 2)
     assert (error["code"], challenge["type"]) == ("internal_error", "AUTH_CHALLENGE")
 
 
 async def test_a_peer_that_leaves_meanwhile_leaves_nothing_behind(slow):
     rig, identities = slow
-    rig.connection.data_received(auth(rig.challenge) + publish(1))
+    rig.socket.data_received(auth(rig.challenge) + publish(1))
     await asyncio.sleep(0)
     assert identities.asked == [ALICE.did]
-    rig.connection.connection_lost(None)
+    rig.socket.connection_lost(None)
     identities.answers.put_nowait(None)
     await eventually(lambda: not any(task.get_name().startswith("auth-") for task in asyncio.all_tasks()))
     assert rig.relay.admission.pending == 0
@@ -474,14 +474,14 @@ async def test_an_anonymous_session_gets_a_fresh_challenge_when_the_old_one_is_t
     rig.sweep(1)
     assert rig.messages() == []
     unix.now += 1
-    rig.connection.pause_writing()
+    rig.socket.pause_writing()
     rig.sweep(1)
     assert rig.messages() == []  # nobody would read it
-    rig.connection.resume_writing()
+    rig.socket.resume_writing()
     rig.sweep(1)
     (challenge,) = rig.messages()
     assert (challenge["type"], challenge["expires_at"]) == ("AUTH_CHALLENGE", NOW + 241)
-    rig.connection.data_received(auth(rig.challenge))
+    rig.socket.data_received(auth(rig.challenge))
     late, _ = await until(rig, 2)
     assert late["detail"] == "challenge_expired"
 
@@ -489,32 +489,32 @@ async def test_an_anonymous_session_gets_a_fresh_challenge_when_the_old_one_is_t
 @pytest.mark.req("R-283", "R-316")
 async def test_limits_follow_the_identity(rigs):
     rig = rigs(anonymous_publish_limit=1, publish_limit=3)
-    rig.connection.data_received(publish(1) + publish(2))
+    rig.socket.data_received(publish(1) + publish(2))
     (refused,) = rig.messages()
     assert (refused["code"], refused["client_msg_id"], refused["limit"]) == ("rate_limited", "2", 1)
-    rig.connection.data_received(auth(rig.challenge) + b"".join(publish(number) for number in range(3, 7)))
+    rig.socket.data_received(auth(rig.challenge) + b"".join(publish(number) for number in range(3, 7)))
     ok, refused = await until(rig, 2)
     assert ok["capabilities"] == ["publish", "subscribe"]
     assert (refused["client_msg_id"], refused["limit"]) == ("6", 3)
-    rig.relay.count()
+    rig.relay.tally.count(rig.relay.metrics)
     assert rig.relay.metrics.registry.get_sample_value("relayd_rate_limited_total", {"limit": "publish"}) == 2
 
 
 @pytest.mark.req("R-316", "R-319")
 async def test_two_sockets_of_one_identity_share_its_limit_and_a_reconnect_gains_nothing(rigs):
     rig = rigs(publish_limit=3)
-    rig.connection.data_received(auth(rig.challenge) + publish(1))
+    rig.socket.data_received(auth(rig.challenge) + publish(1))
     await until(rig, 1)
     second = Rig(rig.clock, relay=rig.relay, peer="198.51.100.7")
-    second.connection.data_received(auth(second.challenge) + publish(2) + publish(3) + publish(4))
+    second.socket.data_received(auth(second.challenge) + publish(2) + publish(3) + publish(4))
     ok, refused = await until(second, 2)
     assert (ok["type"], refused["client_msg_id"]) == ("AUTH_OK", "4")
-    second.connection.connection_lost(None)
+    second.socket.connection_lost(None)
     third = Rig(rig.clock, relay=rig.relay, peer="198.51.100.8")
-    third.connection.data_received(auth(third.challenge) + publish(5))
+    third.socket.data_received(auth(third.challenge) + publish(5))
     ok, refused = await until(third, 2)
     assert refused["code"] == "rate_limited"
-    third.connection.connection_lost(None)
+    third.socket.connection_lost(None)
 
 
 @pytest.mark.req("R-317")
@@ -547,7 +547,7 @@ async def test_an_open_stream_over_its_byte_budget_is_paced_and_not_cut(rigs, mo
 )
 async def test_a_handshake_may_be_refused(rigs, settings, headers, status):
     rig = rigs(**settings)
-    second = Connection(rig.relay, cast(Any, None), "/strata")
+    second = Connection(rig.relay, cast(Any, None), "/strata").socket
     transport = FakeTransport()
     second.connection_made(cast(asyncio.Transport, transport))
     second.data_received(HANDSHAKE.replace(b"\r\n\r\n", b"\r\n" + headers + b"\r\n"))
@@ -559,14 +559,14 @@ async def test_a_handshake_may_be_refused(rigs, settings, headers, status):
 @pytest.mark.req("R-321")
 async def test_a_socket_too_many_is_dropped_unheard(rigs):
     rig = rigs(max_connections_per_address=1)
-    sockets = [Connection(rig.relay, cast(Any, None), "/strata") for _ in range(2)]
+    sockets = [Connection(rig.relay, cast(Any, None), "/strata").socket for _ in range(2)]
     transports = [FakeTransport() for _ in sockets]
     for connection, transport in zip(sockets, transports, strict=True):
         connection.connection_made(cast(asyncio.Transport, transport))
     assert [transport.aborted for transport in transports] == [False, True]
     for connection in sockets:
         connection.connection_lost(None)
-    assert len(rig.relay.connections) == 1
+    assert len(rig.relay.registry) == 1
 
 
 @pytest.mark.req("R-288", "R-292", "R-317")
@@ -589,12 +589,12 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
     api = HttpApi(readiness=lambda: None, manifest=dict, by_id=by_id)
     for expected in statuses:
         asking, transport = Connection(rig.relay, api, "/strata"), FakeTransport()
-        asking.connection_made(cast(asyncio.Transport, transport))
-        asking.data_received(f"GET /packets/0x{'ab' * 32} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        asking.socket.connection_made(cast(asyncio.Transport, transport))
+        asking.socket.data_received(f"GET /packets/0x{'ab' * 32} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert asking._http_task is not None
         await asking._http_task
         assert transport.closing
         assert transport.written.split()[1] == expected
         body = json.loads(transport.written.partition(b"\r\n\r\n")[2])
         assert ("packet" in body) is (expected == b"200")
-        asking.connection_lost(None)
+        asking.socket.connection_lost(None)

@@ -262,7 +262,6 @@ class Connection:
     ) -> None:
         self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         packet, downgrade = request.packet, request.downgrade
-        assert packet is not None
         annotations = None
         if downgrade is not None:
             annotations = served(packet.canonical, downgrade, mode="annotate").annotations

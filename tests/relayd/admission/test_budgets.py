@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from admission_rig import ALICE, NOW, Peer, Rig, signed
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
 
 from relayd.admission.budgets import TrustAct
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 BOB = Identity(bytes(32))
 LIMITS = {TrustAct.STRONG_EDGES: 3, TrustAct.WEAK_EDGES: 5, TrustAct.REVOCATIONS: 2}

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import structlog
 
+from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
@@ -153,7 +154,7 @@ async def serve(
     try:
         if not settings.retention_requires_archive:
             await store.maintain(int(time.time()))
-        relay = Relay(
+        relay = build_relay(
             settings,
             store,
             metrics,
@@ -236,8 +237,8 @@ class _Process:
         finally:
             for server in self._servers:
                 server.close()
-            for connection in list(relay.connections):
-                connection.abort()
+            for socket in list(relay.registry.sockets):
+                socket.abort()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
@@ -296,7 +297,7 @@ class _Process:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Connection(self._relay, responder, path),
+                lambda: Connection(self._relay, responder, path).socket,
                 host,
                 port,
                 backlog=_BACKLOG,
@@ -311,11 +312,18 @@ class _Process:
         return bound
 
     def _render_metrics(self) -> tuple[str, bytes]:
-        self._relay.count()
+        self._count()
         return self._metrics.render()
 
+    def _count(self) -> None:
+        """Bring the metrics up to date with what was tallied since the last call."""
+        relay, metrics = self._relay, self._metrics
+        relay.tally.count(metrics)
+        metrics.publish_queue.set(relay.admission.pending)
+        metrics.log_sequence.set(relay.fanout.position)
+
     def _readiness(self) -> str | None:
-        if self._relay.draining:
+        if self._relay.registry.draining:
             return "draining"
         return None if self._database_up else "database"
 
@@ -331,25 +339,25 @@ class _Process:
 
     async def _drain(self) -> None:
         """Answer what was taken, then send everyone away; they resume elsewhere by cursor."""
-        relay = self._relay
-        relay.draining = True
-        _log.info("draining", connections=len(relay.connections), publishes=relay.admission.pending)
-        for connection in list(relay.connections):
-            connection.stop_reading()
-        await relay.settle(lambda: not relay.admission.pending, self._settings.drain_timeout)
-        for connection in list(relay.connections):
-            connection.close(1001, "the relay is going away; resume by cursor")
-        await relay.settle(lambda: not relay.connections, _CLOSE_TIMEOUT)
-        _log.info("drained", unanswered=relay.admission.pending, unclosed=len(relay.connections))
+        admission, registry = self._relay.admission, self._relay.registry
+        registry.draining = True
+        _log.info("draining", connections=len(registry), publishes=admission.pending)
+        for socket in list(registry.sockets):
+            socket.stop_reading()
+        await registry.settle(lambda: not admission.pending, self._settings.drain_timeout)
+        for socket in list(registry.sockets):
+            socket.close(1001, "the relay is going away; resume by cursor")
+        await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
+        _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
 
     async def _sweep(self) -> None:
         """Look after every connection about once a second, some at a time: all at once would be felt."""
         while True:
-            self._relay.count()
-            connections = list(self._relay.connections)
+            self._count()
+            sockets = list(self._relay.registry.sockets)
             for part in range(_SWEEP_PARTS):
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
-                self._relay.sweep(connections[part::_SWEEP_PARTS], time.monotonic())
+                self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
 
     async def _watch_database(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from strata.protocol.packets import Packet
 
 from relayd.store.types import DAY_SECONDS, StoredPacket, first_sequence_of_day
 
-__all__ = ["BUDGETED_TYPES", "Budget", "TrustBudgets"]
+__all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
 
 BUDGETED_TYPES: Final = frozenset({"TRUST_EDGE", "TRUST_REVOCATION"})
 WINDOW_SECONDS: Final = DAY_SECONDS
@@ -25,7 +25,7 @@ _STRONG: Final = 0.5
 """An edge above this strength is a strong one."""
 
 
-class Budget(enum.Enum):
+class TrustAct(enum.Enum):
     """What is counted apart."""
 
     STRONG_EDGES = "strong_edges"
@@ -55,11 +55,11 @@ _EDGE_DECODER = msgspec.json.Decoder(_Edge)
 class TrustBudgets:
     """The budgets of all identities; `limits` may leave a budget out, or hold 0, for no limit."""
 
-    def __init__(self, log: _Log, limits: Mapping[Budget, int], *, clock: Callable[[], int]) -> None:
+    def __init__(self, log: _Log, limits: Mapping[TrustAct, int], *, clock: Callable[[], int]) -> None:
         self._log = log
         self._limits = {budget: limit for budget, limit in limits.items() if limit}
         self._clock = clock
-        self._on_their_way: dict[tuple[str, Budget], set[str]] = {}
+        self._on_their_way: dict[tuple[str, TrustAct], set[str]] = {}
 
     async def take(self, packet: Packet) -> None:
         """Count a trust packet, until `settled` says what became of it.
@@ -89,13 +89,13 @@ class TrustBudgets:
         if budget in self._limits:
             self._release(packet, budget)
 
-    def _release(self, packet: Packet, budget: Budget) -> None:
+    def _release(self, packet: Packet, budget: TrustAct) -> None:
         under_way = self._on_their_way.get((packet.author_id, budget), set())
         under_way.discard(packet.packet_id)  # the same packet may be published twice at once
         if not under_way:
             self._on_their_way.pop((packet.author_id, budget), None)
 
-    async def _received(self, packet: Packet, budget: Budget) -> dict[str, int]:
+    async def _received(self, packet: Packet, budget: TrustAct) -> dict[str, int]:
         """The packets that count against this budget and when they were received, the oldest first."""
         since = self._clock() - WINDOW_SECONDS
         border = first_sequence_of_day(max(0, since // DAY_SECONDS))
@@ -108,10 +108,10 @@ class TrustBudgets:
         }
 
 
-def _budget_of(content_type: str, strength: float | None) -> Budget:
+def _budget_of(content_type: str, strength: float | None) -> TrustAct:
     if content_type == "TRUST_REVOCATION":
-        return Budget.REVOCATIONS
-    return Budget.STRONG_EDGES if strength is not None and strength > _STRONG else Budget.WEAK_EDGES
+        return TrustAct.REVOCATIONS
+    return TrustAct.STRONG_EDGES if strength is not None and strength > _STRONG else TrustAct.WEAK_EDGES
 
 
 def _over(limit: int, received: list[int], under_way: int, now: int) -> InvalidPacket:

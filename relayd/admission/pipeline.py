@@ -35,7 +35,7 @@ from strata.protocol.provenance import ProvenanceTrust
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
 from relayd.admission.checks import judge, to_store, trace, weigh
 from relayd.admission.knowledge import Known, known_of, missing_for
-from relayd.admission.request import Lane, Publisher, PublishRequest, Verdict
+from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
@@ -57,6 +57,7 @@ def _passing(reason: str, detail: str) -> InvalidPacket:
 _QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
 _UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
 _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
+_UNCHECKED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet could not be checked")
 _FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is gone; publish it again")
 """For a repeat whose first copy left the duplicate index between two looks at it."""
 
@@ -68,6 +69,7 @@ class AdmissionLimits:
     max_packet_bytes: int
     max_json_depth: int
     max_packet_age_seconds: int
+    publish_queue_bytes: int = 64 * 2**20
 
 
 class Admission:
@@ -108,6 +110,7 @@ class Admission:
         self._on_flush = on_flush
         self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, int] = OrderedDict()
+        self._held: set[Publisher] = set()
         self._doubtful: list[PublishRequest] = []
         self._unknown: list[PublishRequest] = []
         # Authors with an identity packet on its way to the log, and the lanes that wait for it.
@@ -136,12 +139,24 @@ class Admission:
         self._examine(request)
         self._route(request)
 
+    def is_full(self) -> bool:
+        """Whether publishes under way hold as many bytes as they may; their publishers then stop reading."""
+        return self.pending_bytes >= self._limits.publish_queue_bytes
+
+    def hold(self, publisher: Publisher) -> None:
+        """Tell this publisher when there is room again, once."""
+        self._held.add(publisher)
+
+    def release(self, publisher: Publisher) -> None:
+        """The publisher has gone and is told nothing."""
+        self._held.discard(publisher)
+
     def _examine(self, request: PublishRequest) -> None:
         """Checks 5 to 10. Runs on the loop, or on a thread for a large packet."""
         limits = self._limits
         try:
-            request.packet = Packet.parse(
-                request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth
+            request.parsed(
+                Packet.parse(request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth)
             )
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:
@@ -149,14 +164,14 @@ class Admission:
 
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
-        if request.packet is not None and request.packet.digest in self._recent:
-            request.verdict = Verdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
-        if request.verdict is not Verdict.PENDING:
+        if request.is_parsed and request.packet.digest in self._recent:
+            request.verdict = PublishVerdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
+        if request.verdict is not PublishVerdict.PENDING:
             self._advance_from(request)
             return
-        assert request.packet is not None
-        request.known = self._knowledge(request.packet)
-        if request.known is not None:
+        known = self._knowledge(request.packet)
+        if known is not None:
+            request.known = known
             self._pool.put(request)
         else:
             self._unknown.append(request)
@@ -176,31 +191,30 @@ class Admission:
         Never raises.
         """
         try:
-            if request.packet is None:
+            if not request.is_parsed:
                 self._examine(request)
                 return
-            assert request.known is not None
             now = self._clock()
             request.queued = judge(request.packet, request.known, now)
             try:
                 request.downgrade = trace(request.packet, request.known, self.trust, now)
             except InvalidPacket as error:
                 request.origin_refusal = error
-            request.verdict = Verdict.PASSED
+            request.verdict = PublishVerdict.PASSED
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True
         except Exception:
             _log.exception("check_failed")
-            request.refuse(InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet could not be checked"))
+            request.refuse(_UNCHECKED)
 
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
         self._on_verified(seconds)
         for request in requests:
-            if request.verdict is Verdict.PENDING:  # a large packet: only now is it known what it is
+            if request.verdict is PublishVerdict.PENDING:  # a large packet: only now is it known what it is
                 self._route(request)
                 continue
-            if request.verdict is Verdict.PASSED:
+            if request.verdict is PublishVerdict.PASSED:
                 self._finish(request)
             self._advance_from(request)
         self._on_flush()
@@ -209,10 +223,9 @@ class Admission:
 
     def _finish(self, request: PublishRequest) -> None:
         """The budgets of check 12 and then 13; the operator's plug-ins come last, for they may take long."""
-        assert request.packet is not None
         asks = bool(self._plugins) and request.origin_refusal is None
         if (asks or request.packet.content_type in BUDGETED_TYPES) and not request.is_finished:
-            request.verdict = Verdict.PENDING
+            request.verdict = PublishVerdict.PENDING
             task = asyncio.create_task(self._finish_later(request), name="publish-finish")
             self._finishing.add(task)
             task.add_done_callback(self._finishing.discard)
@@ -222,7 +235,6 @@ class Admission:
 
     async def _finish_later(self, request: PublishRequest) -> None:
         packet = request.packet
-        assert packet is not None
         try:
             if packet.content_type in BUDGETED_TYPES:
                 await self._budgets.take(packet)
@@ -231,7 +243,7 @@ class Admission:
                 raise request.origin_refusal
             if self._plugins:
                 await self._plugins.check(packet, request.lane.identity)
-            request.verdict = Verdict.PASSED
+            request.verdict = PublishVerdict.PASSED
         except InvalidPacket as error:
             request.refuse(error)
         except StoreError:
@@ -245,7 +257,6 @@ class Admission:
             requests, self._unknown = self._unknown, []
             dids: dict[str, None] = {}
             for request in requests:
-                assert request.packet is not None
                 dids |= dict.fromkeys(missing_for(request.packet, self._identities))
             try:
                 await self._identities.load(dids)
@@ -269,12 +280,13 @@ class Admission:
 
     def _advance(self, lane: Lane) -> None:
         requests = lane.requests
-        while requests and requests[0].verdict is not Verdict.PENDING:
+        while requests and requests[0].verdict is not PublishVerdict.PENDING:
             request = requests[0]
-            if (request.verdict is Verdict.PASSED or request.is_by_keys) and not self._may_leave(request):
+            has_passed = request.verdict is PublishVerdict.PASSED
+            if (has_passed or request.is_by_keys) and not self._may_leave(request):
                 return
             requests.popleft()
-            if request.verdict is Verdict.PASSED:
+            if has_passed:
                 self._store(request)
             else:
                 self._settle(request)
@@ -282,13 +294,12 @@ class Admission:
     def _may_leave(self, request: PublishRequest) -> bool:
         """Whether the verdict holds by the keys of now. If not, something will come back to the lane."""
         packet, known = request.packet, request.known
-        assert packet is not None and known is not None
         if self._changing and packet.author_id in self._changing:
             self._barred.setdefault(packet.author_id, {})[request.lane] = None
             return False
         if known.generation != self._identities.generation:
             if not self._is_current(request):
-                request.verdict = Verdict.PENDING
+                request.verdict = PublishVerdict.PENDING
                 request.is_by_keys = False
                 request.refusal = request.origin_refusal = None
                 self._route(request)
@@ -297,7 +308,6 @@ class Admission:
 
     def _is_current(self, request: PublishRequest) -> bool:
         """Whether the author's keys are the ones the packet was judged by."""
-        assert request.packet is not None and request.known is not None
         author, chain = request.packet.author_id, request.known.chain
         if self._identities.is_plain(author):
             return chain is None or not chain.events
@@ -305,7 +315,6 @@ class Admission:
 
     def _store(self, request: PublishRequest) -> None:
         packet = request.packet
-        assert packet is not None
         if packet.content_type in IDENTITY_TYPES:
             self._changing[packet.author_id] = request
         try:
@@ -315,11 +324,9 @@ class Admission:
 
     def _settle(self, request: PublishRequest) -> None:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
-        packet = request.packet
-        if packet is None:  # refused by checks 5 to 7: it has no id that could be known
-            assert request.refusal is not None
-            self.failed(request, request.refusal)
-        elif (received_at := self._recent.get(packet.digest)) is not None:
+        if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
+            self.failed(request, request.refusal or _UNCHECKED)
+        elif (received_at := self._recent.get(request.packet.digest)) is not None:
             self.committed(request, received_at, duplicate=True)
         else:
             self._doubtful.append(request)
@@ -328,14 +335,13 @@ class Admission:
     async def _look_up(self) -> None:
         while self._doubtful:
             requests, self._doubtful = self._doubtful, []
-            ids = {request.packet.digest for request in requests if request.packet is not None}
+            ids = {request.packet.digest for request in requests}
             try:
                 known = await self._find(list(ids))
             except StoreError:
                 # The refusal stands whatever the index would say; saying so needs no database.
                 known = {}
             for request in requests:
-                assert request.packet is not None
                 found = known.get(request.packet.digest)
                 if found is not None:
                     self.committed(request, found[1], duplicate=True)
@@ -350,7 +356,6 @@ class Admission:
     ) -> None:
         """The log has the packet, or for `duplicate_of` the one it repeats."""
         packet = request.packet
-        assert packet is not None
         if duplicate_of is None:
             self._remember(packet.digest, received_at)
         self._finished(request)
@@ -366,14 +371,14 @@ class Admission:
     def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is refused, or could not be stored, or nobody knows whether it was."""
         self._finished(request)
-        if request.packet is not None:
+        if request.is_parsed:
             self._unbar(request)
         request.lane.publisher.publish_refused(request, error)
 
     def identity_applied(self, packet: Packet) -> None:
         """The feed has applied an identity packet: its author's next packets may be judged by it."""
         request = self._changing.get(packet.author_id)
-        if request is not None and request.packet is not None and request.packet.digest == packet.digest:
+        if request is not None and request.packet.digest == packet.digest:
             self._unbar(request)
 
     def still_admitted(self, request: PublishRequest) -> bool:
@@ -382,14 +387,14 @@ class Admission:
         If not, it is answered here. Called for each append, so the usual answer costs one comparison.
         """
         packet, known = request.packet, request.known
-        assert packet is not None and known is not None
         is_current = known.generation == self._identities.generation or self._is_current(request)
         if is_current and (known.chain is None or self._clock() < known.until):
             return True
-        request.known = fresh = self._knowledge(packet)
+        fresh = self._knowledge(packet)
         if fresh is None:  # put out of memory within this moment
             request.refusal = _KEYS_CHANGED
         else:
+            request.known = fresh
             try:
                 # An identity packet that a lost append has stored holds: it is in the chain by now.
                 request.queued = judge(packet, fresh, self._clock())
@@ -409,7 +414,6 @@ class Admission:
 
     def _unbar(self, request: PublishRequest) -> None:
         """Let the author's next packets pass, if it was this one that barred them."""
-        assert request.packet is not None
         author = request.packet.author_id
         if self._changing.get(author) is request:
             del self._changing[author]
@@ -438,6 +442,9 @@ class Admission:
     def _finished(self, request: PublishRequest) -> None:
         self.pending -= 1
         self.pending_bytes -= len(request.raw)
+        if self._held and not self.is_full():
+            held, self._held = self._held, set()
+            for publisher in held:
+                publisher.room_again()
         if request.is_charged:
-            assert request.packet is not None
             self._budgets.settled(request.packet)

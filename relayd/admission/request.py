@@ -12,7 +12,7 @@ from strata.protocol.provenance import Downgrade
 
 from relayd.admission.knowledge import Known
 
-__all__ = ["Lane", "PublishRequest", "Publisher", "Verdict"]
+__all__ = ["Lane", "PublishRequest", "PublishVerdict", "Publisher"]
 
 
 class Publisher(Protocol):
@@ -35,8 +35,11 @@ class Publisher(Protocol):
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not stored; answer ERROR."""
 
+    def room_again(self) -> None:
+        """There is room for publishes again: the answer to `Admission.hold`."""
 
-class Verdict(enum.Enum):
+
+class PublishVerdict(enum.Enum):
     """How far the checks have come."""
 
     PENDING = enum.auto()
@@ -53,6 +56,7 @@ class PublishRequest:
         "is_by_keys",
         "is_charged",
         "is_finished",
+        "is_parsed",
         "known",
         "lane",
         "origin_refusal",
@@ -69,9 +73,11 @@ class PublishRequest:
         self.client_msg_id = client_msg_id
         self.lane = lane
         self.started_at = started_at
-        self.packet: Packet | None = None
-        self.known: Known | None = None
-        """What was known of the identities it names when it was last judged."""
+        self.is_parsed = False
+        self.packet: Packet
+        """Unset until `parsed`."""
+        self.known: Known
+        """What was known of the identities it names when it was last judged; unset until then."""
         self.downgrade: Downgrade | None = None
         """The relay's finding about its origin, where that is not what it claims."""
         self.queued = False
@@ -84,12 +90,17 @@ class PublishRequest:
         """It counts against a budget of its author."""
         self.is_finished = False
         """The checks that wait for something are done."""
-        self.verdict = Verdict.PENDING
+        self.verdict = PublishVerdict.PENDING
+
+    def parsed(self, packet: Packet) -> None:
+        """The bytes hold a packet."""
+        self.packet = packet
+        self.is_parsed = True
 
     def refuse(self, error: InvalidPacket) -> None:
         """Note the first check that failed."""
         self.refusal = error
-        self.verdict = Verdict.REFUSED
+        self.verdict = PublishVerdict.REFUSED
 
 
 class Lane:

@@ -25,6 +25,7 @@ from relayd.frames import text_frame
 from relayd.relay import Relay
 from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Answer, Authenticated, AuthRefused, CloseConnection, Session
+from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreError
 
 __all__ = ["AuthExchange", "AuthenticatingPeer"]
@@ -42,35 +43,29 @@ class AuthenticatingPeer(Protocol):
     def id(self) -> int:
         """Its number in the logs."""
 
-    def queue(self, frames: bytes) -> None:
-        """Queue whole frames."""
-
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
 
     def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now."""
 
-    def suspend(self) -> None:
-        """Keep what the peer sends waiting."""
-
-    def resume(self) -> None:
-        """Go on with what waits."""
-
-    def close(self, code: int, reason: str, cause: str | None = None) -> None:
-        """Start the closing handshake."""
-
 
 class AuthExchange:
     """The challenges sent and the AUTHs received on one connection."""
 
-    __slots__ = ("_connection", "_relay", "_session", "_task", "_visitor")
+    __slots__ = ("_connection", "_relay", "_session", "_socket", "_task", "_visitor")
 
     def __init__(
-        self, relay: Relay, connection: AuthenticatingPeer, session: Session, visitor: Visitor
+        self,
+        relay: Relay,
+        connection: AuthenticatingPeer,
+        socket: WebSocket,
+        session: Session,
+        visitor: Visitor,
     ) -> None:
         self._relay = relay
         self._connection = connection
+        self._socket = socket
         self._session = session
         self._visitor = visitor
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +74,7 @@ class AuthExchange:
         """Queue a new challenge (R-266, R-268)."""
         random = secrets.token_bytes(CHALLENGE_BYTES)
         message = self._session.authentication.issue(random, self._relay.clock())
-        self._connection.queue(text_frame(encode(message)))
+        self._socket.queue(text_frame(encode(message)))
 
     def check_deadline(self) -> None:
         """Give an anonymous session a new challenge when the one it has is too old (R-282)."""
@@ -90,7 +85,7 @@ class AuthExchange:
         """Take an AUTH. While its signature has to be checked, the connection is suspended."""
         begun = self._session.begin_auth(message, now, self._relay.clock())
         if isinstance(begun, Attempt):
-            self._connection.suspend()
+            self._socket.suspend()
             self._task = asyncio.create_task(self._run(begun), name=f"auth-{self._connection.id}")
         else:
             self._apply(begun)
@@ -105,7 +100,7 @@ class AuthExchange:
         outcome = await self._outcome(attempt)
         self._task = None
         self._apply(outcome)
-        self._connection.resume()
+        self._socket.resume()
 
     async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
         relay = self._relay
@@ -137,7 +132,7 @@ class AuthExchange:
             case CloseConnection():
                 metrics.auths[outcome.code].inc()
                 self._connection.answer(outcome.payload, outcome.code)
-                self._connection.close(outcome.close_code, outcome.reason, outcome.cause)
+                self._socket.close(outcome.close_code, outcome.reason, outcome.cause)
             case Answer():
                 metrics.auths[outcome.code].inc()
                 metrics.rate_limited["auth"].inc()

@@ -19,6 +19,7 @@ from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
 from relayd.sessions.answers import read_failure_payload
+from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
@@ -43,28 +44,20 @@ class StoreReader(Sink, Protocol):
     def backfilled(self, sent_bytes: int) -> None:
         """Charge bytes that came from the store to that budget."""
 
-    def queue(self, frames: bytes) -> None:
-        """Queue whole frames."""
-
-    def flush(self) -> None:
-        """Write what is queued."""
-
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
 
     def end_subscription(self, subscription: Subscription) -> None:
         """End a subscription that cannot be served."""
 
-    def close(self, code: int, reason: str) -> None:
-        """Start the closing handshake."""
-
 
 class Backlog:
     """The subscriptions of a connection that read from the store."""
 
-    def __init__(self, relay: Relay, connection: StoreReader) -> None:
+    def __init__(self, relay: Relay, connection: StoreReader, socket: WebSocket) -> None:
         self._relay = relay
         self._connection = connection
+        self._socket = socket
         self._behind: dict[Subscription, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._page_rows = _PAGE_ROWS
@@ -101,7 +94,7 @@ class Backlog:
         except Exception:
             # Our bug, and the reader's position is known: send it away to resume by cursor.
             _log.exception("backlog_failed", connection=self._connection.id)
-            self._connection.close(1011, "internal error; resume by cursor")
+            self._socket.close(1011, "internal error; resume by cursor")
 
     async def _serve(self) -> None:
         while self._behind:
@@ -173,8 +166,8 @@ class Backlog:
     def _send(self, frames: bytes, events: int) -> None:
         if frames:
             self._relay.metrics.events_sent["store"].inc(events)
-            self._connection.queue(frames)
-            self._connection.flush()
+            self._socket.queue(frames)
+            self._socket.flush()
 
     def _give_up(self, subscription: Subscription) -> None:
         """A read took too long: once more with a smaller page, then the subscription ends with an ERROR."""
@@ -185,4 +178,4 @@ class Backlog:
         self._connection.end_subscription(subscription)
         payload = read_failure_payload(subscription.subscription_id)
         self._connection.answer(payload, ErrorCode.INTERNAL_ERROR)
-        self._connection.flush()
+        self._socket.flush()

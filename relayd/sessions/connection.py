@@ -1,10 +1,11 @@
 """One client connection: what its messages set in motion, and what comes back.
 
 Decisions live elsewhere: who comes in at all in `Access`, what a message means in `Session`, what a packet is
-worth in `Admission`, what to read in `Subscription`. The socket is `WebSocket`'s, which this adds to:
+worth in `Admission`, what to read in `Subscription`. A `WebSocket` moves the bytes. What is added here:
 
 - A connection whose outbound queue is full takes no live delivery: its subscriptions read on from the store.
 - A peer with `max_pending_publishes` unanswered publishes is not read from until half are answered.
+- While the relay holds as many publishes as it may, no peer is read from that waits for an answer.
 - What follows an AUTH waits for its outcome.
 """
 
@@ -19,7 +20,6 @@ import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance import served
 from websockets.http11 import Request
-from websockets.protocol import OPEN
 
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
@@ -30,7 +30,7 @@ from relayd.relay import Relay
 from relayd.sessions.answers import ok_payload, refusal_payload
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
-from relayd.sessions.http_requests import HttpResponder, rejection, respond
+from relayd.sessions.http_requests import HttpResponder, respond
 from relayd.sessions.session import (
     Action,
     Answer,
@@ -41,6 +41,7 @@ from relayd.sessions.session import (
     Session,
     SubscriptionClosed,
     SubscriptionOpened,
+    UnknownUnsubscribe,
 )
 from relayd.sessions.websocket import WebSocket
 
@@ -53,76 +54,78 @@ _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
 
 
-class Connection(WebSocket):
-    """A client connection, from accept to the last byte. `path` None refuses every WebSocket handshake."""
+class Connection:
+    """A client connection on its `socket`, from accept to the last byte.
+
+    `path` None refuses every WebSocket handshake.
+    """
 
     __slots__ = (
         "_auth",
         "_backlog",
         "_events_sent",
+        "_has_room",
         "_http_task",
-        "_id",
         "_is_websocket",
         "_lane",
         "_path",
         "_pending_publishes",
         "_publishes",
+        "_relay",
         "_responder",
         "_session",
         "_visitor",
+        "id",
+        "socket",
     )
 
     def __init__(self, relay: Relay, responder: HttpResponder, path: str | None) -> None:
-        super().__init__(relay)
-        self._id = next(_numbers)
+        self.id = next(_numbers)
+        """Its number in the logs of this process."""
+        self.socket = WebSocket(relay, self)
+        self._relay = relay
         self._responder = responder
         self._path = path
         self._visitor = Visitor()
         authentication = Authentication(relay.relay_id, relay.settings.challenge_lifetime)
         self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
-        self._auth = AuthExchange(relay, self, self._session, self._visitor)
+        self._auth = AuthExchange(relay, self, self.socket, self._session, self._visitor)
         self._lane = Lane(self)
-        self._backlog = Backlog(relay, self)
+        self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
+        self._has_room = True
         self._is_websocket = False
         self._http_task: asyncio.Task[None] | None = None
         self._events_sent = 0
         self._publishes = 0
 
-    @property
-    def id(self) -> int:
-        """Its number in the logs of this process."""
-        return self._id
-
     # Opening and closing: what the socket calls.
 
-    def _accepted(self, peer: str | None) -> bool:
-        access, sockets = self._relay.access, len(self._relay.connections)
-        return access.arrive(self._visitor, peer, sockets, self._opened_at)
+    def accepted(self, peer: str | None) -> bool:
+        access, sockets = self._relay.access, len(self._relay.registry)
+        return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
 
-    def _requested(self, request: Request, now: float) -> None:
+    def requested(self, request: Request, now: float) -> None:
         if self._relay.access.identify(self._visitor, request.headers, now):
             _log.warning("proxy_not_trusted", consequence="its clients share the limits of one address")
         path = request.path.partition("?")[0]
         if path != self._path or "Upgrade" not in request.headers:
-            self._close_reason = "client"
+            self.socket.ends_for("client")
             self._http_task = asyncio.create_task(self._answer(request, now), name=f"http-{self.id}")
             return
         turnaway = self._turned_away(request, now)
-        if turnaway is None:
-            self._respond(self._protocol.accept(request))
-        else:
-            self._close_reason = turnaway.reason
-            self._respond(rejection(self._protocol, turnaway))
-        if self._protocol.state is OPEN:
+        if turnaway is not None:
+            self.socket.reject(turnaway)
+            return
+        self.socket.accept(request)
+        if self.socket.is_open:
             self._opened()
-        else:
-            self._close_reason = self._close_reason or "handshake"
 
     def _turned_away(self, request: Request, now: float) -> Turnaway | None:
         relay = self._relay
-        if relay.draining or len(relay.connections) > relay.settings.max_connections:
-            reason = "going_away" if relay.draining else "too_many_connections"
+        registry = relay.registry
+        if registry.draining or len(registry) > relay.settings.max_connections:
+            reason = "going_away" if registry.draining else "too_many_connections"
             return Turnaway(503, "This relay takes no more connections now.", reason, 1)
         return relay.access.judge(self._visitor, request.headers, now)
 
@@ -140,16 +143,17 @@ class Connection(WebSocket):
             response = await respond(request, self._responder, self._relay.access, self._visitor, now)
         except Exception:
             _log.exception("http_failed", connection=self.id)
-            self._transport.abort()
+            self.socket.abort()
             return
-        self._respond(response)
+        self.socket.respond(response)
 
-    def _closing(self) -> None:
+    def closing(self) -> None:
         for subscription in list(self._session.subscriptions.values()):
             self.end_subscription(subscription)
         self._backlog.close()
 
-    def _ended(self, reason: str) -> None:
+    def ended(self, reason: str) -> None:
+        self._relay.admission.release(self)
         self._auth.close()
         if self._http_task is not None:
             self._http_task.cancel()
@@ -167,15 +171,15 @@ class Connection(WebSocket):
             identity=self._session.identity,
             publishes=self._publishes,
             events=self._events_sent,
-            seconds=round(time.monotonic() - self._opened_at, 3),
+            seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         self._auth.check_deadline()
 
     # What a peer sent.
 
-    def _received(self, data: bytes, is_text: bool, now: float) -> None:
+    def received(self, data: bytes, is_text: bool, now: float) -> None:
         session = self._session
         self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
 
@@ -187,10 +191,10 @@ class Connection(WebSocket):
                 self._publishes += 1
                 self._pending_publishes += 1
                 self._relay.admission.submit(
-                    PublishRequest(action.raw, action.client_msg_id, self._lane, self._liveness.heard_at)
+                    PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
                 )
-                if self._reading:
-                    self._update_reading()
+                if self._has_room:
+                    self._regulate()
             case SubscriptionOpened():
                 metrics.messages_received["SUBSCRIBE"].inc()
                 self._open(action.subscription, action.replaced)
@@ -204,8 +208,8 @@ class Connection(WebSocket):
                 self._refuse(action)
             case CloseConnection():
                 self.answer(action.payload, action.code)
-                self.close(action.close_code, action.reason, action.cause)
-            case None:
+                self.socket.close(action.close_code, action.reason, action.cause)
+            case UnknownUnsubscribe():
                 metrics.messages_received["UNSUBSCRIBE"].inc()
 
     def _refuse(self, refusal: Answer) -> None:
@@ -220,15 +224,19 @@ class Connection(WebSocket):
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR that belongs to no publish."""
         self._relay.metrics.errors_sent[code].inc()
-        self.queue(text_frame(payload))
+        self.socket.queue(text_frame(payload))
 
-    def _wants_to_read(self) -> bool:
-        limit = self._relay.settings.max_pending_publishes
-        room = self._pending_publishes < (limit if self._reading else limit // 2 or 1)
-        full = self._relay.is_full() and self._pending_publishes > 0
-        if full:
-            self._relay.hold(self)
-        return room and not full
+    def _regulate(self) -> None:
+        """Let the socket read, or not; where the whole relay is full, ask to be told of room again."""
+        relay, pending = self._relay, self._pending_publishes
+        limit = relay.settings.max_pending_publishes
+        has_room = pending < (limit if self._has_room else limit // 2 or 1)
+        if pending and relay.admission.is_full():
+            relay.admission.hold(self)
+            has_room = False
+        if has_room is not self._has_room:
+            self._has_room = has_room
+            self.socket.allow_reading(has_room)
 
     # What its AUTHs call.
 
@@ -236,7 +244,7 @@ class Connection(WebSocket):
         """The session speaks for another identity now: its limits and what it may have open follow."""
         self._session.use_quota(self._visitor.charged)
         self._lane.identity = self._session.identity
-        self.queue(text_frame(outcome.payload))
+        self.socket.queue(text_frame(outcome.payload))
         for subscription, payload in outcome.ended:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
@@ -254,7 +262,6 @@ class Connection(WebSocket):
     ) -> None:
         self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         packet, downgrade = request.packet, request.downgrade
-        assert packet is not None
         annotations = None
         if downgrade is not None:
             annotations = served(packet.canonical, downgrade, mode="annotate").annotations
@@ -275,20 +282,22 @@ class Connection(WebSocket):
         metrics.errors_sent[error.code].inc()
         self._answered(refusal_payload(error, request.client_msg_id))
 
+    def room_again(self) -> None:
+        self._regulate()
+
     def _answered(self, payload: bytes) -> None:
         self._pending_publishes -= 1
-        if self._protocol.state is OPEN:
-            self.queue(text_frame(payload))
-        if not self._reading:
-            self._update_reading()
+        if self.socket.is_open:
+            self.socket.queue(text_frame(payload))
+        if not self._has_room:
+            self._regulate()
 
     # Subscriptions: what the fan-out and the backlog call.
 
     def deliver(self, frames: bytes, events: int) -> bool:
-        if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
+        if not self.socket.offer(frames):
             return False
         self._events_sent += events
-        self.queue(frames)
         return True
 
     def fell_behind(self, subscription: Subscription) -> None:
@@ -297,14 +306,14 @@ class Connection(WebSocket):
     async def writable(self) -> None:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent
         later, and never cut (R-317). Cancelling it changes nothing."""
-        await super().writable()
+        await self.socket.writable()
         while (budget := self._session.backfill_budget) is not None:
             wait = budget.debt_seconds(time.monotonic())
             if wait <= 0:
                 return
             self._relay.metrics.rate_limited["pacing"].inc()
             await asyncio.sleep(min(wait, _PACING_INTERVAL))
-            await super().writable()
+            await self.socket.writable()
 
     def backfilled(self, sent_bytes: int) -> None:
         """So much of what the store holds was queued for this peer."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Liveness", "Verdict"]
+__all__ = ["Liveness", "PeerState"]
 
 
-class Verdict(enum.Enum):
-    """What to do about a peer now."""
+class PeerState(enum.Enum):
+    """What a look at the deadlines has found."""
 
     FINE = "fine"
-    PING = "ping"
-    """Send a ping: nothing was heard for a while (R-130)."""
+    SILENT = "silent"
+    """Nothing was heard for a while: send a ping (R-130)."""
     GONE = "gone"
     """Pings went unanswered: the socket is half-open."""
     STUCK = "stuck"
@@ -54,7 +54,7 @@ class Liveness:
         self._stuck_since = None
         self.heard(now)
 
-    def check(self, now: float, *, waiting_bytes: int, listening: bool) -> Verdict:
+    def check(self, now: float, *, waiting_bytes: int, listening: bool) -> PeerState:
         """Look at the deadlines; called about once a second."""
         if self._stuck_since is not None:
             return self._check_stuck(now, waiting_bytes, self._stuck_since)
@@ -62,15 +62,15 @@ class Liveness:
             self.heard_at = now
         elif now - self.heard_at > self.ping_interval * (self._pings + 1):
             if self._pings >= self.ping_misses:
-                return Verdict.GONE
+                return PeerState.GONE
             self._pings += 1
-            return Verdict.PING
-        return Verdict.FINE
+            return PeerState.SILENT
+        return PeerState.FINE
 
-    def _check_stuck(self, now: float, waiting_bytes: int, since: float) -> Verdict:
+    def _check_stuck(self, now: float, waiting_bytes: int, since: float) -> PeerState:
         before, self._waiting_bytes = self._waiting_bytes, waiting_bytes
         if waiting_bytes < before:
             self._stuck_since = now
         elif now - since > self.slow_consumer_timeout:
-            return Verdict.STUCK
-        return Verdict.FINE
+            return PeerState.STUCK
+        return PeerState.FINE

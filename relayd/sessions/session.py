@@ -8,7 +8,7 @@ A frame goes in through `receive_text` or `receive_binary` and comes out as one 
     SubscriptionClosed    end it
     Answer                send these bytes
     CloseConnection       send these bytes, then close with this code
-    None                  nothing to do
+    UnknownUnsubscribe    count it, and answer nothing
 
 Whatever a peer sends, nothing raises out of here: bad input becomes an Answer. A request is judged in the
 order of relay.md §11: its shape, then whether this session may ask for it, then whether it asks too often.
@@ -57,6 +57,7 @@ __all__ = [
     "Session",
     "SubscriptionClosed",
     "SubscriptionOpened",
+    "UnknownUnsubscribe",
 ]
 
 
@@ -81,6 +82,11 @@ class SubscriptionClosed:
     """The client ended this subscription."""
 
     subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownUnsubscribe:
+    """An UNSUBSCRIBE for a subscription that is not open: it changes nothing and gets no answer (R-180)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +140,15 @@ class Authenticated:
 
 AuthRefusal = AuthRefused | Answer | CloseConnection
 Action = (
-    PublishReceived | SubscriptionOpened | SubscriptionClosed | AuthReceived | Answer | CloseConnection | None
+    PublishReceived
+    | SubscriptionOpened
+    | SubscriptionClosed
+    | UnknownUnsubscribe
+    | AuthReceived
+    | Answer
+    | CloseConnection
 )
+_UNKNOWN_UNSUBSCRIBE = UnknownUnsubscribe()
 
 
 class Session:
@@ -198,9 +211,8 @@ class Session:
             if isinstance(message, Subscribe):
                 return self._subscribe(message, now)
             if isinstance(message, Unsubscribe):
-                # One for an unknown id changes nothing and is answered with nothing (R-180).
                 subscription = self.subscriptions.pop(message.subscription_id, None)
-                return None if subscription is None else SubscriptionClosed(subscription)
+                return _UNKNOWN_UNSUBSCRIBE if subscription is None else SubscriptionClosed(subscription)
             return AuthReceived(message)
         except InvalidMessage as error:
             return self._refused(error, now)

@@ -9,16 +9,15 @@ What is a legal frame is decided in the library's `ServerProtocol`, whether a pe
   not pass (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps what the peer sends next waiting until `resume`, and reads no more of it.
 
-`Connection` says what the messages mean.
+What the messages mean is the business of a `SocketHandler`.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from strata.protocol.errors import ErrorCode
 from websockets.exceptions import PayloadTooBig
@@ -27,31 +26,56 @@ from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CONNECTING, OPEN
 from websockets.server import ServerProtocol
 
+from relayd.access.gate import Turnaway
 from relayd.frames import FrameReader, text_frame
 from relayd.relay import Relay
 from relayd.sessions.answers import frame_too_large_payload
-from relayd.sessions.liveness import Liveness, Verdict
+from relayd.sessions.http_requests import rejection
+from relayd.sessions.liveness import Liveness, PeerState
 
-__all__ = ["WebSocket"]
+__all__ = ["SocketHandler", "WebSocket"]
 
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
 
-class WebSocket(asyncio.Protocol, abc.ABC):
+class SocketHandler(Protocol):
+    """What a socket tells: its events, in the order of a socket's life."""
+
+    def accepted(self, peer: str | None) -> bool:
+        """A socket was accepted from this address. False drops it without a word."""
+
+    def requested(self, request: Request, now: float) -> None:
+        """The opening handshake, or a plain HTTP request: answer it with `accept`, `reject` or `respond`."""
+
+    def received(self, data: bytes, is_text: bool, now: float) -> None:
+        """One whole message; text is known to be UTF-8."""
+
+    def tick(self) -> None:
+        """About once a second while open, unless the peer reads too slowly."""
+
+    def closing(self) -> None:
+        """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
+
+    def ended(self, reason: str) -> None:
+        """The socket is gone."""
+
+
+class WebSocket(asyncio.Protocol):
     """A socket from accept to the last byte. With slots, for a process holds ten thousand of them."""
 
     __slots__ = (
         "_abort_at",
+        "_allowed",
         "_close_reason",
         "_close_sent",
         "_fragments",
         "_fragments_text",
         "_frames",
+        "_handler",
         "_held",
         "_liveness",
-        "_opened_at",
         "_outbox",
         "_outbox_bytes",
         "_paused",
@@ -61,18 +85,20 @@ class WebSocket(asyncio.Protocol, abc.ABC):
         "_resumed",
         "_suspended",
         "_transport",
+        "opened_at",
     )
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, handler: SocketHandler) -> None:
         settings = relay.settings
         self._relay = relay
+        self._handler = handler
         self._protocol = ServerProtocol(max_size=settings.max_frame_bytes)
         self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._paused = False
-        self._reading = True
+        self._reading = self._allowed = True
         self._resumed: asyncio.Future[None] | None = None
         self._fragments: list[bytes] = []
         self._fragments_text = True
@@ -80,56 +106,37 @@ class WebSocket(asyncio.Protocol, abc.ABC):
         self._held: list[Any] = []
         self._close_sent = False
         self._close_reason: str | None = None
-        self._opened_at = time.monotonic()
+        self.opened_at = time.monotonic()
+        """When it was accepted, on the monotonic clock."""
         self._abort_at: float | None = None
         self._liveness = Liveness(
             settings.ping_interval,
             settings.ping_misses,
             settings.slow_consumer_timeout,
-            heard_at=self._opened_at,
+            heard_at=self.opened_at,
         )
 
-    # What a connection makes of it.
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._protocol.state is OPEN
 
-    @abc.abstractmethod
-    def _accepted(self, peer: str | None) -> bool:
-        """A socket was accepted from this address. False drops it without a word."""
-
-    @abc.abstractmethod
-    def _requested(self, request: Request, now: float) -> None:
-        """The opening handshake, or a plain HTTP request."""
-
-    @abc.abstractmethod
-    def _received(self, data: bytes, is_text: bool, now: float) -> None:
-        """One whole message; text is known to be UTF-8."""
-
-    @abc.abstractmethod
-    def _wants_to_read(self) -> bool:
-        """Whether there is room for what the peer may send next."""
-
-    @abc.abstractmethod
-    def _tick(self) -> None:
-        """About once a second while open and not paused."""
-
-    @abc.abstractmethod
-    def _closing(self) -> None:
-        """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
-
-    @abc.abstractmethod
-    def _ended(self, reason: str) -> None:
-        """The socket is gone."""
+    @property
+    def heard_at(self) -> float:
+        """When the peer last gave a sign of life, on the monotonic clock."""
+        return self._liveness.heard_at
 
     # asyncio.Protocol: what the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        if not self._accepted(peer[0] if peer else None):
+        if not self._handler.accepted(peer[0] if peer else None):
             self._close_reason = "too_many_connections"
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._relay.settings.outbound_queue_bytes)
-        self._relay.connections.add(self)
+        self._relay.registry.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._relay.tally.bytes_received += len(data)
@@ -145,7 +152,7 @@ class WebSocket(asyncio.Protocol, abc.ABC):
         else:
             self._handle(events, now)
         self._send_protocol_data()
-        self._relay.flush()
+        self._relay.registry.flush()
 
     def eof_received(self) -> bool:
         self._protocol.receive_eof()
@@ -167,20 +174,52 @@ class WebSocket(asyncio.Protocol, abc.ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.clear()
-        self._closing()
-        self._relay.forget(self)
+        self._handler.closing()
+        self._relay.registry.remove(self)
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
-        self._ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
+        self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
+
+    # The opening handshake, and plain HTTP.
+
+    def accept(self, request: Request) -> None:
+        """Accept a WebSocket handshake, which the library may still refuse: see `is_open`."""
+        self.respond(self._protocol.accept(request))
+        if self._protocol.state is not OPEN:
+            self.ends_for("handshake")
+
+    def reject(self, turnaway: Turnaway) -> None:
+        """Refuse a WebSocket handshake."""
+        self.ends_for(turnaway.reason)
+        self.respond(rejection(self._protocol, turnaway))
+
+    def respond(self, response: Response) -> None:
+        """Answer the request, before anything that is queued."""
+        self._protocol.send_response(response)
+        self._send_protocol_data()
+
+    def ends_for(self, reason: str) -> None:
+        """Count this socket under `reason` when it has ended, unless another reason came first."""
+        self._close_reason = self._close_reason or reason
 
     # The outbound queue.
 
     def queue(self, frames: bytes) -> None:
         """Add whole frames to the outbox; they are written when the step ends."""
         if not self._outbox:
-            self._relay.wants_flush(self)
+            self._relay.registry.wants_flush(self)
         self._outbox.append(frames)
         self._outbox_bytes += len(frames)
+
+    def offer(self, frames: bytes) -> bool:
+        """Queue whole frames if there is room for them; False means that nothing was queued."""
+        if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
+            return False
+        if not self._outbox:
+            self._relay.registry.wants_flush(self)
+        self._outbox.append(frames)
+        self._outbox_bytes += len(frames)
+        return True
 
     def flush(self) -> None:
         """Write the outbox in one piece."""
@@ -218,7 +257,7 @@ class WebSocket(asyncio.Protocol, abc.ABC):
         self._handle(held, time.monotonic())
         self._update_reading()
         self._send_protocol_data()
-        self._relay.flush()
+        self._relay.registry.flush()
 
     def _handle(self, events: Iterable[Any], now: float) -> None:
         remaining = iter(events)
@@ -228,7 +267,7 @@ class WebSocket(asyncio.Protocol, abc.ABC):
             elif isinstance(event, Frame):
                 self._frame(event, now)
             elif isinstance(event, Request):
-                self._requested(event, now)
+                self._handler.requested(event, now)
             if self._suspended:
                 self._held += remaining
                 return
@@ -247,13 +286,13 @@ class WebSocket(asyncio.Protocol, abc.ABC):
                     data, self._fragments = b"".join(self._fragments), []
                     self._message(data, self._fragments_text, now)
             case Opcode.CLOSE:
-                self._closing()
+                self._handler.closing()
 
     def _message(self, data: bytes, is_text: bool, now: float) -> None:
         if is_text:
             self._text(data, now)
         else:
-            self._received(data, False, now)
+            self._handler.received(data, False, now)
 
     def _text(self, data: bytes, now: float) -> None:
         if self._protocol.state is not OPEN and (self._close_reason or self._protocol.close_rcvd is None):
@@ -265,17 +304,19 @@ class WebSocket(asyncio.Protocol, abc.ABC):
                 self._close_reason = "protocol_error"
                 self._protocol.fail(1007, "a text frame must be UTF-8")  # RFC 6455 §8.1
                 return
-        self._received(data, True, now)
+        self._handler.received(data, True, now)
 
     # Pressure and deadlines.
 
-    def resume_if_room(self) -> None:
-        """There is room for publishes again."""
+    def allow_reading(self, allowed: bool) -> None:
+        """Whether there is room for what the peer sends; while there is none, nothing is read from it."""
+        self._allowed = allowed
         self._update_reading()
 
     def _update_reading(self) -> None:
         """Read from the peer only while its answers can leave and what it sends has room."""
-        wanted = self._wants_to_read() and not (self._paused or self._suspended or self._relay.draining)
+        is_held_up = self._paused or self._suspended or self._relay.registry.draining
+        wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._transport.is_closing():
             return
         self._reading = wanted
@@ -290,24 +331,24 @@ class WebSocket(asyncio.Protocol, abc.ABC):
             if now >= self._abort_at:
                 self._transport.abort()
         elif self._protocol.state is CONNECTING:
-            if now - self._opened_at > self._relay.settings.handshake_timeout:
+            if now - self.opened_at > self._relay.settings.handshake_timeout:
                 self._close_reason = "handshake"
                 self._transport.abort()
         elif self._protocol.state is OPEN:
             self._act_on_liveness(now)
             if not self._paused and self._abort_at is None:
-                self._tick()
+                self._handler.tick()
 
     def _act_on_liveness(self, now: float) -> None:
         waiting_bytes = self._transport.get_write_buffer_size()
         match self._liveness.check(now, waiting_bytes=waiting_bytes, listening=self._reading):
-            case Verdict.PING:
+            case PeerState.SILENT:
                 self._protocol.send_ping(b"")
                 self._send_protocol_data()
-            case Verdict.GONE:
+            case PeerState.GONE:
                 self._close_reason = "ping_timeout"
                 self._transport.abort()
-            case Verdict.STUCK:
+            case PeerState.STUCK:
                 self._relay.metrics.slow_consumers_closed.inc()
                 self.close(1013, "the reader takes nothing")
 
@@ -324,7 +365,7 @@ class WebSocket(asyncio.Protocol, abc.ABC):
 
         `cause` counts it among the closed connections, where the code alone does not tell.
         """
-        self._closing()
+        self._handler.closing()
         self.flush()
         if self._protocol.state is OPEN:
             self._close_reason = self._close_reason or cause or _REASONS.get(code, "internal_error")
@@ -340,11 +381,6 @@ class WebSocket(asyncio.Protocol, abc.ABC):
     def abort(self) -> None:
         """Drop the socket at once."""
         self._transport.abort()
-
-    def _respond(self, response: Response) -> None:
-        """Answer the request, before anything that is queued."""
-        self._protocol.send_response(response)
-        self._send_protocol_data()
 
     def _send_protocol_data(self) -> None:
         """Write what the library wants written; an empty piece from it means: close after this."""

@@ -158,9 +158,7 @@ class Reader:
         if known is not None:
             self._positions.move_to_end(received_at)
             return known, True
-        row = await connection.fetchrow(POSITION, received_at)
-        assert row is not None
-        position, settled = row
+        ((position, settled),) = await connection.fetch(POSITION, received_at)
         if settled:
             self._positions[received_at] = position
             if len(self._positions) > _CACHED_POSITIONS:

@@ -28,8 +28,7 @@ async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: boo
     `allow_unsafe` (the setting `allow_unsafe_database`) accepts the durability settings, for throw-away data;
     a server that is too old or takes no writes is refused all the same.
     """
-    row = await connection.fetchrow(_QUERY)
-    assert row is not None
+    (row,) = await connection.fetch(_QUERY)
     if row["version"] < MIN_SERVER_VERSION:
         raise UnsafeDatabase(f"PostgreSQL 15 or newer is needed, not {row['version'] // 10_000}")
     if row["standby"]:

@@ -155,13 +155,12 @@ class Store:
                     secrets.token_bytes(32),
                     int(time.time()),
                 )
-                row = await connection.fetchrow(
+                (row,) = await connection.fetch(
                     "SELECT identity_seed, cursor_key, created_at FROM relay_secrets"
                 )
                 self._reader.saw(await connection.fetchval(HEAD))
         finally:
             await close_quietly(connection)
-        assert row is not None
         self.secrets = RelaySecrets(*row)
 
     async def head(self) -> int:

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from relayd.store.types import (
@@ -43,10 +43,10 @@ class KeyWatch(Protocol[_Watched]):
     def followed(self) -> int:
         """The sequence up to which identity packets have been applied."""
 
-    def still_admitted(self, ticket: _Watched) -> bool:
+    def still_admitted(self, ticket: _Watched, /) -> bool:
         """Whether the packet would be admitted now. For False it has been dealt with."""
 
-    async def follow(self, sequence: int) -> None:
+    def follow(self, sequence: int, /) -> Awaitable[None]:
         """Apply identity packets up to `sequence`."""
 
 

@@ -12,7 +12,7 @@ from strata.protocol.keys import KeyRules
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
-from relayd.admission.budgets import Budget, TrustBudgets
+from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
@@ -127,6 +127,8 @@ class Peer:
         self.answers.append((request.client_msg_id, error.code))
         self.errors[request.client_msg_id] = error
 
+    def room_again(self) -> None: ...
+
 
 class Rig:
     """One relay process's admission; `now` is its clock."""
@@ -138,7 +140,7 @@ class Rig:
         trust: ProvenanceTrust | None = None,
         plugins: Plugins | None = None,
         rules: KeyRules | None = None,
-        budgets: Mapping[Budget, int] | None = None,
+        budgets: Mapping[TrustAct, int] | None = None,
         log: FakeLog | None = None,
     ) -> None:
         self.now = NOW

@@ -1,16 +1,12 @@
-"""The helpers beside this file, in every import mode."""
+"""Admission of one relay in memory."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from admission_rig import Rig
+from tests.relayd.admission.admission_rig import Rig
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from admission_rig import ALICE, NOW, Peer, Rig, signed
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
 
-from relayd.admission.budgets import Budget
+from relayd.admission.budgets import TrustAct
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 BOB = Identity(bytes(32))
-LIMITS = {Budget.STRONG_EDGES: 3, Budget.WEAK_EDGES: 5, Budget.REVOCATIONS: 2}
+LIMITS = {TrustAct.STRONG_EDGES: 3, TrustAct.WEAK_EDGES: 5, TrustAct.REVOCATIONS: 2}
 
 
 def edge(number: int, strength: float, *, author: Identity = ALICE, at: int = NOW):

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 
 import pytest
-from admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strata.protocol.documents import VerificationMethod, build_document, method_id
@@ -14,6 +13,8 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
 from strata.protocol.packets import Packet
+
+from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
 BOB = Identity(bytes(32))
 SECOND = Identity(bytes([7]) * 32)

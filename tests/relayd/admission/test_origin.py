@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from admission_rig import ALICE, NOW, Peer, Rig, signed
 from strata.protocol.errors import ErrorCode
 from strata.protocol.provenance import Downgrade
 
 from relayd.policy import Plugins
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 
 def claiming(origin: str, *, number: int = 1, **header: object):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from admission_rig import ALICE, NOW, Peer, Rig, made, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strata.protocol import packets
@@ -14,6 +13,7 @@ from strata.protocol.ids import Identity
 
 from relayd.policy import Policy
 from relayd.policy.rules import Lists
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, tampered
 
 
 def blocking(*authors: Identity) -> Policy:

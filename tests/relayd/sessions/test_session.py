@@ -27,6 +27,7 @@ from relayd.sessions.session import (
     Session,
     SubscriptionClosed,
     SubscriptionOpened,
+    UnknownUnsubscribe,
 )
 
 CODEC = CursorCodec(bytes(32))
@@ -245,7 +246,7 @@ def test_unsubscribe_ends_what_is_open_and_ignores_what_is_not():
     assert isinstance(opened, SubscriptionOpened)
     end = {"type": "UNSUBSCRIBE", "subscription_id": "s"}
     assert take(peer, end) == SubscriptionClosed(opened.subscription)
-    assert take(peer, end) is None
+    assert take(peer, end) == UnknownUnsubscribe()
 
 
 @pytest.mark.req("R-149", "R-150")

@@ -26,8 +26,8 @@ class FakeConnection:
             "encoding": "UTF8",
         } | settings
 
-    async def fetchrow(self, query: str) -> dict[str, Any]:
-        return self.row
+    async def fetch(self, query: str) -> list[dict[str, Any]]:
+        return [self.row]
 
 
 @pytest.mark.parametrize("level", ["on", "local", "remote_write", "remote_apply"])

@@ -1,0 +1,69 @@
+"""What happens at a commit, in one step without a wait.
+
+OKs are queued, the batch goes through the fan-out, and every connection that received anything is written to
+once. OK comes after the commit and before the EVENT (relay.md §11, steps 14 to 16; R-176, R-189).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+from strata.protocol.errors import ErrorCode, InvalidPacket
+
+from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.feed.tail import Tail
+from relayd.metrics import Metrics
+from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
+
+__all__ = ["Commits"]
+
+_log = structlog.get_logger("relayd.admission")
+
+_NOT_STORABLE = InvalidPacket(
+    ErrorCode.INTERNAL_ERROR, "the packet could not be stored", detail="not_storable"
+)
+_NOT_IN_TIME = InvalidPacket(
+    ErrorCode.INTERNAL_ERROR,
+    "the packet could not be stored in time; publish it again",
+    detail="store_unavailable",
+)
+
+
+class Commits:
+    """Passes the outcome of each append on: answers to admission, packets to the feed."""
+
+    def __init__(
+        self, admission: Admission, tail: Tail, metrics: Metrics, *, on_flush: Callable[[], None]
+    ) -> None:
+        self._admission = admission
+        self._tail = tail
+        self._metrics = metrics
+        self._on_flush = on_flush
+
+    def committed(
+        self, appended: Appended, batch: Sequence[tuple[NewPacket, PublishRequest]], seconds: float
+    ) -> None:
+        """A batch is in the log; `seconds` is what the commit took."""
+        self._metrics.commit_packets.observe(len(batch))
+        self._metrics.commit_seconds.observe(seconds)
+        admission = self._admission
+        entries: list[LogEntry] = []
+        for (packet, request), (outcome, sequence, received_at, duplicate_of) in zip(
+            batch, appended.dispositions, strict=True
+        ):
+            if outcome is Outcome.STORED:
+                entries.append(LogEntry(sequence, received_at, packet))
+                admission.committed(request, received_at, duplicate=False)
+            elif outcome is Outcome.DUPLICATE:
+                admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
+            else:
+                _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
+                admission.failed(request, _NOT_STORABLE)
+        self._tail.committed(appended.previous, entries)
+        self._on_flush()
+
+    def not_stored(self, request: PublishRequest) -> None:
+        """The database did not answer in time (R-200); an append in flight may still have taken effect."""
+        self._admission.failed(request, _NOT_IN_TIME)
+        self._on_flush()

@@ -1,0 +1,157 @@
+"""The wiring of a relay: every part is given here what it needs, and nothing is wired elsewhere.
+
+connection ─ Admission ─ Writer ─ store
+    │            │          │
+    │            └─ Commits ┘   after each commit: OKs, then the batch to the feed
+    │                  │
+ Registry ─ Fanout ─ Tail ─ Identities
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import ProvenanceTrust
+
+from relayd.access.gate import Access
+from relayd.access.limits import SessionLimits
+from relayd.admission.budgets import TrustAct, TrustBudgets
+from relayd.admission.commits import Commits
+from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
+from relayd.config import Settings
+from relayd.cursor import CursorCodec
+from relayd.feed.fanout import Fanout
+from relayd.feed.tail import Tail
+from relayd.identity.bootstrap import Bootstrap, key_rules
+from relayd.identity.directory import Identities
+from relayd.metrics import Metrics, Tally
+from relayd.policy import Plugins, Policy, apply_policy
+from relayd.relay import Relay
+from relayd.sessions.registry import Registry
+from relayd.store import Store, Writer
+
+__all__ = ["build_relay"]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyWatch:
+    """What the writer asks before it appends (R-074): the feed how far it has come, admission the rest."""
+
+    followed: Callable[[], int]
+    still_admitted: Callable[[PublishRequest], bool]
+    follow: Callable[[int], Awaitable[None]]
+
+
+def build_relay(
+    settings: Settings,
+    store: Store,
+    metrics: Metrics,
+    *,
+    head: int,
+    bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
+    trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
+    plugins: Plugins | None = None,
+    clock: Callable[[], int] = lambda: int(time.time()),
+) -> Relay:
+    """Put a relay together on the running loop; `head` is the log's last sequence.
+
+    Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
+    """
+    tally, registry = Tally(), Registry()
+    cursors = CursorCodec(store.secrets.cursor_key)
+    fanout = Fanout(cursors, head, form=settings.provenance_downgrade)
+
+    def dispatched(delivered: int) -> None:
+        tally.live_events += delivered
+        registry.flush()
+
+    # Two circles are closed by functions that look a name up when they are called: the feed tells admission
+    # of new keys, and the writer answers what admission has put.
+    identities = Identities(
+        store.identities,
+        bootstrap,
+        key_rules(settings, bootstrap),
+        on_change=lambda packet: admission.identity_applied(packet),
+    )
+    tail = Tail(fanout, store, clock=clock, on_entries=identities.observe, on_dispatch=dispatched)
+    admission = Admission(
+        enqueue=lambda packet, request: writer.put(packet, request),
+        find=store.find,
+        identities=identities,
+        budgets=TrustBudgets(store.identities, _trust_limits(settings), clock=clock),
+        policy=Policy(),
+        plugins=plugins or Plugins(),
+        trust=trust,
+        limits=_admission_limits(settings),
+        clock=clock,
+        verify_threads=settings.verify_threads,
+        on_verified=metrics.verify_seconds.observe,
+        on_flush=registry.flush,
+    )
+    commits = Commits(admission, tail, metrics, on_flush=registry.flush)
+    writer: Writer[PublishRequest] = Writer(
+        store,
+        on_commit=commits.committed,
+        on_failed=commits.not_stored,
+        # Twice over: connections stop reading before this, but what they hold has to fit too.
+        max_pending_bytes=2 * settings.publish_queue_bytes,
+        publish_timeout=settings.publish_timeout,
+        clock=clock,
+        keys=_KeyWatch(lambda: fanout.position, admission.still_admitted, tail.reach),
+    )
+    relay = Relay(
+        relay_id=_identity(settings, store).did,
+        settings=settings,
+        limits=_session_limits(settings),
+        clock=clock,
+        metrics=metrics,
+        tally=tally,
+        store=store,
+        cursors=cursors,
+        identities=identities,
+        access=Access(settings),
+        admission=admission,
+        writer=writer,
+        fanout=fanout,
+        tail=tail,
+        registry=registry,
+    )
+    apply_policy(relay, Policy.from_settings(settings))
+    return relay
+
+
+def _identity(settings: Settings, store: Store) -> Identity:
+    """The relay's own: the one configured, else the one made when the database was."""
+    seed = settings.identity_seed
+    return Identity.from_seed(bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed)
+
+
+def _session_limits(settings: Settings) -> SessionLimits:
+    return SessionLimits(
+        default_limit=settings.default_limit,
+        max_limit=settings.max_limit,
+        max_subscriptions=settings.max_subscriptions,
+        max_filter_values=settings.max_filter_values,
+        malformed_limit=settings.malformed_limit,
+        malformed_window=settings.malformed_window,
+    )
+
+
+def _admission_limits(settings: Settings) -> AdmissionLimits:
+    return AdmissionLimits(
+        max_packet_bytes=settings.max_packet_bytes,
+        max_json_depth=settings.max_json_depth,
+        max_packet_age_seconds=settings.max_packet_age_seconds,
+        publish_queue_bytes=settings.publish_queue_bytes,
+    )
+
+
+def _trust_limits(settings: Settings) -> dict[TrustAct, int]:
+    return {
+        TrustAct.STRONG_EDGES: settings.strong_edges_per_day,
+        TrustAct.WEAK_EDGES: settings.weak_edges_per_day,
+        TrustAct.REVOCATIONS: settings.trust_revocations_per_day,
+    }

@@ -58,7 +58,14 @@ if TYPE_CHECKING:
         SubscribeOptions,
         Subscription,
     )
-    from strata.relays.pool import PoolOptions, PoolPublished, PoolSubscription, Profile
+    from strata.relays.pool import (
+        PoolFetchOptions,
+        PoolOptions,
+        PoolPublished,
+        PoolSubscribeOptions,
+        PoolSubscription,
+        Profile,
+    )
 
 __all__ = [
     "WHAT_RELAYS_SEE",
@@ -84,8 +91,10 @@ __all__ = [
     "Options",
     "Packet",
     "Pool",
+    "PoolFetchOptions",
     "PoolOptions",
     "PoolPublished",
+    "PoolSubscribeOptions",
     "PoolSubscription",
     "Profile",
     "Published",
@@ -138,7 +147,14 @@ _HOMES = {
         "ReliableEnvelope",
         "create_reliable_channel",
     ),
-    "strata.relays.pool": ("PoolOptions", "PoolPublished", "PoolSubscription", "Profile"),
+    "strata.relays.pool": (
+        "PoolFetchOptions",
+        "PoolOptions",
+        "PoolPublished",
+        "PoolSubscribeOptions",
+        "PoolSubscription",
+        "Profile",
+    ),
     "strata.relays.connection": (
         "WHAT_RELAYS_SEE",
         "Anchors",

@@ -29,6 +29,26 @@ def test_these_modules_are_offered_whole(module):
     assert set(importlib.import_module(module).__all__) - offered_by_another_name <= set(strata.__all__)
 
 
+BOTH = set(
+    "open close publish post subscribe fetch get find channel node "
+    "is_connected seats max_packet_bytes statistics".split()
+)
+OF_A_RELAY = {"authenticate", "url", "announced", "session", "relay_id"}
+OF_A_POOL = {"add", "remove", "relays", "profile", "unsettled"}
+
+
+@pytest.mark.parametrize(
+    ("made", "surface"),
+    [
+        (strata.connect("ws://127.0.0.1/strata"), BOTH | OF_A_RELAY),
+        (strata.connect_pool(["ws://127.0.0.1/strata"]), BOTH | OF_A_POOL),
+    ],
+    ids=["Relay", "Pool"],
+)
+def test_a_relay_and_a_pool_show_what_a_program_needs_and_no_plumbing(made, surface):
+    assert {name for name in dir(made) if not name.startswith("_")} == surface
+
+
 def test_every_module_says_what_is_public():
     for info in pkgutil.walk_packages(strata.__path__, "strata."):
         if info.name.rpartition(".")[2] == "__main__":

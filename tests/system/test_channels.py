@@ -223,7 +223,7 @@ async def test_one_of_two_relays_of_a_pool_dies_for_good_and_nothing_is_lost(
             strata.connect_pool(urls, identity=Identity.generate(), options=options) as hers,
             strata.connect_pool(urls, identity=Identity.generate(), options=options) as his,
         ):
-            await until(lambda: len(hers.connected()) == len(his.connected()) == 2, "both at both")
+            await until(lambda: hers.seats[0] == his.seats[0] == 2, "both at both")
             alice = Talker(hers.channel("room", topic=topic, sender_id="alice"))
             bob = Talker(his.channel("room", topic=topic, sender_id="bob"))
             async with alice.channel, bob.channel:

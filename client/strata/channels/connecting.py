@@ -108,7 +108,7 @@ def connect_pool(
     for `connect`. Opening raises `ConnectionFailed` if no relay could be reached within
     `Options.connect_timeout`, and `OSError` for an unusable scores file.
     """
-    return Pool.of(relays, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
+    return Pool(relays, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
 class Pool(PacketPool):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from strata.protocol.errors import RequestRefused, StrataError
 from strata.protocol.packets import Packet
 from strata.relays.connection.dialing import shown
-from strata.relays.connection.values import Published
+from strata.relays.connection.values import SubscribeOptions
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
-from strata.relays.pool.probes import KnownPackets
+from strata.relays.pool.relays import Relays
 from strata.relays.pool.reputation import Kind
-from strata.relays.pool.values import PoolStatistics
 
 __all__ = ["Checks"]
 
@@ -26,42 +25,19 @@ _MIN_LIFE_SECONDS = 600
 """A packet that expires sooner is not looked for: a relay may be right not to have it any more."""
 
 
-class Relays(Protocol):
-    """What the checks need of the pool."""
-
-    statistics: PoolStatistics
-
-    def relay(self, url: str) -> PoolRelay | None: ...
-
-    def connected(self) -> list[str]: ...
-
-    def targets(self) -> Sequence[str]: ...
-
-    def observe(
-        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
-    ) -> None: ...
-
-    def ping_result(self, url: str, *, answered: bool) -> None: ...
-
-    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
-
-    def wake(self) -> None: ...
-
-
 class Checks:
     """Runs every check when it is due; each request has a deadline and at most one of a kind is under way."""
 
     def __init__(
         self,
-        pool: Relays,
+        relays: Relays,
         options: PoolOptions,
         *,
         copies: int,
         random: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.known = KnownPackets(random=random)
-        self._pool = pool
+        self._relays = relays
         self._options = options
         self._random = random
         self._wall = wall
@@ -89,7 +65,7 @@ class Checks:
     def stored(self, packet: Packet, url: str) -> None:
         """A relay said OK to this packet: it will be asked for it."""
         now = self._wall()
-        self.known.seen(packet, url, now)
+        self._relays.known.seen(packet, url, now)
         if self._options.presence_delay is None:
             return
         if packet.expires_at is None or packet.expires_at > now + _MIN_LIFE_SECONDS:
@@ -105,10 +81,10 @@ class Checks:
     def run_due(self) -> None:
         """Start whatever is due now."""
         now = self._loop.time()
-        connected = self._pool.connected()
+        connected = self._relays.connected()
         if self._options.presence_delay is not None:
             for lookup in self._watch.due(now, set(connected)):
-                self._pool.spawn(self._look(lookup), f"strata-pool-presence {shown(lookup.url)}")
+                self._relays.spawn(self._look(lookup), f"strata-pool-presence {shown(lookup.url)}")
             self._settle()
         if self._options.ping_interval is not None:
             for url in connected:
@@ -133,19 +109,19 @@ class Checks:
         presence = math.inf if self._options.presence_delay is None else self._watch.get_timer()
         return min(presence, self._probe_at, *self._ping_at.values(), math.inf)
 
-    def _once(self, check: str, url: str, work: Any) -> None:
+    def _once(self, check: str, url: str, work: Coroutine[Any, Any, None]) -> None:
         if (check, url) in self._busy:
             work.close()
             return
         self._busy.add((check, url))
-        task = self._pool.spawn(work, f"strata-pool-{check} {shown(url)}")
+        task = self._relays.spawn(work, f"strata-pool-{check} {shown(url)}")
         task.add_done_callback(lambda _: self._busy.discard((check, url)))
 
     # Pings (C-277).
 
     async def _ping(self, url: str) -> None:
         """A question with an empty answer: nothing was received in 1970."""
-        relay = self._pool.relay(url)
+        relay = self._relays.relay(url)
         if relay is None:
             return
         began_at = self._loop.time()
@@ -157,33 +133,34 @@ class Checks:
         except RequestRefused:
             pass  # it lives
         except (StrataError, TimeoutError):
-            self._pool.statistics.pings_failed += 1
-            self._pool.observe(url, Kind.PING, bad=1)
-            self._pool.ping_result(url, answered=False)
+            self._relays.statistics.pings_failed += 1
+            self._relays.observe(url, Kind.PING, bad=1)
+            self._relays.ping_result(url, answered=False)
             return
         took = self._loop.time() - began_at
-        self._pool.observe(url, Kind.PING, good=1, value=took if _marks_history(relay) else None)
-        self._pool.ping_result(url, answered=True)
+        self._relays.observe(url, Kind.PING, good=1, value=took if _marks_history(relay) else None)
+        self._relays.ping_result(url, answered=True)
 
     # Looking for packets.
 
     async def _find(self, url: str, packets: Sequence[Packet], found: set[str]) -> bool:
         """Put into `found` which of these the relay has, by id; whether that was its whole answer."""
-        relay = self._pool.relay(url)
+        relay = self._relays.relay(url)
         if relay is None:
             return False
         times = [packet.timestamp for packet in packets]
         # Author and time narrow it for a relay that cannot look packets up by id (A-048).
-        query = {
+        query: SubscribeOptions = {
             "packet_ids": [packet.packet_id for packet in packets],
             "authors": {packet.author_id for packet in packets},
             "since": min(times),
             "until": max(times),
             "limit": len(packets),
+            "live": False,
         }
         try:
             async with asyncio.timeout(self._options.request_timeout):
-                async with relay.subscribe(**query, live=False) as answer:
+                async with relay.subscribe(**query) as answer:
                     async for delivery in answer:
                         found.add(delivery.packet.packet_id)
         except (StrataError, TimeoutError):
@@ -192,41 +169,41 @@ class Checks:
 
     async def _probe(self, url: str) -> None:
         now = self._wall()
-        probe = self.known.choose(url, now)
+        probe = self._relays.known.choose(url, now)
         if probe is None:
             return
-        self._pool.statistics.probes += 1
+        self._relays.statistics.probes += 1
         found: set[str] = set()
         if not await self._find(url, [probe.packet], found):
             return
-        self._pool.statistics.probes_missed += not found
-        self._pool.observe(url, probe.kind, len(found), 1 - len(found))
+        self._relays.statistics.probes_missed += not found
+        self._relays.observe(url, probe.kind, len(found), 1 - len(found))
 
     async def _look(self, lookup: Lookup) -> None:
         found: set[str] = set()
         complete = await self._find(lookup.url, lookup.packets, found)
         missing = len(lookup.packets) - len(found) if complete else 0
         if found or missing:
-            self._pool.statistics.presence_missing += missing
-            self._pool.observe(lookup.url, Kind.PRESENCE, len(found), missing)
+            self._relays.statistics.presence_missing += missing
+            self._relays.observe(lookup.url, Kind.PRESENCE, len(found), missing)
         self._watch.answered(lookup, found, complete=complete)
         self._settle()
 
     def _settle(self) -> None:
-        statistics = self._pool.statistics
-        for resend in self._watch.settle(self._loop.time(), self._pool.targets()):
+        statistics = self._relays.statistics
+        for resend in self._watch.settle(self._loop.time(), self._relays.targets):
             statistics.presence_resent += 1
-            self._pool.spawn(self._resend(resend), f"strata-pool-resend {shown(resend.url)}")
+            self._relays.spawn(self._resend(resend), f"strata-pool-resend {shown(resend.url)}")
         statistics.presence_given_up, statistics.presence_thin = self._watch.given_up, self._watch.thin
         if not self._watch.is_full:
             self._room.set()
 
     async def _resend(self, resend: Resend) -> None:
-        relay = self._pool.relay(resend.url)
+        relay = self._relays.relay(resend.url)
         if relay is None:
             return
         try:
-            answer: Published = await relay.publish(resend.packet, timeout=self._options.request_timeout)
+            answer = await relay.publish(resend.packet, timeout=self._options.request_timeout)
         except StrataError:
             return  # the next round of the check goes on from what is then known
         if answer.packet_id == resend.packet.packet_id:
@@ -235,5 +212,4 @@ class Checks:
 
 def _marks_history(relay: PoolRelay) -> bool:
     """Whether the relay says when it is done; the silence of one that does not is no latency."""
-    announced = getattr(relay, "announced", None)
-    return announced is not None and "history_marker" in announced.extensions
+    return relay.announced is not None and "history_marker" in relay.announced.extensions

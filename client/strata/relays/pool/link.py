@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, Protocol, Self
+from types import TracebackType
+from typing import Protocol, Self, Unpack
 
 from strata.protocol.errors import StrataError
 from strata.protocol.packets import Packet
 from strata.relays.backoff import Backoff
-from strata.relays.connection.values import Delivery, Published, Statistics
+from strata.relays.connection.values import Announced, Delivery, Published, Statistics, SubscribeOptions
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.reputation import Kind
 
-__all__ = ["Deliveries", "Link", "PoolRelay"]
-
-_LOOK_INTERVAL = 0.25
-"""How often a connection is looked at. The relay object reports counters and no changes."""
+__all__ = ["Deliveries", "Link", "MakeRelay", "PoolRelay"]
 
 
 class Deliveries(Protocol):
@@ -28,14 +26,22 @@ class Deliveries(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(self, *exc: Any) -> None: ...
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 
 class PoolRelay(Protocol):
-    """What a pool needs of a relay: `strata.Relay` is one, and so is a test's."""
+    """What a pool needs of a relay: `PacketRelay` is one, and so is a test's."""
 
     @property
     def is_connected(self) -> bool: ...
+
+    @property
+    def announced(self) -> Announced | None: ...
 
     @property
     def max_packet_bytes(self) -> int | None: ...
@@ -43,17 +49,21 @@ class PoolRelay(Protocol):
     @property
     def statistics(self) -> Statistics: ...
 
-    async def open(self) -> Any: ...
+    async def open(self) -> object: ...
 
     async def close(self) -> None: ...
 
     async def publish(self, packet: Packet, *, timeout: float | None = None) -> Published: ...
 
-    def subscribe(self, **query: Any) -> Deliveries: ...
+    def subscribe(self, **options: Unpack[SubscribeOptions]) -> Deliveries: ...
 
     def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]: ...
+
+
+MakeRelay = Callable[[str, Callable[[], None]], PoolRelay]
+"""Makes the relay at a URL, not yet open. The relay calls the function given when `is_connected` changes."""
 
 
 class Listener(Protocol):
@@ -72,7 +82,7 @@ class Link:
     def __init__(
         self,
         url: str,
-        make: Callable[[str], PoolRelay],
+        make: MakeRelay,
         options: PoolOptions,
         listener: Listener,
         *,
@@ -84,12 +94,13 @@ class Link:
         self._options = options
         self._listener = listener
         self._backoff = Backoff(base=options.reconnect_base, cap=options.reconnect_cap, random=random)
-        self._seen = Statistics()
+        self._changed = asyncio.Event()
+        self._reported = Statistics()
 
     async def run(self) -> None:
         """Keep a connection until cancelled; then it is closed."""
         while True:
-            relay = self._make(self.url)
+            relay = self._make(self.url, self._changed.set)
             try:
                 await relay.open()
             except StrataError:
@@ -98,37 +109,41 @@ class Link:
                 await asyncio.sleep(self._backoff.next_delay())
                 continue
             self._backoff.reset()
-            self.relay, self._seen = relay, Statistics()
+            self.relay, self._reported = relay, Statistics()
             try:
                 await self._watch(relay)
             finally:
+                self.report()
                 self.relay = None
                 self._listener.link_changed(self.url, connected=False)
                 await relay.close()
 
     async def _watch(self, relay: PoolRelay) -> None:
-        """Report changes until the relay has been gone for `revive_after`."""
+        """Tell of changes until the relay has been gone for `revive_after`."""
         loop = asyncio.get_running_loop()
         connected = False
         gone_at = loop.time()
-        while connected or loop.time() - gone_at < self._options.revive_after:
+        while True:
+            self._changed.clear()
             if relay.is_connected != connected:
                 connected = not connected
                 gone_at = loop.time()
                 self._listener.link_changed(self.url, connected=connected)
-            self.report()
-            await asyncio.sleep(_LOOK_INTERVAL)
+            try:
+                async with asyncio.timeout_at(None if connected else gone_at + self._options.revive_after):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
 
     def report(self) -> None:
-        """Pass on what the counters say has happened since the last time (R-341, R-342)."""
+        """Pass on what the relay's counters say has happened since the last report (R-341, R-342)."""
         if self.relay is None:
             return
-        before, now = self._seen, self.relay.statistics
-        self._seen = now
+        before, now = self._reported, self.relay.statistics
+        self._reported = now
 
-        def more(*names: str) -> int:
-            # A counter that the relay object does not have counts nothing.
-            return sum(getattr(now, name, 0) - getattr(before, name, 0) for name in names)
+        def more(*counters: str) -> int:
+            return sum(getattr(now, counter) - getattr(before, counter) for counter in counters)
 
         made, failed = more("connections"), more("connections_failed", "connections_lost")
         if made or failed:

@@ -3,8 +3,8 @@
 No I/O, no clock. Two promises, and what they rest on:
 
 *Once.* An id handed on is never handed on again. The latest `dedup_packets` ids are held in memory, older
-ones go to the `Attic`. It is asked only about packets whose timestamp is not newer than that of the newest id
-in it, so live packets never ask. Nothing is forgotten, however far apart the relays stand.
+ones go to `OlderIds`, which is asked only about packets whose timestamp is not newer than that of its newest
+id: live packets never ask. Nothing is forgotten, however far apart the relays stand.
 
 *The earliest time.* The first copy is handed on at once, so its `received_at` is the earliest known then.
 Later copies can lower what `received_at` tells about the packet; with `hold_back` the packet waits for them.
@@ -28,12 +28,12 @@ from strata.protocol.packets import MAX_FUTURE_SECONDS
 from strata.relays.connection.values import Delivery
 from strata.relays.pool.values import Position
 
-__all__ = ["Attic", "Merging"]
+__all__ = ["Merging", "OlderIds"]
 
 _EVICTED_AT_ONCE = 256
 
 
-class Attic(Protocol):
+class OlderIds(Protocol):
     """Where ids go that are too many for memory."""
 
     def add(self, digests: Iterable[bytes]) -> None:
@@ -66,10 +66,10 @@ class _Held:
 class Merging:
     """The state of one merged subscription; at most `capacity` packets wait for the consumer."""
 
-    def __init__(self, *, capacity: int, dedup_packets: int, hold_back: float, attic: Attic) -> None:
+    def __init__(self, *, capacity: int, dedup_packets: int, hold_back: float, older_ids: OlderIds) -> None:
         self.merged = 0
         self.dropped = 0
-        self.attic_failures = 0
+        self.older_ids_failures = 0
         self.taken_positions: dict[str, Position] = {}
         """Where each relay stood at the packet last taken."""
         self.positions: dict[str, Position] = {}
@@ -77,9 +77,9 @@ class Merging:
         self._capacity = capacity
         self._window = dedup_packets
         self._hold_back = hold_back
-        self._attic = attic
+        self._older_ids = older_ids
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._attic_newest = -math.inf
+        self._older_newest = -math.inf
         self._queue: deque[_Queued] = deque()
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
 
@@ -107,7 +107,7 @@ class Merging:
         if known is not None:
             self._another_copy(url, digest, known, delivery, advance, readers)
             return False
-        if delivery.packet.timestamp <= self._attic_newest and digest in self._attic:
+        if delivery.packet.timestamp <= self._older_newest and digest in self._older_ids:
             self.dropped += 1
             self._advance(advance)
             return False
@@ -196,10 +196,10 @@ class Merging:
         if any(digest in self._held for digest in oldest):
             return
         try:
-            self._attic.add(oldest)
+            self._older_ids.add(oldest)
         except OSError:
-            self.attic_failures += 1  # memory grows instead: never twice comes before never much
+            self.older_ids_failures += 1  # memory grows instead: never twice comes before never much
             self._window += _EVICTED_AT_ONCE
             return
         for digest in oldest:
-            self._attic_newest = max(self._attic_newest, self._known.pop(digest).timestamp)
+            self._older_newest = max(self._older_newest, self._known.pop(digest).timestamp)

@@ -1,4 +1,4 @@
-"""The asyncio shell of a pool of relays. What to do is decided by the modules without I/O beside it."""
+"""Several relays as a program sees them: publish, subscribe, look packets up. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ import os
 import random
 import ssl as ssl_module
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, Unpack
 
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestTimeout, StrataError
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 from strata.relays.bootstrap import KnownRelay
-from strata.relays.connection.dialing import shown
 from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.relay import PacketRelay
-from strata.relays.connection.values import Delivery, Order, Query, as_tuple
+from strata.relays.connection.values import Delivery, Query, SubscribeOptions, as_tuple
 from strata.relays.pool.checks import Checks
-from strata.relays.pool.link import Link, PoolRelay
-from strata.relays.pool.membership import Membership
+from strata.relays.pool.link import MakeRelay, PoolRelay
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.profiles import EffectiveProfile, Profile, effective_profile
+from strata.relays.pool.profiles import EffectiveProfile, Profile
 from strata.relays.pool.publisher import Publisher
 from strata.relays.pool.reading import Reading
-from strata.relays.pool.reputation import Kind
-from strata.relays.pool.scorekeeper import Scorekeeper
+from strata.relays.pool.relays import Relays
 from strata.relays.pool.subscription import PoolSubscription
-from strata.relays.pool.values import PoolPublished, PoolStatistics, Position, RelayView, Standing
+from strata.relays.pool.values import (
+    PoolFetchOptions,
+    PoolPublished,
+    PoolStatistics,
+    PoolSubscribeOptions,
+    RelayView,
+)
 
 __all__ = ["PacketPool"]
 
@@ -45,51 +48,17 @@ _SHIELDED_CONNECTIONS = 3
 
 
 class PacketPool:
-    """Several relays behind the face of one: packets alone. Made by `of`; belongs to one event loop.
+    """Several relays behind the face of one: packets alone. Belongs to one event loop.
 
-    A packet is published to several relays at once and none is waited for that does not answer; a
-    subscription reads from several and hands each packet on once; a relay that fails is replaced, one that
-    lies is left. `statistics` counts, `relays` tells what is thought of each.
+    What programs get by `strata.connect_pool` is `strata.Pool`, which opens channels too.
+
+    A packet is published to several relays at once, and a relay that does not answer delays nobody; a
+    subscription reads from several relays and hands each packet on once; a relay that fails is replaced, and
+    one that lies is left. `make` replaces how connections are made, `wall` the clock, `random` the chance.
     """
 
     def __init__(
         self,
-        urls: Iterable[str],
-        *,
-        identity: Signer | None,
-        options: PoolOptions,
-        make: Callable[[str], PoolRelay],
-        wall: Callable[[], float] = time.time,
-        random: Callable[[], float] = random.random,
-    ) -> None:
-        self.statistics = PoolStatistics()
-        """What has happened so far; it goes on counting."""
-        self._identity = identity
-        self._options = options
-        self._make = make
-        self._wall = wall
-        self._random = random
-        self._ledger = Scorekeeper(wall)
-        self._membership = Membership(
-            as_tuple(urls),
-            options,
-            standing=self._ledger.standing,
-            score=self._ledger.score,
-            random=random,
-        )
-        self._links: dict[str, Link] = {}
-        self._link_tasks: dict[str, asyncio.Task[None]] = {}
-        self._readings: dict[Reading, None] = {}
-        self._targets: list[str] = []
-        self._profile = self._effective_profile()
-        self._runner: asyncio.Task[None] | None = None
-        self._failure: StrataError | None = None
-        self._first = asyncio.Event()
-        self._wake = asyncio.Event()
-
-    @classmethod
-    def of(
-        cls,
         relays: Iterable[str | KnownRelay],
         *,
         identity: Signer | None = None,
@@ -97,8 +66,10 @@ class PacketPool:
         pins: str | os.PathLike[str] | None = None,
         anchors: Anchors | None = None,
         options: PoolOptions | None = None,
-    ) -> Self:
-        """A pool of relays that are given by URL or as a bootstrap file has them; not open yet."""
+        make: MakeRelay | None = None,
+        wall: Callable[[], float] = time.time,
+        random: Callable[[], float] = random.random,
+    ) -> None:
         options = options or PoolOptions()
         each = options.relay
         if options.profile is not Profile.STANDARD:
@@ -108,12 +79,33 @@ class PacketPool:
         known = [KnownRelay(relay) if isinstance(relay, str) else relay for relay in relays]
         relay_ids = {relay.url: relay.relay_id for relay in known if relay.relay_id is not None}
 
-        def make(url: str) -> PoolRelay:
-            its = replace(each, relay_id=relay_ids[url]) if url in relay_ids else each
-            relay = PacketRelay(url, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=its)
-            return cast(PoolRelay, relay)
+        def connection(url: str, changed: Callable[[], None]) -> PoolRelay:
+            return PacketRelay(
+                url,
+                identity=identity,
+                ssl=ssl,
+                pins=pins,
+                anchors=anchors,
+                options=replace(each, relay_id=relay_ids[url]) if url in relay_ids else each,
+                changed=changed,
+            )
 
-        return cls([relay.url for relay in known], identity=identity, options=options, make=make)
+        self._identity = identity
+        self._options = options
+        self._wall = wall
+        self._random = random
+        self._relays = Relays(
+            as_tuple(relay.url for relay in known),
+            options,
+            make=make or connection,
+            came=self._relay_came,
+            wall=wall,
+            random=random,
+        )
+        self._readings: dict[Reading, None] = {}
+        self._runner: asyncio.Task[None] | None = None
+        self._failure: StrataError | None = None
+        self._first = asyncio.Event()
 
     # Opening and closing.
 
@@ -124,16 +116,16 @@ class PacketPool:
         """
         if self._runner is not None:
             raise RuntimeError("a pool can be opened once")
-        if not self._membership.urls:
+        if not self._relays.urls:
             raise ConnectionFailed("a pool needs the URL of at least one relay")
         self._loop = asyncio.get_running_loop()
         if self._options.scores is not None:
-            for url in await self._ledger.load(self._options.scores, lambda: self._membership.urls):
-                self._membership.add(url)  # relays known to the file alone are members too
-        copies = max(self._options.copies, self._profile.min_relays)
-        self._checks = Checks(self, self._options, copies=copies, random=self._random, wall=self._wall)
-        self._publisher = Publisher(self, self._checks, self._options, random=self._random)
-        for warning in self._profile.warnings:
+            await self._relays.load(self._options.scores)
+        relays, options, profile = self._relays, self._options, self._relays.profile
+        copies = max(options.copies, profile.min_relays)
+        self._checks = Checks(relays, options, copies=copies, random=self._random, wall=self._wall)
+        self._publisher = Publisher(relays, self._checks, options, random=self._random)
+        for warning in profile.warnings:
             _log.warning("%s", warning)
         self._runner = self._loop.create_task(self._run(), name="strata-pool")
         try:
@@ -196,7 +188,7 @@ class PacketPool:
         return await self._publisher.publish(packet, timeout, on_stored)
 
     async def post(
-        self, content: Mapping[str, Any], *, expires_at: int | None = None, timeout: float | None = None
+        self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None
     ) -> PoolPublished:
         """Sign `content` with the pool's identity, as of now, and `publish` it.
 
@@ -209,52 +201,34 @@ class PacketPool:
 
     # Reading.
 
-    def subscribe(
-        self,
-        *,
-        authors: Iterable[str] | str = (),
-        types: Iterable[str] | str = (),
-        packet_ids: Iterable[str] | str = (),
-        since: int | None = None,
-        received_since: int | None = None,
-        received_until: int | None = None,
-        live: bool = True,
-        until: int | None = None,
-        order: Order = "asc",
-        limit: int | None = None,
-        positions: Mapping[str, Position] | None = None,
-    ) -> PoolSubscription:
+    def subscribe(self, **options: Unpack[PoolSubscribeOptions]) -> PoolSubscription:
         """Stored packets that match, and with `live` the new ones after them, each once.
 
-        `Query` tells the arguments. `positions`, of an earlier `PoolSubscription`, says where to go on at the
-        relays it names. Stored packets are those of `PoolOptions.readers` relays. Raises `ValueError` for
-        arguments no relay could serve, and `Closed`.
+        `PoolSubscribeOptions` tells each option. Stored packets are those of `PoolOptions.readers` relays.
+        Raises `ValueError` for options no relay could serve, `TypeError` for options that do not exist, and
+        `Closed`.
         """
         self._check_open()
-        query = Query(
-            authors=as_tuple(authors),
-            types=as_tuple(types),
-            packet_ids=as_tuple(packet_ids),
-            since=since,
-            until=until,
-            received_since=received_since,
-            received_until=received_until,
-            order=order,
-            limit=limit,
-            live=live,
-        )
+        positions = options.pop("positions", None) or {}
+        query = Query.of(options)
         # A packet asked for by id cannot be hidden among others.
-        coarse = self._profile.coarse_filters and not query.packet_ids
+        coarse = self._relays.profile.coarse_filters and not query.packet_ids
         reading = Reading(
-            self, query, self._options, coarse=coarse, positions=positions or {}, wall=self._wall
+            self._relays,
+            query,
+            self._options,
+            coarse=coarse,
+            positions=positions,
+            ended=self._reading_ended,
+            wall=self._wall,
         )
         self._readings[reading] = None
         reading.manage()
         return PoolSubscription(reading)
 
-    def fetch(self, **query: Any) -> PoolSubscription:
+    def fetch(self, **options: Unpack[PoolFetchOptions]) -> PoolSubscription:
         """Stored packets that match, each once, until there are no more: `subscribe` with `live=False`."""
-        return self.subscribe(**query, live=False)
+        return self.subscribe(**options, live=False)
 
     async def get(
         self,
@@ -272,11 +246,18 @@ class PacketPool:
         """
         self._check_open()
         timeout = self._options.relay.history_timeout if timeout is None else timeout
-        asked = [relay for url in self.connected() if (relay := self.relay(url)) is not None]
-        query = {"packet_ids": packet_id, "authors": as_tuple(authors), "since": since, "until": until}
+        asked = self._connections()
+        query: SubscribeOptions = {
+            "packet_ids": packet_id,
+            "authors": as_tuple(authors),
+            "since": since,
+            "until": until,
+            "limit": 1,
+            "live": False,
+        }
 
         async def ask(relay: PoolRelay) -> Delivery | None:
-            async with relay.subscribe(**query, limit=1, live=False) as found:
+            async with relay.subscribe(**query) as found:
                 return await anext(aiter(found), None)
 
         tasks = {self._loop.create_task(ask(relay), name="strata-pool-get") for relay in asked}
@@ -315,13 +296,13 @@ class PacketPool:
         self._check_open()
         wanted = dict.fromkeys(as_tuple(packet_ids))
         answered, failure = False, None
-        for url in self.connected():
-            relay = self.relay(url)
-            if relay is None or not wanted:
-                continue
+        for relay in self._connections():
+            if not wanted:
+                return
             try:
                 async for delivery in relay.find(tuple(wanted), types=types, since=since):
-                    if wanted.pop(delivery.packet.packet_id, wanted) is None:
+                    if delivery.packet.packet_id in wanted:
+                        del wanted[delivery.packet.packet_id]
                         yield delivery
                 answered = True
             except (StrataError, OSError) as error:
@@ -332,35 +313,35 @@ class PacketPool:
     # Looking.
 
     @property
+    def statistics(self) -> PoolStatistics:
+        """What has happened so far; the numbers go on counting."""
+        return self._relays.statistics
+
+    @property
     def relays(self) -> tuple[RelayView, ...]:
         """What is known about every relay, best first."""
-        membership = self._membership
-        views = [self._ledger.view(url, connected=membership.is_connected(url)) for url in membership.urls]
-        order = list(Standing)
-        return tuple(sorted(views, key=lambda view: (order.index(view.standing), -view.score)))
+        return tuple(self._relays.views())
 
     @property
     def profile(self) -> EffectiveProfile:
         """The privacy profile in force, with what was asked for and why it is less (R-407, R-408)."""
-        return self._profile
+        return self._relays.profile
 
     @property
     def is_connected(self) -> bool:
         """Whether any relay is connected at this moment."""
-        return bool(self.connected())
+        return bool(self._relays.connected())
 
     @property
     def seats(self) -> tuple[int, int]:
         """How many relays are connected, and how many should be: as many as packets are published to."""
-        wanted = min(self._options.copies, len(self._membership.urls))
-        return len(self.connected()), max(1, wanted)
+        wanted = min(self._options.copies, len(self._relays.urls))
+        return len(self._relays.connected()), max(1, wanted)
 
     @property
     def max_packet_bytes(self) -> int | None:
         """The smallest limit that a connected relay has told; None if none has."""
-        limits = [
-            relay.max_packet_bytes for url in self.connected() if (relay := self.relay(url)) is not None
-        ]
+        limits = [relay.max_packet_bytes for relay in self._connections()]
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -370,135 +351,47 @@ class PacketPool:
 
     def add(self, url: str) -> None:
         """Make another relay known; it gets its turn."""
-        self._membership.add(url)
-        self.wake()
+        self._relays.add(url)
 
     def remove(self, url: str) -> None:
         """Leave a relay and forget what was thought of it."""
-        self._membership.remove(url)
-        self._ledger.forget(url)
-        self._checks.known.forget(url)
-        self.wake()
+        self._relays.remove(url)
 
-    # For links, checks and subscriptions.
-
-    def relay(self, url: str) -> PoolRelay | None:
-        """The connection at this seat, whether up or down."""
-        link = self._links.get(url)
-        return None if link is None else link.relay
-
-    def connected(self) -> list[str]:
-        """The relays that are connected just now."""
-        return [url for url in self._links if self._membership.is_connected(url)]
-
-    def targets(self) -> Sequence[str]:
-        """Where to publish, best first."""
-        return self._targets
-
-    def readers(self, current: Sequence[str]) -> list[str]:
-        """Which relays a subscription that reads from `current` should read from (R-404)."""
-        return self._membership.readers(max(self._options.readers, self._profile.min_relays), current)
-
-    def served(self, delivery: Delivery, url: str) -> None:
-        """A relay gave this packet: it has it."""
-        self._checks.known.seen(delivery.packet, url, self._wall())
-
-    def observe(self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None) -> None:
-        """Take note of something seen of a relay."""
-        self._ledger.observe(url, kind, good, bad, value)
-        if bad:
-            self.wake()  # it may have been once too often
-
-    def ping_result(self, url: str, *, answered: bool) -> None:
-        """A relay gave a sign of life, or did not."""
-        if answered:
-            self._membership.ping_answered(url)
-        else:
-            self._membership.ping_missed(url)
-            self.wake()
-
-    def link_changed(self, url: str, *, connected: bool) -> None:
-        """A connection came or went."""
-        if connected:
-            self._membership.connected(url)
-            self._first.set()
-            for reading in self._readings:
-                reading.hasten_sweep(url)
-        else:
-            self._membership.disconnected(url, self._loop.time())
-        self._targets = self._membership.targets()
-        self.wake()
-
-    def wake(self) -> None:
-        """Look after everything soon."""
-        self._wake.set()
-
-    def ended(self, reading: Reading) -> None:
-        """A subscription needs no relays any more."""
-        self._readings.pop(reading, None)
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A task that ends with the pool at the latest."""
-        return self._tasks.create_task(work, name=name)
+    def _connections(self) -> list[PoolRelay]:
+        connected = [self._relays.relay(url) for url in self._relays.connected()]
+        return [relay for relay in connected if relay is not None]
 
     # The housekeeper.
 
     async def _run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self.spawn(self._ledger.run(), "strata-pool-scores")
+            async with asyncio.TaskGroup() as self._relays.tasks:
+                self._relays.spawn(self._relays.write_scores(), "strata-pool-scores")
                 await self._keep_house()
         finally:
             self._fail(ConnectionFailed("the pool's task has ended"))
 
     async def _keep_house(self) -> None:
         while True:
-            self._wake.clear()
-            self._replan()
+            self._relays.arrange(self._loop.time())
             for reading in list(self._readings):
                 reading.manage()
             self._checks.run_due()
             wait = min(self._checks.get_timer() - self._loop.time(), _HOUSEKEEPING_INTERVAL)
             try:
                 async with asyncio.timeout(max(wait, _HOUSEKEEPING_GAP)):
-                    await self._wake.wait()
+                    await self._relays.woken()
                 await asyncio.sleep(_HOUSEKEEPING_GAP)
             except TimeoutError:
                 pass
 
-    def _replan(self) -> None:
-        """Judge every relay, and bring seats and links in step."""
-        self.statistics.relays_blacklisted += self._ledger.judge(self._membership.urls)
-        tried = self._membership.sample(self._loop.time())
-        if tried is not None:
-            self.statistics.relays_sampled += 1
-            _log.info("trying %s", shown(tried))
-        seats = self._membership.seats(self._loop.time())
-        for url in [url for url in self._links if url not in seats]:
-            del self._links[url]
-            self._link_tasks.pop(url).cancel()
-        for url in seats:
-            if url not in self._links:
-                link = Link(url, self._make, self._options, self, random=self._random)
-                self._links[url] = link
-                self._link_tasks[url] = self.spawn(link.run(), f"strata-pool-link {shown(url)}")
-        self._targets = self._membership.targets()
-        self._update_profile()
-        self.statistics.scores_lost = self._ledger.lost
+    def _relay_came(self, url: str) -> None:
+        self._first.set()
+        for reading in self._readings:
+            reading.hasten_sweep(url)
 
-    def _update_profile(self) -> None:
-        profile = self._effective_profile()
-        if profile != self._profile:
-            for warning in set(profile.warnings) - set(self._profile.warnings):
-                _log.warning("%s", warning)
-            self._profile = profile
-
-    def _effective_profile(self) -> EffectiveProfile:
-        return effective_profile(
-            self._options.profile,
-            relays=len(self._membership.usable()),
-            has_proxy=self._options.relay.proxy is not None,
-        )
+    def _reading_ended(self, reading: Reading) -> None:
+        self._readings.pop(reading, None)
 
     def _fail(self, error: StrataError) -> None:
         """Nothing further will happen: everyone who waits gets to know."""

@@ -97,7 +97,7 @@ class PresenceWatch:
                 continue
             watched.denied.clear()
             watched.outstanding = {url for url in watched.claimed if url in usable}
-            watched.due_at = math.inf if watched.outstanding else now
+            watched.due_at = math.inf  # until `settle` closes the round
             for url in watched.outstanding:
                 asked.setdefault(url, []).append(watched.packet)
         return [
@@ -124,8 +124,8 @@ class PresenceWatch:
     def settle(self, now: float, targets: Sequence[str]) -> list[Resend]:
         """Close the rounds in which nobody is left to answer; returns what to send where."""
         resends = []
-        for watched in [w for w in self._watched.values() if w.due_at in (math.inf, now)]:
-            if watched.outstanding:
+        for watched in list(self._watched.values()):
+            if watched.outstanding or watched.due_at != math.inf:
                 continue
             missing = self._copies - len(watched.verified)
             # All there are have it: with two relays alive, a third copy has nowhere to go.

@@ -6,39 +6,19 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
 from strata.protocol.packets import Packet
 from strata.relays.connection.dialing import shown
 from strata.relays.pool.checks import Checks
-from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.profiles import EffectiveProfile, publish_delay
+from strata.relays.pool.profiles import publish_delay
 from strata.relays.pool.publish_plan import PublishPlan
+from strata.relays.pool.relays import Relays
 from strata.relays.pool.reputation import Kind
-from strata.relays.pool.values import PoolPublished, PoolStatistics
+from strata.relays.pool.values import PoolPublished
 
 __all__ = ["Publisher"]
-
-
-class Relays(Protocol):
-    """What publishing needs of the pool."""
-
-    statistics: PoolStatistics
-
-    @property
-    def profile(self) -> EffectiveProfile: ...
-
-    def relay(self, url: str) -> PoolRelay | None: ...
-
-    def targets(self) -> Sequence[str]: ...
-
-    def observe(
-        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
-    ) -> None: ...
-
-    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
 
 
 class _Publication:
@@ -86,9 +66,9 @@ class Publisher:
     after it, and beyond that the oldest is given up."""
 
     def __init__(
-        self, pool: Relays, checks: Checks, options: PoolOptions, *, random: Callable[[], float]
+        self, relays: Relays, checks: Checks, options: PoolOptions, *, random: Callable[[], float]
     ) -> None:
-        self._pool = pool
+        self._relays = relays
         self._checks = checks
         self._options = options
         self._random = random
@@ -111,7 +91,7 @@ class Publisher:
                 await self._checks.wait_for_room()
                 return await self._publish(packet, deadline, on_stored)
         except TimeoutError:
-            self._pool.statistics.publish_failures += 1
+            self._relays.statistics.publish_failures += 1
             raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
 
     def fail(self, error: StrataError) -> None:
@@ -126,17 +106,17 @@ class Publisher:
     ) -> PoolPublished:
         if self._failure is not None:
             raise self._failure
-        options, statistics = self._options, self._pool.statistics
+        options, statistics = self._options, self._relays.statistics
         plan = PublishPlan(
             packet.packet_id,
-            copies=max(options.copies, self._pool.profile.min_relays),
+            copies=max(options.copies, self._relays.profile.min_relays),
             confirmations=options.confirmations,
             retry_interval=options.retry_interval,
             retry_cap=options.retry_cap,
             deadline=deadline,
         )
         publication = _Publication(packet, plan, self._loop.create_future(), on_stored)
-        self._send(publication, plan.start(self._pool.targets(), self._loop.time()))
+        self._send(publication, plan.start(self._relays.targets, self._loop.time()))
         try:
             await publication.waiter
         finally:
@@ -152,8 +132,8 @@ class Publisher:
         """Start copies, and the timer for more of them."""
         plan = publication.plan
         for url in urls:
-            self._pool.statistics.copies_sent += 1
-            task = self._pool.spawn(self._copy(publication, url), f"strata-pool-copy {shown(url)}")
+            self._relays.statistics.copies_sent += 1
+            task = self._relays.spawn(self._copy(publication, url), f"strata-pool-copy {shown(url)}")
             publication.under_way[url] = task
             self._background[task] = publication
             task.add_done_callback(self._ended)
@@ -163,15 +143,15 @@ class Publisher:
 
     def _on_timer(self, publication: _Publication) -> None:
         publication.timer = None
-        self._send(publication, publication.plan.handle_timer(self._pool.targets(), self._loop.time()))
+        self._send(publication, publication.plan.handle_timer(self._relays.targets, self._loop.time()))
 
     async def _copy(self, publication: _Publication, url: str) -> None:
         """One copy to one relay, with the delay the profile asks for (R-405, R-406)."""
-        plan, statistics = publication.plan, self._pool.statistics
-        if delay := publish_delay(self._pool.profile, random=self._random):
+        plan, statistics = publication.plan, self._relays.statistics
+        if delay := publish_delay(self._relays.profile, random=self._random):
             await asyncio.sleep(delay)
         began_at = self._loop.time()
-        relay = self._pool.relay(url)
+        relay = self._relays.relay(url)
         try:
             if relay is None:
                 raise ConnectionFailed(f"no connection to {shown(url)}")
@@ -179,12 +159,12 @@ class Publisher:
         except StrataError as error:
             statistics.copies_failed += 1
             if self._failure is None:
-                self._send(publication, plan.failed(url, error, self._pool.targets()))
+                self._send(publication, plan.failed(url, error, self._relays.targets))
                 if plan.refusal is not None:
                     publication.settle()
             return
         statistics.copies_stored += 1
-        self._pool.observe(url, Kind.PUBLISH, good=1, value=self._loop.time() - began_at)
+        self._relays.observe(url, Kind.PUBLISH, good=1, value=self._loop.time() - began_at)
         plan.stored(url, answer)
         publication.stored()
         self._checks.stored(publication.packet, url)
@@ -204,6 +184,6 @@ class Publisher:
         """Give up the oldest copy that nobody waits for; the presence check may still make up for it."""
         for publication in self._background.values():
             if publication.plan.is_confirmed:
-                self._pool.statistics.copies_abandoned += 1
+                self._relays.statistics.copies_abandoned += 1
                 publication.abandon()
                 return

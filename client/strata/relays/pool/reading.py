@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.connection.dialing import shown
-from strata.relays.connection.values import Delivery, Query
-from strata.relays.pool.link import PoolRelay
+from strata.relays.connection.values import Delivery, Query, SubscribeOptions
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
+from strata.relays.pool.relays import Relays
 from strata.relays.pool.reputation import Kind
 from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
-from strata.relays.pool.values import PoolStatistics, Position
+from strata.relays.pool.values import Position
 
 __all__ = ["Reading"]
 
@@ -27,55 +26,33 @@ _MEASURED_PACKETS = 50
 _HOUR = 3600
 
 
-class Relays(Protocol):
-    """What reading needs of its pool."""
-
-    statistics: PoolStatistics
-
-    def relay(self, url: str) -> PoolRelay | None: ...
-
-    def readers(self, current: Sequence[str]) -> list[str]: ...
-
-    def connected(self) -> list[str]: ...
-
-    def served(self, delivery: Delivery, url: str) -> None: ...
-
-    def observe(
-        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
-    ) -> None: ...
-
-    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
-
-    def wake(self) -> None: ...
-
-    def ended(self, reading: Reading) -> None: ...
-
-
 class Reading:
     """One subscription's readers, sweeps and queue; the pool calls `manage` when its relays have changed."""
 
     def __init__(
         self,
-        pool: Relays,
+        relays: Relays,
         query: Query,
         options: PoolOptions,
         *,
         coarse: bool,
         positions: Mapping[str, Position],
+        ended: Callable[[Reading], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.query = query
-        self._pool = pool
+        self._relays = relays
         self._options = options
         self._coarse = coarse
+        self._ended = ended
         self._wall = wall
         self._loop = asyncio.get_running_loop()
-        self._attic = OlderIdsOnDisk()
+        self._older_ids = OlderIdsOnDisk()
         self.merging = Merging(
             capacity=options.queue_packets,
             dedup_packets=options.dedup_packets,
             hold_back=options.hold_back,
-            attic=self._attic,
+            older_ids=self._older_ids,
         )
         self.merging.positions |= positions
         self.merging.taken_positions |= positions
@@ -119,12 +96,12 @@ class Reading:
             return
         self.has_ended, self.error = True, error
         self.merging.release_all()
-        for task in (*self._readers.values(), *self._tasks):
+        for task in self._tasks.union(self._readers.values()):
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._attic.close()
-        self._pool.ended(self)
+        self._older_ids.close()
+        self._ended(self)
         self.arrived.set()
 
     @property
@@ -139,24 +116,24 @@ class Reading:
         if self.has_ended:
             return
         useless = self._done | self._refused.keys()
-        wanted = [url for url in self._pool.readers([*self._readers]) if url not in useless]
+        wanted = [url for url in self._relays.readers([*self._readers]) if url not in useless]
         for url in [url for url in self._readers if url not in wanted and self._may_leave(url, wanted)]:
             self._leave(url)
         for url in wanted:
-            if url not in self._readers and self._pool.relay(url) is not None:
+            if url not in self._readers and self._relays.relay(url) is not None:
                 self._start_reader(url)
         if not self.query.live:
             self._end_if_complete(wanted)
         now = self._loop.time()
-        for url in self._sweeps.due(self._pool.connected(), now):
+        for url in self._sweeps.due(self._relays.connected(), now):
             self._work(self._sweep(url), f"strata-pool-sweep {shown(url)}")
 
     def _may_leave(self, url: str, wanted: Sequence[str]) -> bool:
         """A reader without a connection stays: its stream goes on by itself when the relay is back."""
         if not self.query.live:
-            return url not in self._pool.connected()
+            return url not in self._relays.connected()
         # Without sweeps nobody would find what only this relay has.
-        return self._options.sweep_interval is not None and bool(wanted) and url in self._pool.connected()
+        return self._options.sweep_interval is not None and bool(wanted) and url in self._relays.connected()
 
     def _leave(self, url: str) -> None:
         self._readers.pop(url).cancel()
@@ -165,9 +142,9 @@ class Reading:
 
     def _start_reader(self, url: str) -> None:
         start = self._start_of(url)
-        if any(reader not in self._pool.connected() for reader in self._readers):
-            self._pool.statistics.readers_replaced += 1
-        task = self._pool.spawn(self._read(url, start), f"strata-pool-reader {shown(url)}")
+        if any(reader not in self._relays.connected() for reader in self._readers):
+            self._relays.statistics.readers_replaced += 1
+        task = self._relays.spawn(self._read(url, start), f"strata-pool-reader {shown(url)}")
         self._readers[url] = task
         task.add_done_callback(lambda task: self._reader_ended(url, task))
 
@@ -180,7 +157,7 @@ class Reading:
             if position.cursor is not None:
                 return Start(position.cursor, floor, query.since, query.received_since)
             return self._after(position.received_at)
-        gone = [r for r in self._readers if r not in self._pool.connected()]
+        gone = [r for r in self._readers if r not in self._relays.connected()]
         stood = [self.merging.positions.get(reader) for reader in gone]
         stood += [self._lost.pop(reader) for reader in list(self._lost)]
         earliest = [math.inf if p is None else p.received_at for p in stood]
@@ -213,14 +190,14 @@ class Reading:
             return
         if self.query.live and self._refused and not self._readers:
             # Those who can be asked have refused for good; another relay may come, but nobody promised.
-            if not [r for r in self._pool.connected() if r not in self._refused]:
+            if not [r for r in self._relays.connected() if r not in self._refused]:
                 self.end(next(iter(self._refused.values())))
         # Not `manage` at once: a relay that fails at once would be tried again at once, without end.
-        self._pool.wake()
+        self._relays.wake()
 
     async def _read(self, url: str, start: Start) -> None:
         """One relay's stream, until it ends, is refused, or its connection is given up."""
-        relay = self._pool.relay(url)
+        relay = self._relays.relay(url)
         if relay is None:
             return
         try:
@@ -238,7 +215,7 @@ class Reading:
         """Merge a packet; no await in here: what a stream has given is queued."""
         if self._coarse and not self.query.matches(delivery.packet, delivery.received_at):
             return False  # asked for only so as not to tell what is wanted (R-405)
-        statistics, failures = self._pool.statistics, self.merging.attic_failures
+        statistics, failures = self._relays.statistics, self.merging.older_ids_failures
         try:
             is_first = self.merging.offer(
                 url, delivery, self._loop.time(), readers=len(self._readers), in_stream=in_stream
@@ -247,10 +224,10 @@ class Reading:
             # Whether it was handed on before cannot be known any more: rather stop than guess.
             self.end(StrataError(str(error)))
             return False
-        statistics.forgotten_failures += self.merging.attic_failures - failures
+        statistics.forgotten_failures += self.merging.older_ids_failures - failures
         statistics.packets_merged += is_first
         statistics.copies_dropped += not is_first
-        self._pool.served(delivery, url)
+        self._relays.served(delivery, url)
         self._rearm()
         if len(self.merging):
             self.arrived.set()
@@ -281,7 +258,7 @@ class Reading:
 
     async def _sweep(self, url: str) -> None:
         """Everything one relay received since its last sweep."""
-        relay = self._pool.relay(url)
+        relay = self._relays.relay(url)
         query, began_at = self.query, int(self._wall())
         start = self._sweeps.start(url, since=query.since, received_since=query.received_since)
         last: Position | None = None
@@ -301,26 +278,26 @@ class Reading:
                         break
                     packets, sent_bytes = packets + 1, sent_bytes + delivery.packet.size_bytes
                     found = self._offer(url, delivery, in_stream=False)
-                    self._pool.statistics.packets_recovered += found
+                    self._relays.statistics.packets_recovered += found
                     last = Position(delivery.cursor, delivery.received_at)
                     await self._wait_for_room()
         except (StrataError, TimeoutError):
             self._sweeps.failed(url, last, self._loop.time())
-            self._pool.statistics.sweeps_failed += 1
+            self._relays.statistics.sweeps_failed += 1
             return
         self._sweeps.succeeded(url, last, began_at=began_at, now=self._loop.time())
-        self._pool.statistics.sweeps += 1
+        self._relays.statistics.sweeps += 1
         if packets >= _MEASURED_PACKETS and spent > 0:
-            self._pool.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
+            self._relays.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
 
-    def _work(self, work: Any, name: str) -> None:
-        task = self._pool.spawn(work, name)
+    def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._relays.spawn(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _request(self, start: Start, *, live: bool) -> dict[str, Any]:
-        """The members of the query for one relay: coarse ones tell it less than what is wanted (R-405)."""
-        query = replace(self.query, live=live) if self.query.live != live else self.query
+    def _request(self, start: Start, *, live: bool) -> SubscribeOptions:
+        """The query for one relay: a coarse one tells the relay less than what is wanted (R-405)."""
+        query = self.query
         since, until = start.since, query.until
         authors, received_since, received_until = query.authors, start.received_since, query.received_until
         if self._coarse:

@@ -8,7 +8,18 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Copy", "PoolPublished", "PoolStatistics", "Position", "RelayView", "Standing"]
+from strata.relays.connection.values import Selection
+
+__all__ = [
+    "Copy",
+    "PoolFetchOptions",
+    "PoolPublished",
+    "PoolStatistics",
+    "PoolSubscribeOptions",
+    "Position",
+    "RelayView",
+    "Standing",
+]
 
 
 class Copy(enum.StrEnum):
@@ -45,6 +56,20 @@ class Position:
     """The last cursor handed on; None for a relay that gives none."""
     received_at: int
     """When that relay received the last packet of its own handed on, in Unix seconds."""
+
+
+class PoolFetchOptions(Selection, total=False):
+    """The keyword options of `Pool.fetch`."""
+
+    positions: Mapping[str, Position] | None
+    """`PoolSubscription.positions` of an earlier session: where to go on at the relays it names."""
+
+
+class PoolSubscribeOptions(PoolFetchOptions, total=False):
+    """The keyword options of `Pool.subscribe`."""
+
+    live: bool
+    """Whether to go on with new packets once the stored ones are read; True unless given."""
 
 
 class Standing(enum.StrEnum):

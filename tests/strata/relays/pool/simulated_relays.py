@@ -110,8 +110,9 @@ class SimRelay:
 class SimConnection:
     """What `strata.connect` would give."""
 
-    def __init__(self, server: SimRelay) -> None:
+    def __init__(self, server: SimRelay, changed: Callable[[], None]) -> None:
         self.server = server
+        self.changed = changed
         self.announced = Announced(frozenset({"history_marker", "packet_ids", "received_range"}))
         self.counts = Statistics()
         self._epoch: int | None = None
@@ -148,13 +149,15 @@ class SimConnection:
         self.counts.connections += 1
         self.server.visits += 1
         self.server.clients += self.counts.connections == 1
+        self.changed()
 
     async def _keep(self) -> None:
         while True:
-            if self.is_connected:
+            while self.is_connected:
                 await self.server.changed.wait()
-                self.counts.connections_lost += not self.is_connected
-            else:
+            self.counts.connections_lost += 1
+            self.changed()
+            while not self.is_connected:
                 await asyncio.sleep(self.server.chance.uniform(0.1, 1.0))
                 if self.server.up:
                     self._connect()
@@ -269,7 +272,7 @@ class World:
             urls or list(self.relays),
             identity=ME,
             options=options or PoolOptions(),
-            make=lambda url: SimConnection(self.relays[url]),
+            make=lambda url, changed: SimConnection(self.relays[url], changed),
             wall=wall,
             random=self.chance.random,
         )

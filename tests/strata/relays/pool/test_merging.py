@@ -11,7 +11,7 @@ from strata.relays.pool.values import Position
 
 
 class Shelf:
-    """An attic that can be full."""
+    """An older_ids that can be full."""
 
     def __init__(self) -> None:
         self.ids: set[bytes] = set()
@@ -28,8 +28,10 @@ class Shelf:
         return digest in self.ids
 
 
-def merging(*, window=10_000, hold_back=0.0, attic=None, capacity=100) -> Merging:
-    return Merging(capacity=capacity, dedup_packets=window, hold_back=hold_back, attic=attic or Shelf())
+def merging(*, window=10_000, hold_back=0.0, older_ids=None, capacity=100) -> Merging:
+    return Merging(
+        capacity=capacity, dedup_packets=window, hold_back=hold_back, older_ids=older_ids or Shelf()
+    )
 
 
 def copy(n: int, received_at: int = START + 100, cursor: str | None = None) -> Delivery:
@@ -76,9 +78,9 @@ def test_a_time_no_relay_can_have_seen_does_not_count():
     assert it.received_at(packet(1).digest) == START + 9
 
 
-def test_ids_too_many_for_memory_go_to_the_attic_which_live_packets_never_ask():
+def test_ids_too_many_for_memory_go_to_the_older_ids_which_live_packets_never_ask():
     shelf = Shelf()
-    it = merging(window=10, attic=shelf, capacity=10**6)
+    it = merging(window=10, older_ids=shelf, capacity=10**6)
     old, new = range(0, 5000, 50), range(49, 5000, 50)  # timestamps START and START + 49
     for n in list(old) * 2:
         it.offer("a", copy(n), 0)
@@ -98,10 +100,10 @@ def test_ids_too_many_for_memory_go_to_the_attic_which_live_packets_never_ask():
 def test_a_full_disk_costs_memory_and_no_promise():
     shelf = Shelf()
     shelf.is_full = True
-    it = merging(window=10, attic=shelf, capacity=10**6)
+    it = merging(window=10, older_ids=shelf, capacity=10**6)
     for n in range(600):
         it.offer("a", copy(n), 0)
-    assert it.attic_failures == 2 and it.merged == 600
+    assert it.older_ids_failures == 2 and it.merged == 600
     shelf.is_full = False
     for n in range(600):
         assert not it.offer("b", copy(n), 0)
@@ -182,13 +184,13 @@ def test_against_a_set(some, window, hold_back):
     assert sorted(handed_on) == sorted(offered)
 
 
-def test_the_disk_attic_keeps_what_it_is_given():
-    attic = OlderIdsOnDisk()
-    assert b"x" * 32 not in attic
-    attic.add(packet(n).digest for n in range(300))
-    attic.add(packet(n).digest for n in range(10))
-    assert all(packet(n).digest in attic for n in range(300))
-    assert packet(300).digest not in attic
-    attic.close()
-    attic.close()
-    assert packet(1).digest not in attic, "closed, it is empty"
+def test_the_disk_older_ids_keeps_what_it_is_given():
+    older_ids = OlderIdsOnDisk()
+    assert b"x" * 32 not in older_ids
+    older_ids.add(packet(n).digest for n in range(300))
+    older_ids.add(packet(n).digest for n in range(10))
+    assert all(packet(n).digest in older_ids for n in range(300))
+    assert packet(300).digest not in older_ids
+    older_ids.close()
+    older_ids.close()
+    assert packet(1).digest not in older_ids, "closed, it is empty"

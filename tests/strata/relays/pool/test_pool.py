@@ -47,7 +47,7 @@ def now() -> float:
 async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
     world = three(latency=5.0)
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         began_at = now()
         published = await pool.publish(packet(1))
         assert now() - began_at < 0.1
@@ -61,10 +61,10 @@ async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
 async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_after_1_s():
     world = three()
     async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         for relay in (world["a"], world["b"]):
             relay.character.deaf = True
-        assert set(pool.targets()[:2]) == {"ws://a", "ws://b"}
+        assert set(pool._relays.targets[:2]) == {"ws://a", "ws://b"}
         began_at = now()
         published = await pool.publish(packet(1))
         assert 1.0 <= now() - began_at < 1.2, "first after 1 s"
@@ -86,7 +86,7 @@ async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until
 async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_behind():
     world = three()
     async with world.pool(PoolOptions(**QUIET, confirmations=2)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         world["b"].character.deaf = world["c"].character.deaf = True
         began_at = now()
         with pytest.raises(RequestTimeout):
@@ -105,7 +105,7 @@ async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
         raise RequestRefused("policy_rejected", "not here")
 
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         world["a"].receive = refuse  # type: ignore[method-assign]
         published = await pool.publish(packet(1))
         assert "stored" in published.copies.values()
@@ -119,7 +119,7 @@ async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
 async def test_a_packet_that_a_relay_said_ok_to_and_forgot_is_sent_again():
     world = World(1, Character(forgets=1.0), Character(), Character())
     async with world.pool(PoolOptions(sweep_interval=None)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         for relay in "bc":
             world[relay].kill()
         published = await pool.publish(packet(1))
@@ -149,8 +149,8 @@ async def test_who_publishes_faster_than_can_be_checked_waits():
 async def test_copies_in_the_background_are_bounded():
     world = three()
     async with world.pool(PoolOptions(**QUIET, max_background=3)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
-        world[pool.targets()[0][-1]].character.deaf = True
+        await until(lambda: len(pool._relays.connected()) == 3)
+        world[pool._relays.targets[0][-1]].character.deaf = True
         for n in range(10):
             await pool.publish(packet(n))
         assert len(pool._publisher) <= 4
@@ -165,7 +165,7 @@ async def test_copies_in_the_background_are_bounded():
 async def test_each_packet_comes_once_from_two_relays():
     world = three()
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         async with pool.subscribe(types=["POST"]) as subscription:
             for n in range(20):
                 world["a"].store(packet(n))
@@ -184,7 +184,7 @@ async def test_each_packet_comes_once_from_two_relays():
 async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
     world = three()
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         world["a"].store(packet(0))
         assert await take(subscription, 1) == [packet(0).packet_id]
@@ -214,7 +214,7 @@ async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
     world = World(1, *[Character(withholds=1.0)] * 2, Character())
     options = PoolOptions(**(QUIET | {"sweep_interval": 60.0}))
     async with world.pool(options) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         await until(lambda: set(subscription.relays) == {"ws://a", "ws://b"})
         for name in "abc":
@@ -249,7 +249,7 @@ async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
     world = three()
     options = PoolOptions(**(QUIET | {"ping_interval": 60.0}))
     async with world.pool(options) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         await until(lambda: set(subscription.relays) == {"ws://a", "ws://b"})
         await until(lambda: pool._checks._ping_at.keys() == {"ws://a", "ws://b", "ws://c"})
@@ -266,7 +266,7 @@ async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
 async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
     world = World(1, Character(tampers=1.0), Character(), Character())
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(5):
             for name in "ab":
@@ -288,11 +288,11 @@ async def test_random_probes_find_a_relay_that_denies_what_it_had():
     world = three()
     options = PoolOptions(**(QUIET | {"probe_interval": 20.0}))
     async with world.pool(options) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         for n in range(10):
             await pool.publish(packet(n))
         await until(lambda: pool.statistics.copies_stored == 20)
-        target = world[pool.targets()[0][-1]]
+        target = world[pool._relays.targets[0][-1]]
         target.log.clear()  # it has forgotten all it said OK to
         await until(lambda: pool.statistics.relays_blacklisted == 1, timeout=3600, step=1)
         assert pool.relays[-1].url == target.url and pool.statistics.probes_missed >= 3
@@ -303,7 +303,7 @@ async def test_random_probes_find_a_relay_that_denies_what_it_had():
 async def test_every_check_can_be_switched_off():
     world = three()
     async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         await pool.publish(packet(1))
         subscription = pool.subscribe()
         await take(subscription, 1)
@@ -317,10 +317,10 @@ async def test_relays_not_in_use_are_tried_from_time_to_time():
     world = World(1, *[Character() for _ in range(6)])
     options = PoolOptions(connections=2, sample_interval=120.0)
     async with world.pool(options) as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         for _ in range(50):
             await asyncio.sleep(60)
-            assert len(pool.connected()) <= 3
+            assert len(pool._relays.connected()) <= 3
         assert all(relay.visits for relay in world.relays.values())
         assert 15 <= pool.statistics.relays_sampled <= 50
 
@@ -335,7 +335,7 @@ async def test_history_is_the_union_of_what_the_readers_have():
         world["a" if n % 2 else "b"].store(packet(n))
     world["a"].store(packet(4))
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         found = [d.packet.packet_id async for d in pool.fetch()]
         assert sorted(found) == sorted(packet(n).packet_id for n in range(30))
         assert len([d async for d in pool.fetch(limit=7)]) == 7
@@ -345,7 +345,7 @@ async def test_history_is_the_union_of_what_the_readers_have():
 async def test_ids_that_cannot_be_looked_up_end_the_subscription_and_nothing_else(monkeypatch):
     world = three()
     async with world.pool(PoolOptions(**QUIET, dedup_packets=1)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(300):
             world["a"].store(packet(n))
@@ -368,7 +368,7 @@ async def test_a_relay_lost_amid_history_is_replaced():
         for name in "abc":
             world[name].store(packet(n))
     async with world.pool(PoolOptions(**QUIET, readers=1)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.fetch()
         first = await take(subscription, 3)
         for name in "ab":
@@ -383,7 +383,7 @@ async def test_get_takes_the_first_answer_and_none_only_if_all_deny():
     for name in "ac":
         world[name].store(packet(1))
     async with world.pool(PoolOptions(**QUIET)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         began_at = now()
         found = await pool.get(packet(1).packet_id)
         assert found is not None and found.packet == packet(1) and now() - began_at < 1
@@ -419,7 +419,7 @@ async def test_shielded_publishes_with_jitter_and_asks_for_more_than_it_wants():
     world = three()
     options = PoolOptions(**QUIET, profile=Profile.SHIELDED, copies=1, readers=1)
     async with world.pool(options) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         for n in range(20):
             began_at = now()
             published = await pool.publish(packet(n))
@@ -452,7 +452,7 @@ async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
         assert "proxy" in pool.profile.notice
     proxied = PoolOptions(**QUIET, profile=Profile.HARDENED, relay=Options(proxy="socks5://127.0.0.1:9050"))
     async with world.pool(proxied) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         assert pool.profile.profile is Profile.HARDENED
         began_at = now()
         assert len((await pool.publish(packet(1))).copies) == 3
@@ -492,7 +492,7 @@ async def test_opening_needs_one_relay_and_says_so():
         await World(1).pool(urls=[]).open()
     world["b"].start()
     async with world.pool() as pool:
-        assert pool.connected() == ["ws://b"] and pool.is_connected
+        assert pool._relays.connected() == ["ws://b"] and pool.is_connected
 
 
 @virtual
@@ -533,7 +533,7 @@ async def test_a_subscription_left_by_break_ends_by_itself():
 async def test_cancelling_at_any_time_loses_no_packet():
     world = three()
     async with world.pool(PoolOptions(**QUIET, queue_packets=2)) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(60):
             for name in "abc":

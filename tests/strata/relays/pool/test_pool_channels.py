@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -35,8 +35,8 @@ QUIET = {"presence_delay": None, "sweep_interval": None, "ping_interval": None, 
 class Connection(SimConnection):
     """A simulated connection with what channels ask for besides."""
 
-    def __init__(self, server: SimRelay, peculiarities: Peculiarities) -> None:
-        super().__init__(server)
+    def __init__(self, server: SimRelay, changed: Callable[[], None], peculiarities: Peculiarities) -> None:
+        super().__init__(server, changed)
         self.peculiar = peculiarities
 
     @property
@@ -85,7 +85,7 @@ class ChannelWorld(World):
             list(self.relays),
             identity=identity,
             options=PoolOptions(**{**QUIET, "sample_interval": None, **options}),
-            make=lambda url: Connection(self.relays[url], self.peculiar),
+            make=lambda url, changed: Connection(self.relays[url], changed, self.peculiar),
             wall=wall,
             random=self.chance.random,
         )
@@ -125,8 +125,8 @@ async def test_each_relay_is_asked_for_what_the_ones_before_it_did_not_have():
     put(world, "b", 2, 3)
     put(world, "c", 3, 4)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 3)
-        order = pool.connected()
+        await until(lambda: len(pool._relays.connected()) == 3)
+        order = pool._relays.connected()
         found = [each.packet.packet_id async for each in pool.find([*ids(1, 2, 3, 4, 5), *ids(1)])]
     assert sorted(found) == sorted(ids(1, 2, 3, 4)), "each once"
     assert [url for url, _ in world.peculiar.asked] == order
@@ -142,7 +142,7 @@ async def test_once_everything_is_found_nobody_else_is_asked():
     for name in "abc":
         put(world, name, 1)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         assert [each.packet.packet_id async for each in pool.find(ids(1))] == ids(1)
         assert [each async for each in pool.find([])] == []
     assert len(world.peculiar.asked) == 1
@@ -154,7 +154,7 @@ async def test_a_relay_that_cannot_answer_is_passed_over():
     put(world, "b", 1)
     world.peculiar.failures["ws://a"] = RequestTimeout("SUBSCRIBE", 30)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         assert [each.packet.packet_id async for each in pool.find(ids(1, 2))] == ids(1)
 
 
@@ -162,7 +162,7 @@ async def test_a_relay_that_cannot_answer_is_passed_over():
 async def test_only_if_no_relay_could_answer_finding_fails():
     world = world_of(2)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         world.peculiar.failures = {url: OSError("no route") for url in world.relays}
         with pytest.raises(OSError, match="no route"):
             await anext(pool.find(ids(1)))
@@ -174,10 +174,10 @@ async def test_only_if_no_relay_could_answer_finding_fails():
 async def test_finding_nothing_because_no_relay_is_there_is_told_from_finding_nothing_at_all():
     world = world_of(2)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         for name in "ab":
             world[name].kill()
-        await until(lambda: not pool.connected())
+        await until(lambda: not pool._relays.connected())
         with pytest.raises(StrataError):
             await anext(pool.find(ids(1)))
 
@@ -189,11 +189,11 @@ async def test_finding_nothing_because_no_relay_is_there_is_told_from_finding_no
 async def test_seats_are_the_relays_connected_of_as_many_as_packets_go_to():
     world = world_of(3)
     async with world.pool_of(copies=2, replace_after=3_600.0) as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         assert pool.seats == (3, 2)
         for left, name in enumerate("abc"):
             world[name].kill()
-            await until(lambda left=left: len(pool.connected()) == 2 - left)
+            await until(lambda left=left: len(pool._relays.connected()) == 2 - left)
             assert pool.seats == (2 - left, 2)
     lonely = world_of(1)
     async with lonely.pool_of(copies=2) as pool:
@@ -205,12 +205,12 @@ async def test_seats_are_the_relays_connected_of_as_many_as_packets_go_to():
 async def test_the_limit_of_a_pool_is_the_smallest_that_a_connected_relay_has_told():
     world = world_of(3)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 3)
+        await until(lambda: len(pool._relays.connected()) == 3)
         assert pool.max_packet_bytes is None
         world.peculiar.limits |= {"ws://a": 20_480, "ws://b": 262_144}
         assert pool.max_packet_bytes == 20_480
         world["a"].kill()
-        await until(lambda: "ws://a" not in pool.connected())
+        await until(lambda: "ws://a" not in pool._relays.connected())
         assert pool.max_packet_bytes == 262_144
 
 
@@ -219,7 +219,7 @@ async def test_the_limit_of_a_pool_is_the_smallest_that_a_connected_relay_has_to
 async def test_the_first_ok_is_told_once_and_before_the_others_are_there():
     world = ChannelWorld(Character(latency=0.1), Character(latency=4.0))
     async with world.pool_of(copies=2, confirmations=2, retry_interval=60.0) as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         told: list[float] = []
         began_at = asyncio.get_running_loop().time()
         await pool.publish(packet(1), on_stored=lambda: told.append(asyncio.get_running_loop().time()))
@@ -231,7 +231,7 @@ async def test_the_first_ok_is_told_once_and_before_the_others_are_there():
 async def test_a_packet_that_is_refused_by_all_was_never_stored():
     world = world_of(2)
     async with world.pool_of() as pool:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         world.peculiar.refusals = {url: RequestRefused("blocked_author", "no") for url in world.relays}
         told: list[bool] = []
         with pytest.raises(RequestRefused):
@@ -262,7 +262,7 @@ def envelope(payload: bytes = b"hello") -> MessageEnvelope:
 async def test_propagated_is_the_first_of_two_relays_and_sent_the_second():
     world = ChannelWorld(Character(latency=0.1), Character(latency=4.0))
     async with world.pool_of(copies=2, confirmations=2, retry_interval=60.0) as pool, pool.node as node:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         told = Told(node)
         await node.send(envelope())
         first = await until(lambda: told.of(NodeMessagePropagated))
@@ -275,7 +275,7 @@ async def test_propagated_is_the_first_of_two_relays_and_sent_the_second():
 async def test_by_default_one_relay_is_enough_for_a_message_to_be_sent():
     world = ChannelWorld(Character(latency=0.1), Character(latency=30.0))
     async with world.pool_of() as pool, pool.node as node:
-        await until(lambda: len(pool.connected()) >= 1)
+        await until(lambda: len(pool._relays.connected()) >= 1)
         told = Told(node)
         began_at = asyncio.get_running_loop().time()
         await node.send(envelope())
@@ -292,7 +292,7 @@ async def test_the_same_packet_is_at_both_relays_and_comes_once():
         writing.node as alice,
         reading.node as bob,
     ):
-        await until(lambda: len(writing.connected()) == len(reading.connected()) == 2)
+        await until(lambda: len(writing._relays.connected()) == len(reading._relays.connected()) == 2)
         told = Told(bob)
         await bob.subscribe([TOPIC])
         await alice.send(envelope())
@@ -307,7 +307,7 @@ async def test_the_same_packet_is_at_both_relays_and_comes_once():
 async def test_one_relay_that_refuses_for_good_does_not_fail_a_message_all_of_them_do():
     world = world_of(2)
     async with world.pool_of() as pool, pool.node as node:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         told = Told(node)
         world.peculiar.refusals = {"ws://a": RequestRefused("blocked_author", "not here")}
         await node.send(envelope(), request_id="one")
@@ -325,7 +325,7 @@ async def test_one_relay_that_refuses_for_good_does_not_fail_a_message_all_of_th
 async def test_relays_that_stop_one_by_one_change_the_status_in_order_and_fail_no_message():
     world = world_of(2)
     async with world.pool_of(revive_after=3_600.0) as pool, pool.node as node:
-        await until(lambda: len(pool.connected()) == 2)
+        await until(lambda: len(pool._relays.connected()) == 2)
         told = Told(node)
         await node.subscribe([TOPIC])
         await asyncio.sleep(2)

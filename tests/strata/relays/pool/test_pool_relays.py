@@ -41,7 +41,7 @@ async def until(condition) -> None:
 async def test_publish_read_and_lose_a_relay(three, make):
     urls = [relay.url for relay in three]
     async with strata.connect_pool(urls, options=OPTIONS) as relays:
-        await until(lambda: len(relays.connected()) == 3)
+        await until(lambda: len(relays._relays.connected()) == 3)
         subscription = relays.subscribe(types=["POST"])
         received = []
         for n in range(30):
@@ -66,7 +66,7 @@ async def test_a_tampering_relay_is_blacklisted_in_the_next_session_too(three, m
     options = replace(OPTIONS, scores=tmp_path / "scores.db")
     urls = [relay.url for relay in three]
     async with strata.connect_pool(urls, options=options) as relays:
-        await until(lambda: len(relays.connected()) == 3)
+        await until(lambda: len(relays._relays.connected()) == 3)
         subscription = relays.subscribe()
         for n in range(6):
             for relay in three:
@@ -76,7 +76,7 @@ async def test_a_tampering_relay_is_blacklisted_in_the_next_session_too(three, m
         assert relays.relays[-1].url == liar.url
     connections = liar.connections
     async with strata.connect_pool(urls, options=options) as relays:
-        await until(lambda: len(relays.connected()) == 2)
+        await until(lambda: len(relays._relays.connected()) == 2)
         assert relays.relays[-1].standing is Standing.BLACKLISTED
         await relays.publish(make(7))
         assert liar.connections == connections, "not contacted"
@@ -102,7 +102,7 @@ async def test_a_bootstrap_file_alone_is_enough_to_start_and_pins_who_the_relays
     path.write_text(json.dumps([first, *(relay.url for relay in three[1:])]))
     async with strata.connect_pool(read_bootstrap(path).relays, options=OPTIONS) as relays:
         await relays.publish(make(1))
-        made = [relays._make(relay.url)._options.relay_id for relay in three]
+        made = [relays._relays._make(relay.url, print)._options.relay_id for relay in three]
         assert made == [pinned, None, None]
 
 
@@ -118,10 +118,10 @@ async def test_profiles_need_no_more_of_the_options_than_they_say(three):
     shy = replace(OPTIONS.relay, authenticate="always")
     options = replace(OPTIONS, relay=shy, profile=Profile.SHIELDED, connections=2)
     async with strata.connect_pool([relay.url for relay in three], options=options) as relays:
-        await until(lambda: len(relays.connected()) == 3)
+        await until(lambda: len(relays._relays.connected()) == 3)
         assert relays.profile.profile is Profile.SHIELDED
         assert shy.authenticate == "always", "what was given stays as it is"
-        made = relays._make(three[0].url)
+        made = relays._relays._make(three[0].url, print)
         assert made._options.authenticate == "when_needed", "R-405: only where needed"
 
 

@@ -100,3 +100,12 @@ def test_it_is_sent_to_another_relay_when_one_copy_never_came():
     (lookup,) = it.due(2, ALL)
     it.answered(lookup, ids(lookup), complete=True)
     assert it.settle(2, ALL) == [Resend("b", packet(1))]
+
+
+@pytest.mark.req("C-274")
+def test_a_round_in_which_no_relay_could_be_asked_ends_all_the_same():
+    it = watch(attempts=2)
+    it.claimed(packet(1), "a", 0)
+    assert it.due(2, []) == [], "the relay that said OK is away"
+    assert it.settle(2.001, ["b"]) == [Resend("b", packet(1))], "time went on between the two calls"
+    assert it.due(7, []) == [] and it.settle(7.001, ["b"]) == [] and it.given_up == 1

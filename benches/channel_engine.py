@@ -26,6 +26,7 @@ from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.reliable.config import ReliableChannelConfig, configure
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.events import ReliableMessageDelivered
+from strata.channels.reliable.outbox import Outbox
 
 from benches.measures import Measure, Progress
 from benches.peer import BenchError
@@ -49,12 +50,10 @@ class _Side:
 
     def __init__(self, name: str, config: ReliableChannelConfig) -> None:
         assert config.rate_limit is not None
-        self.lane = f"room\x1f{name}"
         self.limiter = RateLimiter(config.rate_limit)
         self.engine = ChannelEngine(
             *("room", name, _TOPIC, config),
-            limiter=self.limiter,
-            lane=self.lane,
+            outbox=Outbox(self.limiter, name),
             now_ms=_START_MS,
             random=random.Random(1).random,
         )

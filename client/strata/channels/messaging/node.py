@@ -50,7 +50,11 @@ class MessagingNode(Protocol):
     """A transport that carries bytes on content topics and keeps what it carried.
 
     Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
+    `strata.channels.messaging.outcomes` makes a value of that.
     """
+
+    hub: object = None
+    """What the channels of this node share. The channels set it; a node only has the attribute."""
 
     @property
     def transport_identity(self) -> str:

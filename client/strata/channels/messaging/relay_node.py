@@ -110,6 +110,9 @@ class RelayNode:
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
     """
 
+    hub: object = None
+    """What the channels of this node share; see `MessagingNode`."""
+
     def __init__(
         self,
         relays: Relays,

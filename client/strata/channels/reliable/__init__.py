@@ -1,8 +1,9 @@
 """Reliable channels: every message to every participant, once, in causal order, over relays.
 
-`channel` is what a program uses, `client` makes one. `engine` decides everything, without I/O, by `requests`
-(own messages), `inbox` (received ones), `retrieval` and `catching_up` (when to ask the store). The shells are
-`hub` (sends for all channels of a node), `asking` (reads the store) and `handing_over` (tells the program).
+Programs use `channel`, and `client` makes one. `engine` decides everything, without I/O, by `requests` (own
+messages), `outbox` (what waits to be sent), `inbox` (received messages) and `retrieval` (when to ask the
+store). The shells: `session` is one open channel, `payloads` runs its hooks, `handover` tells its program,
+`store_queries` reads the store, and `hub` sends for all channels of a node.
 """
 
 from __future__ import annotations

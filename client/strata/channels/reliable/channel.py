@@ -1,7 +1,7 @@
 """A reliable channel as a program sees it: every message to every participant, once, in causal order.
 
-`opened` is the channel while it is open, and `engine` decides; `hub` sends, `asking` reads the store and
-`handing_over` tells the program.
+`session` is the channel while it is open, and `engine` decides. `hub` sends for all channels of a node,
+`store_queries` reads the store, and `handover` tells the program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata.channels.persistence.memory import MemoryPersistence
 from strata.channels.persistence.records import SenderName, put, read_records
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import WriterHealth
-from strata.channels.reliable.codec import Codec, Decoder, Encoder
+from strata.channels.reliable.codec import CodecPair, Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
 from strata.channels.reliable.events import (
@@ -28,9 +28,9 @@ from strata.channels.reliable.events import (
     MessageReceived,
     SendingMessageIrrecoverableError,
 )
-from strata.channels.reliable.handing_over import Events
+from strata.channels.reliable.handover import Events
 from strata.channels.reliable.hub import Hub
-from strata.channels.reliable.opened import OpenChannel
+from strata.channels.reliable.session import ChannelSession
 from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
 from strata.channels.reliable.values import (
     AtRisk,
@@ -71,9 +71,9 @@ class ReliableChannel:
         rng: random.Random | None = None,
     ) -> None:
         """`config` has its sections filled in. Raises `ValueError` and `TypeError` for what cannot work."""
-        self._opened: OpenChannel | None = None
+        self._session: ChannelSession | None = None
         self._closed = False
-        self._codec = Codec(encoder, decoder)
+        self._codec = CodecPair(encoder, decoder)
         self.message_events = EventEmitter(CHANNEL_EVENTS, on_change=self._heard)
         """Handlers by event name (C-026)."""
         self.config = config
@@ -87,8 +87,8 @@ class ReliableChannel:
 
     def _heard(self) -> None:
         """Somebody new listens: perhaps to what waits in the inbox."""
-        if self._opened is not None:
-            self._opened.handing.wake()
+        if self._session is not None:
+            self._session.handover.wake()
 
     # What it is.
 
@@ -125,23 +125,29 @@ class ReliableChannel:
         Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
         settings that contradict those of the node's other channels, and what `start` raises.
         """
-        if self._closed or self._opened is not None:
+        if self._closed or self._session is not None:
             raise RuntimeError("a channel is opened once; make a new one")
         sender_id = self._sender_id = self._sender_id or await self._named()
+        key = ParticipantKey(self._channel_id, sender_id)
         hub = Hub.enter(self._node)
-        lane = f"{self._channel_id}\x1f{sender_id}"
         try:
-            if lane in hub.lanes:
+            if hub.is_open(key):
                 raise AlreadyOpen(self._channel_id, sender_id)
             self._check_sizes(sender_id)
             assert self.config.rate_limit is not None
-            limiter = await hub.prepare(self.config.rate_limit, self._store)
-            key = ParticipantKey(self._channel_id, sender_id)
+            outbox = await hub.open_outbox(key, self.config.rate_limit, self._store)
             state = ChannelState.read(await self._store.load(key))
-            if lane in hub.lanes:
+            if hub.is_open(key):  # another opening was faster
                 raise AlreadyOpen(self._channel_id, sender_id)
-            self._opened = OpenChannel(
-                *(self, hub, limiter, lane, key, state),
+            self._session = ChannelSession(
+                self,
+                hub,
+                outbox,
+                key,
+                state,
+                content_topic=self._content_topic,
+                config=self.config,
+                emitter=self.message_events,
                 store=self._store,
                 hook=self._hook,
                 codec=self._codec,
@@ -196,11 +202,11 @@ class ReliableChannel:
         Takes about five seconds at most, for what is under way. Raises `ChannelNotOpen` if it is not open,
         and `PersistenceError` if the store could not take the last changes.
         """
-        opened, self._opened = self._opened, None
-        if opened is None:
+        session, self._session = self._session, None
+        if session is None:
             raise ChannelNotOpen
         self._closed = True
-        await opened.close()
+        await session.close()
         if purge:
             await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
 
@@ -213,7 +219,7 @@ class ReliableChannel:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._opened is not None:
+        if self._session is not None:
             await self.close()
 
     async def start(self) -> bool:
@@ -221,16 +227,16 @@ class ReliableChannel:
 
         Raises `ChannelNotOpen`, and `StrataError` if the topic cannot be subscribed: then it stays stopped.
         """
-        await self._open_one().start()
+        await self._open_session().start()
         return True
 
     async def stop(self) -> None:
         """End all that, once nothing is under way; idempotent. `start` goes on where it stood (C-023)."""
-        await self._open_one().stop()
+        await self._open_session().stop()
 
     def is_started(self) -> bool:
         """Whether the channel works."""
-        return self._opened is not None and self._opened.started
+        return self._session is not None and self._session.started
 
     # Sending.
 
@@ -246,14 +252,14 @@ class ReliableChannel:
         """
         request_id = self._request_id()
         try:
-            opened = self._open_one(started=True)
-            opened.check_store()
-            opened.engine.send(payload, request_id, opened.now_ms())
+            session = self._open_session(started=True)
+            session.check_store()
+            session.engine.send(payload, request_id, session.now_ms())
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
-        opened.flush()
-        await opened.writer.written()
+        session.flush()
+        await session.writer.written()
         return request_id
 
     async def send_ephemeral(self, payload: bytes) -> str:
@@ -265,17 +271,17 @@ class ReliableChannel:
         """
         request_id = self._request_id()
         try:
-            opened = self._open_one(started=True)
+            session = self._open_session(started=True)
             most = largest_ephemeral(
                 *(self._largest_payload(), self._channel_id, self.sender_id), hook_overhead=self._overhead
             )
-            ephemeral = opened.engine.send_ephemeral(payload, request_id, opened.now_ms(), most)
+            ephemeral = session.engine.send_ephemeral(payload, request_id, session.now_ms(), most)
             if ephemeral is not None:
-                await opened.send_ephemeral(ephemeral)
+                await session.send_ephemeral(ephemeral)
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
-        opened.flush()
+        session.flush()
         return request_id
 
     def _request_id(self) -> str:
@@ -306,10 +312,10 @@ class ReliableChannel:
         Ends when the channel is closed. Raises `PersistenceError` if its store failed for good, and
         `RuntimeError` if another task is receiving already.
         """
-        opened = self._opened
-        if opened is None:
+        session = self._session
+        if session is None:
             raise StopAsyncIteration
-        return await opened.handing.next()
+        return await session.handover.next()
 
     def events(self, *names: str) -> Events:
         """The events of these names, or all of them, as an asynchronous iterator (C-027).
@@ -319,44 +325,44 @@ class ReliableChannel:
 
         Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
         """
-        return self._open_one().handing.events(names)
+        return self._open_session().handover.events(names)
 
     # Looking.
 
     def sync_status(self) -> SyncStatus:
         """What is outstanding, what is missing, since when. Raises `ChannelNotOpen`."""
-        return self._open_one().sync_status()
+        return self._open_session().sync_status()
 
     @property
     def health(self) -> ChannelHealth:
         """Whether the channel can do its work."""
-        opened = self._opened
-        store = opened.writer.health if opened is not None else WriterHealth(0, 0, None)
+        session = self._session
+        store = session.writer.health if session is not None else WriterHealth(0, 0, None)
         return ChannelHealth(self.is_started(), self._node.connection_status, store)
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
-        return self._open_one().statistics()
+        """What was counted since the channel was session. Raises `ChannelNotOpen`."""
+        return self._open_session().statistics()
 
     def at_risk(self) -> AtRisk:
         """What a crash at this very moment would keep from the program for good: see `AtRisk`."""
-        handing = self._open_one().handing
-        return AtRisk(handing.in_hand, handing.untold)
+        handover = self._open_session().handover
+        return AtRisk(handover.in_hand, handover.untold)
 
     def log(self) -> list[str]:
         """The ids of all SDS messages in the order that every participant shares (C-141).
 
         Only for looking: a message may still be put between two others. Raises `ChannelNotOpen`.
         """
-        return [entry.message_id for entry in self._open_one().engine.sds.log()]
+        return [entry.message_id for entry in self._open_session().engine.sds.log()]
 
     def causal_log(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
         """The log with what follows what: message id, sender id, Lamport time, ids of its causal history.
 
         In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
         """
-        sds = self._open_one().engine.sds
+        sds = self._open_session().engine.sds
         found = []
         for entry in sds.log():
             data = sds.encoded(entry.message_id)
@@ -366,9 +372,9 @@ class ReliableChannel:
                 found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
         return found
 
-    def _open_one(self, *, started: bool = False) -> OpenChannel:
-        if self._opened is None:
+    def _open_session(self, *, started: bool = False) -> ChannelSession:
+        if self._session is None:
             raise ChannelNotOpen
-        if started and not self._opened.started:
+        if started and not self._session.started:
             raise NotStarted
-        return self._opened
+        return self._session

@@ -157,7 +157,10 @@ class ReliableClient:
     def channels(self) -> tuple[ReliableChannel, ...]:
         """The open channels."""
         hub = Hub.existing(self._node)
-        return () if hub is None else tuple(lane.channel for lane in hub.lanes.values())
+        if hub is None:
+            return ()
+        channels = (member.channel for member in hub.members.values())
+        return tuple(each for each in channels if isinstance(each, ReliableChannel))
 
     async def send(self, envelope: ReliableEnvelope) -> str:
         """Send an envelope; returns its request id.
@@ -192,8 +195,8 @@ class ReliableClient:
             raise MessageTooLarge(len(inner.payload), most)
         request_id = secrets.token_hex(16)
         hub = Hub.existing(self._node)
-        if hub is not None and hub.limiter is not None:
-            reason = hub.limiter.admit_ephemeral(hub.now_ms())
+        if hub is not None:
+            reason = hub.admit_ephemeral()
             if reason is not None:  # C-181; there is no channel to tell
                 dropped = NodeMessageError(request_id, None, "dropped for the rate limit", reason, False)
                 await self._node.message_events.emit(dropped)

@@ -1,4 +1,4 @@
-"""An encoder and decoder of one's own around every transport message (C-010, A-103)."""
+"""An encoder and decoder of the program's own around every transport message (C-010, A-103)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from strata.channels.reliable.errors import EncodingFailed
 
-__all__ = ["Codec", "Decoder", "Encoder"]
+__all__ = ["CodecPair", "Decoder", "Encoder"]
 
 
 @runtime_checkable
@@ -30,12 +30,12 @@ class Decoder(Protocol):
     """Undoes what the encoder did."""
 
     def decode(self, payload: bytes, /) -> bytes | None:
-        """The bytes inside; None, or any exception, for what is none of this channel."""
+        """The bytes inside; None, or any exception, for a payload that does not belong to this channel."""
         ...
 
 
-class Codec:
-    """The pair, or nothing at all."""
+class CodecPair:
+    """An encoder and its decoder, or neither: then payloads stay as they are."""
 
     def __init__(self, encoder: Encoder | None, decoder: Decoder | None) -> None:
         """Raises `ValueError` for one without the other."""

@@ -72,8 +72,9 @@ class ReliableChannelConfig:
     receive: bool = True
     """False for a channel that only sends: what others say keeps it in step, and is not kept for reading."""
     hand_over: Literal["once", "again"] = "once"
-    """What a crash does to the message a program is working on: `once` never hands it over again; `again`
-    does, until the program has asked for the one after it."""
+    """What a crash does to the message that a program is working on. `once` is at most once: the message is
+    never handed over again, and a crash can lose it. `again` is at least once: the message is handed over
+    again unless the program has asked for the next one."""
     max_inbox_messages: int = 10_000
     """Messages kept for a program that does not take them; then the channel reads no further."""
     max_inbox_bytes: int = 64 << 20

@@ -3,12 +3,11 @@
     send ──▶ segments ──▶ SDS ──▶ [encrypt] ──▶ rate limiter ──▶ [dispatch]
     receive ◀── inbox ◀── segments ◀── SDS ◀── [decrypt]
 
-What is in brackets is done by `opened`, for a hook and a transport may take their time. It
-tells the engine what happens; after each step it takes `events()`, stores `changes()` in one transaction, and
-arms one timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
+`session` does what is in brackets, for a hook and a transport may take their time. The session tells the
+engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
+timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
 
-What waits to be sent stands in the rate limiter, in this channel's lane, by its SDS message id; `data` has
-the bytes for it.
+`outbox` holds what waits to be sent, and `data` has the bytes of each transmission.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -23,9 +22,7 @@ from dataclasses import dataclass, replace
 from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
-from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
-from strata.channels.reliable.catching_up import CatchingUp
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
 from strata.channels.reliable.events import (
@@ -37,19 +34,20 @@ from strata.channels.reliable.events import (
     MessageSent,
     SendingMessageIrrecoverableError,
 )
-from strata.channels.reliable.inbox import Inbox
+from strata.channels.reliable.inbox import MessageInbox
+from strata.channels.reliable.outbox import Outbox, Repair, Sync
 from strata.channels.reliable.requests import Requests
-from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
+from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalPlan
 from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
 from strata.channels.segmentation.splitting import segment_counts, segment_message
 
-__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "follows_others"]
+__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
 
 _REMEMBERED_EPHEMERALS = 4_096
-_SYNC = "sync:"
-_REPAIR = "repair:"
+_SYNC_SECONDS = 3_600
+"""There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
 _NS = 1_000_000
 
 
@@ -60,6 +58,17 @@ class Ephemeral:
     request_id: str
     message_id: str
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """How the transport is to carry one transmission."""
+
+    request_id: str | None
+    """`R:1` … `R:N` for the chunks of request `R` (C-070); None for a sync or repair."""
+    retention_seconds: int | None
+    original: bytes | None = None
+    """Send the packet that a store has under this hash, as its author signed it (C-294)."""
 
 
 @dataclass(slots=True)
@@ -75,8 +84,7 @@ class EngineCounts:
 class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
-    `config` has its sections filled in (`configure`). `limiter` may be shared with other channels. `state` is
-    what earlier `changes()` add up to.
+    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to.
     """
 
     def __init__(
@@ -86,8 +94,7 @@ class ChannelEngine:
         content_topic: str,
         config: ReliableChannelConfig,
         *,
-        limiter: RateLimiter,
-        lane: str,
+        outbox: Outbox,
         now_ms: int,
         random: Callable[[], float],
         state: ChannelState | None = None,
@@ -97,7 +104,7 @@ class ChannelEngine:
         self.config = config
         self.segmentation = config.segmentation
         self.content_topic = content_topic
-        self.lane = lane
+        self.outbox = outbox
         self.counts = EngineCounts()
         self.sds = Participant(
             channel_id, sender_id, config.sds, now_ms=now_ms, random=random, state=state.sds
@@ -118,16 +125,12 @@ class ChannelEngine:
             window_ms=config.query_window_ms,
             mark=state.query_marks.get("current"),
         )
-        self.inbox = Inbox(
+        self.inbox = MessageInbox(
             content_topic,
             max_messages=config.max_inbox_messages,
             max_bytes=config.max_inbox_bytes,
             stored=state.inbox.values(),
         )
-        self._limiter = limiter
-        self._in_flight: set[str] = set()
-        self._background: dict[str, bytes] = {}
-        self._syncs = 0
         self._wrapped: list[str] = []
         self._ephemerals: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
@@ -138,16 +141,15 @@ class ChannelEngine:
 
     def _resume(self, state: ChannelState, now_ms: int) -> None:
         """Go on where an earlier run ended (C-257)."""
-        limiter = self._limiter
         outgoing = self.sds.outgoing()
         queued = [each for each in state.queue.values() if each.message_id in outgoing]
-        limiter.restore(self.lane, queued)
+        self.outbox.restore(queued)
         # What was wrapped and neither sent nor queued was on its way when the program ended.
         waiting = {each.message_id for each in queued}
         for message_id in self.sds.undispatched():
             if message_id not in waiting:
                 found = self.requests.find(message_id)
-                limiter.offer(self.lane, [message_id], opens_message=found is None or found[1] == 0)
+                self.outbox.queue([message_id], opens_message=found is None or found[1] == 0)
         for message_id, where in outgoing.items():
             if where is OutgoingState.EXHAUSTED:
                 self.requests.mark_undelivered(message_id)
@@ -172,14 +174,14 @@ class ChannelEngine:
         count = sum(segment_counts(len(payload), self.segmentation))
         if count > self.sds.room:
             raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
-        self._limiter.check_room(self.lane, count)
+        self.outbox.check_room(count)
         carried = request_id if self.config.send_request_id else None
         digest, message_ids = b"", []
         for segment in segment_message(payload, self.segmentation, request_id=carried):
             digest = segment.entire_message_hash
             message_ids.append(self._wrap(encode_segment(segment), now_ms))
         self.requests.add(request_id, digest, message_ids)
-        self._limiter.offer(self.lane, message_ids)
+        self.outbox.queue(message_ids)
 
     def send_ephemeral(
         self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None
@@ -193,7 +195,7 @@ class ChannelEngine:
         if max_bytes is not None and len(payload) > max_bytes:
             raise MessageTooLarge(len(payload), max_bytes)
         digest = message_hash(payload)
-        reason = self._limiter.admit_ephemeral(now_ms)
+        reason = self.outbox.admit_ephemeral(now_ms)
         if reason is not None:
             self._drop_ephemeral(request_id, digest.hex(), reason, now_ms)
             return None
@@ -211,7 +213,7 @@ class ChannelEngine:
                 request_id=request_id,
                 message_id=message_id,
                 reason=reason,
-                rate_limit_utilization=self._limiter.utilisation(now_ms),
+                rate_limit_utilization=self.outbox.utilisation(now_ms),
             )
         )
 
@@ -244,72 +246,82 @@ class ChannelEngine:
         self._last_ns = max(now_ms * _NS, self._last_ns + 1)
         return self._last_ns
 
-    # What goes out. The shell takes a transmission from the limiter and says what became of it.
+    # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
 
     def data(self, transmission: Transmission) -> bytes | None:
         """The SDS message to send; None if it need not go out any more, and was withdrawn."""
         message_id = transmission.message_id
+        data: bytes | None = None
         if transmission.priority is Priority.BACKGROUND:
-            data = self._background.get(message_id)
-        elif not self.sds.is_outgoing(message_id):
-            data = None
-        else:
+            background = self.outbox.background(transmission)
+            data = None if background is None else background.data
+        elif self.sds.is_outgoing(message_id):
             data = self.sds.encoded(message_id)
         if data is None:
-            self._limiter.withdraw(self.lane, message_id)
+            self.outbox.withdraw(message_id)
         return data
+
+    def plan(self, transmission: Transmission) -> SendPlan | None:
+        """How to carry a transmission; None if nobody would believe it."""
+        retention = self.config.retention_seconds
+        match self.outbox.background(transmission):
+            case Sync():
+                return SendPlan(None, min(_SYNC_SECONDS, retention or _SYNC_SECONDS))
+            case Repair(message_id) if self.config.sender_binding == "did":
+                # Its author did not sign this transmission: only the original proves who wrote it.
+                original = self.sds.retrieval_hint(message_id)
+                return None if original is None else SendPlan(None, retention, original)
+            case Repair():
+                return SendPlan(None, retention)
+        found = self.requests.find(transmission.message_id)
+        return SendPlan(None if found is None else f"{found[0].request_id}:{found[1] + 1}", retention)
 
     def sending(self, transmission: Transmission) -> None:
         """It was taken, and goes out now."""
+        self.outbox.sending(transmission)
         if transmission.priority is not Priority.BACKGROUND:
-            self._in_flight.add(transmission.message_id)
             self.requests.sending(transmission.message_id)
 
     def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
         """The transport has it; `hint` is what a store finds it by."""
         message_id = transmission.message_id
-        self._limiter.sent(transmission)
-        if transmission.priority is Priority.BACKGROUND:
-            self._background.pop(message_id, None)
-            return
-        self._in_flight.discard(message_id)
-        self.sds.dispatched(message_id, now_ms, hint)
-        self.requests.sent(message_id)
-        self._forget_orphan(message_id)
+        self.outbox.sent(transmission)
+        if transmission.priority is not Priority.BACKGROUND:
+            self.sds.dispatched(message_id, now_ms, hint)
+            self.requests.sent(message_id)
+            self._forget_orphan(message_id)
 
     def not_dispatched(self, transmission: Transmission, now_ms: int) -> None:
         """The transport could not take it now: it keeps its place, and no attempt is counted (C-292)."""
         message_id = transmission.message_id
-        self._in_flight.discard(message_id)
         if transmission.priority is Priority.BACKGROUND:
             # A later sync says more, and another participant may answer the request for repair.
-            self._background.pop(message_id, None)
-            if self.is_sync(transmission):
-                self.sds.sync_failed(now_ms)
+            self._background_failed(transmission, now_ms)
             return
         self._forget_orphan(message_id)
-        if self.sds.is_outgoing(message_id):
-            self._limiter.put_back(transmission)
-        else:
-            self._limiter.sent(transmission)
+        self.outbox.not_sent(transmission, again=self.sds.is_outgoing(message_id))
 
     def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
         """It can never go out (C-044, C-045). No other message is harmed by that: what was to follow it and
         has not gone out yet is wrapped anew, so that nobody waits for what will never come."""
         message_id = transmission.message_id
-        self._in_flight.discard(message_id)
-        self._limiter.sent(transmission)
-        self._limiter.withdraw(self.lane, message_id)
         if transmission.priority is Priority.BACKGROUND:
-            self._background.pop(message_id, None)
-            if message_id.startswith(_SYNC):
-                self.sds.sync_failed(now_ms)
+            self._background_failed(transmission, now_ms)
+            self.outbox.withdraw(message_id)
             return
+        self.outbox.sent(transmission)
+        self.outbox.withdraw(message_id)
         for each in {message_id, *self.requests.failed(message_id, error, code)}:
-            if each not in self._in_flight:
-                self._limiter.withdraw(self.lane, each)
+            if not self.outbox.is_in_flight(each):
+                self.outbox.withdraw(each)
                 self.sds.failed(each)
         self._wrap_anew(now_ms)
+
+    def _background_failed(self, transmission: Transmission, now_ms: int) -> None:
+        background = self.outbox.background(transmission)
+        self.outbox.not_sent(transmission, again=False)
+        if isinstance(background, Sync):
+            self.sds.sync_failed(now_ms)
 
     def _forget_orphan(self, message_id: str) -> None:
         """Its message failed while it was on its way: it is not sent again."""
@@ -321,18 +333,18 @@ class ChannelEngine:
         for message_id in self.sds.undispatched():
             data = self.sds.encoded(message_id)
             message = SdsMessage.decode(data) if data is not None else None
-            if message_id in self._in_flight or message is None or message.content is None:
+            if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
                 continue
             if self.requests.find(message_id) is not None:
                 held.append((message_id, message.content))
         for message_id, _ in held:
-            self._limiter.withdraw(self.lane, message_id)
+            self.outbox.withdraw(message_id)
             self.sds.failed(message_id)
         for message_id, content in held:
             new_id = self._wrap(content, now_ms)
             self.requests.replace(message_id, new_id)
             found = self.requests.find(new_id)
-            self._limiter.offer(self.lane, [new_id], opens_message=found is not None and found[1] == 0)
+            self.outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
 
     # What comes in.
 
@@ -364,17 +376,6 @@ class ChannelEngine:
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
         self.sds.set_online(online, now_ms)
-
-    def is_sync(self, transmission: Transmission) -> bool:
-        """Whether a transmission is a sync, of which a later one says more."""
-        return transmission.priority is Priority.BACKGROUND and transmission.message_id.startswith(_SYNC)
-
-    def repairs(self, transmission: Transmission) -> tuple[str, bytes | None] | None:
-        """Whose message a transmission sends again for another, and what finds it; None if it does not."""
-        if not transmission.message_id.startswith(_REPAIR):
-            return None
-        message_id = transmission.message_id.removeprefix(_REPAIR)
-        return message_id, self.sds.retrieval_hint(message_id)
 
     # Time.
 
@@ -421,7 +422,7 @@ class ChannelEngine:
             *self.requests.changes_to_store(),
             *self.catching_up.changes_to_store(),
             *self.inbox.changes_to_store(),
-            *self._limiter.changes_to_store(self.lane),
+            *self.outbox.changes_to_store(),
         ]
 
     # Inside.
@@ -439,34 +440,26 @@ class ChannelEngine:
                 case sds.PossiblyAcknowledged():
                     self.requests.possibly_acknowledged(event.message_id, event.count)
                 case sds.Acknowledged():
-                    self._limiter.withdraw(self.lane, event.message_id)
+                    self.outbox.withdraw(event.message_id)
                     self.requests.acknowledged(event.message_id)
                 case sds.DeliveryFailed():
-                    self._limiter.withdraw(self.lane, event.message_id)
+                    self.outbox.withdraw(event.message_id)
                     self.requests.exhausted(event.message_id)
                 case sds.MissingFound():
                     self.retrieval.found_missing(now_ms)
                 case sds.Lost():
                     self._give_up(event)
                 case sds.Retransmit():
-                    self._limiter.offer_again(self.lane, event.message_id, Priority.RETRANSMISSION)
+                    self.outbox.queue_again(event.message_id)
                 case sds.SendSync():
-                    # It takes the place of one that still waits.
-                    self._withdraw_background(f"{_SYNC}{self._syncs}")
-                    self._syncs += 1
-                    self._offer_background(f"{_SYNC}{self._syncs}", event.data)
+                    self._note_wrapped(self.outbox.queue_sync(event.data))
                 case sds.SendRepair():
-                    self._offer_background(f"{_REPAIR}{event.message_id}", event.data)
+                    self._note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
         self._take_whole(now_ms)
 
-    def _offer_background(self, name: str, data: bytes) -> None:
-        if self._limiter.offer_again(self.lane, name, Priority.BACKGROUND):
-            self._background[name] = data
+    def _note_wrapped(self, name: str | None) -> None:
+        if name is not None:
             self._wrapped.append(name)  # it may acknowledge what this very step received
-
-    def _withdraw_background(self, name: str) -> None:
-        self._background.pop(name, None)
-        self._limiter.withdraw(self.lane, name)
 
     def _take_whole(self, now_ms: int) -> None:
         for event in self.reassembler.events_received():

@@ -1,8 +1,9 @@
-"""What the channels of one node share: its identity's rate limit, and the one that sends (C-234).
+"""What the channels of one node share: the rate limit of its identity, and the task that sends (C-234).
 
-One task takes transmissions from the rate limiter, in the order and at the pace it allows, and hands them to
-the node. A channel that is not ready, its hook being at work or its store not having confirmed what is to go
-out, holds back nobody else (C-082). What is on its way at once is bounded.
+The hub alone takes transmissions from the rate limiter, in the order and at the pace that the limiter allows.
+It hands each to the node and gives the outcome back to the channel. A channel is not ready while its hook is
+at work or its store has not confirmed what is to go out; it holds back no other channel (C-082). What is
+under way at once is bounded.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from strata.channels.messaging.node import MessagingNode, NodeError
+from strata.channels.messaging.outcomes import Outcome, Outcomes
 from strata.channels.messaging.values import (
     ConnectionStatus,
     ConnectionStatusChange,
@@ -26,12 +29,13 @@ from strata.channels.persistence.interface import ParticipantKey, Persistence, P
 from strata.channels.persistence.records import EpochCount, read_records
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
-from strata.channels.rate_limit.values import RateLimitConfig, Transmission
+from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
 from strata.channels.reliable.engine import Ephemeral
 from strata.channels.reliable.errors import InvalidConfiguration
+from strata.channels.reliable.outbox import Outbox
 from strata.protocol.errors import StrataError
 
-__all__ = ["Dispatch", "Hub", "Lane"]
+__all__ = ["Dispatch", "Hub", "HubMember"]
 
 _log = logging.getLogger("strata.reliable")
 
@@ -47,26 +51,26 @@ class Dispatch:
 
     request_id: str
     envelope: MessageEnvelope
-    stored_as: bytes | None = None
-    """Send again what is stored under this hash instead, as its author signed it (C-294)."""
+    original: bytes | None = None
+    """Send the packet that a store has under this hash instead, as its author signed it (C-294)."""
 
 
-class Lane(Protocol):
-    """What a hub needs of a channel."""
+class HubMember(Protocol):
+    """What a hub needs of an open channel."""
 
     @property
-    def lane(self) -> str: ...
+    def outbox(self) -> Outbox: ...
 
     @property
     def content_topic(self) -> str: ...
 
     @property
-    def channel(self) -> Any:
+    def channel(self) -> object:
         """The channel as programs see it."""
         ...
 
     def is_ready(self) -> bool:
-        """Whether what its queue has next can go out at once."""
+        """Whether the next transmission of each of its queues can go out at once."""
         ...
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
@@ -87,37 +91,35 @@ class Lane(Protocol):
     def status_changed(self, online: bool) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _UnderWay:
-    __slots__ = ("lane", "sent", "size_bytes", "timer")
+    """A message that the node has and has not answered."""
 
-    def __init__(
-        self, lane: Lane, sent: Transmission | Ephemeral, size_bytes: int, timer: asyncio.TimerHandle
-    ) -> None:
-        self.lane = lane
-        self.sent = sent
-        self.size_bytes = size_bytes
-        self.timer = timer
+    member: HubMember
+    sent: Transmission | Ephemeral
+    size_bytes: int
 
 
 class Hub:
-    """The channels of one node. There is one as long as there are channels: `Hub.enter`."""
-
-    _hubs: ClassVar[dict[int, Hub]] = {}
+    """The channels of one node. The node holds the hub as long as it has channels: `Hub.enter`."""
 
     def __init__(self, node: MessagingNode) -> None:
         self.node = node
-        self.lanes: dict[str, Lane] = {}
-        self.limiter: RateLimiter | None = None
-        self.rate_limit: RateLimitConfig | None = None
+        self.members: dict[str, HubMember] = {}
+        """The open channels by the lanes of their outboxes."""
+        self._limiter: RateLimiter | None = None
+        self._rate_limit: RateLimitConfig | None = None
         self._loop = asyncio.get_running_loop()
         self._preparing = asyncio.Lock()
         self._started_at = node.wall() - self._loop.time()
         self._topics: Counter[str] = Counter()
-        self._under_way: dict[str, _UnderWay] = {}
+        self._outcomes = Outcomes(node)
+        self._under_way: dict[_UnderWay, asyncio.Task[None] | None] = {}
+        """Each with the task that awaits its outcome, once the node has taken it."""
+        self._settled = asyncio.Event()
         self._bytes_under_way = 0
         self._failures = 0
         self._woken = asyncio.Event()
-        self._settled = asyncio.Event()
         self._guests = 0
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
@@ -125,21 +127,19 @@ class Hub:
     @classmethod
     def enter(cls, node: MessagingNode) -> Hub:
         """The hub of a node, made if there is none, for a channel that is being opened; then `leave` it."""
-        hub = cls._hubs.get(id(node))
+        hub = cls.existing(node)
         if hub is None:
-            hub = cls._hubs[id(node)] = cls(node)
+            hub = cls(node)
+            node.hub = hub
         hub._guests += 1
         return hub
 
     @classmethod
     def existing(cls, node: MessagingNode) -> Hub | None:
         """The hub of a node, if any channel is open on it."""
-        return cls._hubs.get(id(node))
-
-    @classmethod
-    def abandon(cls, node: MessagingNode) -> None:
-        """Forget the hub of a node whose process was killed: for simulators."""
-        cls._hubs.pop(id(node), None)
+        hub = getattr(node, "hub", None)  # nodes of other authors may be older than the attribute
+        # A node that wraps another may pass on the attribute of the inner one.
+        return hub if isinstance(hub, Hub) and hub.node is node else None
 
     # Clock and status.
 
@@ -154,53 +154,66 @@ class Hub:
 
     # Channels come and go.
 
-    async def prepare(self, config: RateLimitConfig, persistence: Persistence) -> RateLimiter:
-        """The rate limiter of this node's identity; what it had sent in this epoch is read from the store.
+    def is_open(self, key: ParticipantKey) -> bool:
+        """Whether a participant has its channel open on this node."""
+        return _lane(key) in self.members
 
+    async def open_outbox(
+        self, key: ParticipantKey, config: RateLimitConfig, persistence: Persistence
+    ) -> Outbox:
+        """An outbox for a channel, in the rate limiter of this node's identity.
+
+        The first one makes the limiter; what the identity had sent in this epoch is read from the store.
         Raises `InvalidConfiguration` if another configuration is in force, and `PersistenceError`.
         """
         async with self._preparing:
-            if self.limiter is None:
-                key = ParticipantKey("", self.node.transport_identity)
-                stored = await persistence.load(key)
-                counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
-                self.limiter = RateLimiter(config, counted=counted)
-                self.rate_limit = config
-                self._counts = ChangeWriter(persistence, key)
-                if (limit := self.node.declared_limit()) is not None:
-                    self.limiter.learn_limit(*limit)  # C-221
-                self._listen(True)
-        if config != self.rate_limit:
+            limiter = self._limiter
+            if limiter is None:
+                limiter = await self._make_limiter(config, persistence)
+        if config != self._rate_limit:
             raise InvalidConfiguration(
                 "the channels of one node share one rate limit, and another one is in force"
             )
-        return self.limiter
+        return Outbox(limiter, _lane(key))
 
-    def join(self, lane: Lane) -> None:
+    async def _make_limiter(self, config: RateLimitConfig, persistence: Persistence) -> RateLimiter:
+        key = ParticipantKey("", self.node.transport_identity)
+        stored = await persistence.load(key)
+        counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
+        limiter = self._limiter = RateLimiter(config, counted=counted)
+        self._rate_limit = config
+        self._counts = ChangeWriter(persistence, key)
+        if (limit := self.node.declared_limit()) is not None:
+            limiter.learn_limit(*limit)  # C-221
+        self.node.message_events.on(NodeMessageReceived.name, self._on_received)
+        self.node.health_events.on(ConnectionStatusChange.name, self._on_status)
+        self._sender = self._loop.create_task(self._send(limiter), name="strata-channel-sender")
+        return limiter
+
+    def join(self, member: HubMember) -> None:
         """A channel has been opened."""
-        self.lanes[lane.lane] = lane
-        if self._sender is None:
-            self._sender = self._loop.create_task(self._send(), name="strata-channel-sender")
+        self.members[member.outbox.lane] = member
 
-    async def leave(self, lane: Lane | None = None) -> None:
+    async def leave(self, member: HubMember | None = None) -> None:
         """A channel is closed, or could not be opened; with the last one everything here ends."""
         self._guests -= 1
-        if lane is not None:
-            self.lanes.pop(lane.lane, None)
-            if self.limiter is not None:
-                self.limiter.close_lane(lane.lane)
+        if member is not None:
+            self.members.pop(member.outbox.lane, None)
+            if self._limiter is not None:
+                self._limiter.close_lane(member.outbox.lane)
         if not self._guests:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        self._hubs.pop(id(self.node), None)
-        if self.limiter is not None:
-            self._listen(False)
+        self.node.hub = None
+        self.node.message_events.off(NodeMessageReceived.name, self._on_received)
+        self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
+        self._outcomes.close()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
-        for name in list(self._under_way):
-            self._end(name)
+        for under_way in list(self._under_way):
+            self._end(under_way)
         if self._counts is not None:
             try:
                 await self._counts.close()
@@ -234,48 +247,46 @@ class Hub:
         del self._topics[topic]
         return True
 
-    def _listen(self, on: bool) -> None:
-        messages, health = self.node.message_events, self.node.health_events
-        change = (messages.on, health.on) if on else (messages.off, health.off)
-        change[0](NodeMessageReceived.name, self._on_received)
-        change[0](NodeMessageSent.name, self._on_sent)
-        change[0](NodeMessageError.name, self._on_error)
-        change[1](ConnectionStatusChange.name, self._on_status)
-
     # Sending.
 
     def wake(self) -> None:
         """Something may have become possible."""
         self._woken.set()
 
-    async def send_now(self, lane: Lane, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
+    def admit_ephemeral(self) -> EphemeralDropReason | None:
+        """Charge an ephemeral message of no channel; or say why it must be dropped (C-181)."""
+        return None if self._limiter is None else self._limiter.admit_ephemeral(self.now_ms())
+
+    async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises what the node does."""
-        self._begin(lane, ephemeral, ephemeral.request_id, len(envelope.payload))
+        sending = self.node.send(envelope, request_id=ephemeral.request_id)
+        under_way = _UnderWay(member, ephemeral, len(envelope.payload))
         try:
-            await self.node.send(envelope, request_id=ephemeral.request_id)
+            await self._hand_to_node(under_way, ephemeral.request_id, sending)
         except BaseException:
-            self._end(ephemeral.request_id)
+            self._end(under_way)
             raise
 
-    async def settled(self, lane: Lane, timeout: float) -> list[Transmission | Ephemeral]:
+    async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
         """Wait until nothing of a channel is under way; what still is after `timeout` seconds is given up."""
         try:
             async with asyncio.timeout(timeout):
-                while any(each.lane is lane for each in self._under_way.values()):
+                while any(each.member is member for each in self._under_way):
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
             pass
-        left = [name for name, each in self._under_way.items() if each.lane is lane]
-        return [under_way.sent for name in left if (under_way := self._end(name)) is not None]
+        left = [each for each in self._under_way if each.member is member]
+        for each in left:
+            self._end(each)
+        return [each.sent for each in left]
 
-    async def _send(self) -> None:
-        assert self.limiter is not None
+    async def _send(self, limiter: RateLimiter) -> None:
         while True:
             self._woken.clear()
-            while (transmission := self._next()) is not None:
+            while (transmission := self._next(limiter)) is not None:
                 await self._dispatch(transmission)
-            due = self.limiter.get_timer()
+            due = limiter.get_timer()
             wait = None if due is None else (due - self.now_ms()) / 1000
             try:
                 # What is due and could not go waits for a channel, an answer or the relays, which wake us.
@@ -284,98 +295,119 @@ class Hub:
             except TimeoutError:
                 pass
 
-    def _next(self) -> Transmission | None:
+    def _next(self, limiter: RateLimiter) -> Transmission | None:
         full = len(self._under_way) >= _MAX_UNDER_WAY or self._bytes_under_way >= _MAX_UNDER_WAY_BYTES
-        if full or not self.online or self.limiter is None:
+        if full or not self.online:
             return None
-        ready = {name for name, lane in self.lanes.items() if lane.is_ready()}
-        return self.limiter.take(self.now_ms(), ready=ready) if ready else None
+        ready = {lane for lane, member in self.members.items() if member.is_ready()}
+        return limiter.take(self.now_ms(), ready=ready) if ready else None
 
     async def _dispatch(self, transmission: Transmission) -> None:
-        lane = self.lanes[transmission.lane]
-        dispatch = lane.dispatch(transmission)
+        member = self.members[transmission.lane]
+        dispatch = member.dispatch(transmission)
         self._store_counts()
         if dispatch is None:
             return
-        name = dispatch.request_id
-        self._begin(lane, transmission, name, len(dispatch.envelope.payload))
+        name, envelope = dispatch.request_id, dispatch.envelope
+        if dispatch.original is None:
+            sending: Coroutine[Any, Any, object] = self.node.send(envelope, request_id=name)
+        else:
+            sending = self.node.send_again(
+                dispatch.original,
+                topic=envelope.content_topic,
+                request_id=name,
+                retention_seconds=envelope.retention_seconds,
+            )
+        under_way = _UnderWay(member, transmission, len(envelope.payload))
         try:
-            if dispatch.stored_as is None:
-                await self.node.send(dispatch.envelope, request_id=name)
-            else:
-                await self.node.send_again(
-                    dispatch.stored_as,
-                    topic=dispatch.envelope.content_topic,
-                    request_id=name,
-                    retention_seconds=dispatch.envelope.retention_seconds,
-                )
-        except StrataError as error:
-            final = isinstance(error, NodeError)
-            self._fail(name, NodeMessageError(name, None, str(error), type(error).__name__, not final))
+            await self._hand_to_node(under_way, name, sending)
         except Exception as error:
-            _log.exception("the node raised")
-            self._fail(name, NodeMessageError(name, None, str(error), type(error).__name__))
+            if not isinstance(error, StrataError):
+                _log.exception("the node raised")
+            final = isinstance(error, NodeError)
+            failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
+            self._conclude(under_way, failed)
 
-    def _begin(self, lane: Lane, sent: Transmission | Ephemeral, name: str, size_bytes: int) -> None:
-        late = NodeMessageError(name, None, "the node has not answered", "timeout")
-        timer = self._loop.call_later(_ANSWER_TIMEOUT, self._fail, name, late)
-        self._under_way[name] = _UnderWay(lane, sent, size_bytes, timer)
-        self._bytes_under_way += size_bytes
+    async def _hand_to_node(
+        self, under_way: _UnderWay, request_id: str, sending: Coroutine[Any, Any, object]
+    ) -> None:
+        """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""
+        self._under_way[under_way] = None
+        self._bytes_under_way += under_way.size_bytes
+        outcome = await self._outcomes.begin(request_id, sending)
+        if under_way in self._under_way:
+            waiting = self._await_outcome(under_way, request_id, outcome)
+            self._under_way[under_way] = self._loop.create_task(waiting, name=f"strata-outcome {request_id}")
+        else:  # it was given up meanwhile
+            outcome.cancel()
 
-    def _end(self, name: str) -> _UnderWay | None:
-        under_way = self._under_way.pop(name, None)
-        if under_way is not None:
-            under_way.timer.cancel()
-            self._bytes_under_way -= under_way.size_bytes
-            self._settled.set()
-            self._woken.set()
-        return under_way
+    async def _await_outcome(
+        self, under_way: _UnderWay, request_id: str, outcome: asyncio.Future[Outcome]
+    ) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
+                told = await outcome
+        except TimeoutError:
+            told = NodeMessageError(request_id, None, "the node has not answered", "timeout")
+        self._conclude(under_way, told)
+
+    def _end(self, under_way: _UnderWay) -> bool:
+        """Count a message as under way no more; False if it was given up before."""
+        if under_way not in self._under_way:
+            return False
+        task = self._under_way.pop(under_way)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        self._bytes_under_way -= under_way.size_bytes
+        self._settled.set()
+        self._woken.set()
+        return True
+
+    def _conclude(self, under_way: _UnderWay, outcome: Outcome) -> None:
+        """Tell a channel what became of its message, unless that was given up."""
+        if not self._end(under_way):
+            return
+        if isinstance(outcome, NodeMessageSent):
+            self._failures = 0
+            under_way.member.accepted(under_way.sent, outcome.message_hash)
+            return
+        if outcome.recoverable and self._limiter is not None:
+            wait = outcome.retry_after_ms
+            if wait is None:
+                wait = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(self._failures, 6))
+                self._failures += 1
+            self._limiter.pause(self.now_ms(), wait)  # C-232
+        under_way.member.not_accepted(under_way.sent, outcome)
 
     def _store_counts(self) -> None:
-        limit = self.rate_limit
-        if self._counts is None or self.limiter is None or limit is None:
+        limit = self._rate_limit
+        if self._counts is None or self._limiter is None or limit is None:
             return
         if limit.messages_per_epoch is None and limit.segments_per_epoch is None:
             return
         try:
-            self._counts.submit(self.limiter.counts_to_store())
+            self._counts.submit(self._limiter.counts_to_store())
         except PersistenceError as error:
             _log.error("what was sent in this epoch could not be stored: %s", error)
 
     # What the node tells.
 
-    def _on_sent(self, event: NodeMessageSent) -> None:
-        under_way = self._end(event.request_id)
-        if under_way is not None:
-            self._failures = 0
-            under_way.lane.accepted(under_way.sent, event.message_hash)
-
-    def _on_error(self, event: NodeMessageError) -> None:
-        self._fail(event.request_id, event)
-
-    def _fail(self, name: str, error: NodeMessageError) -> None:
-        under_way = self._end(name)
-        if under_way is None:
-            return
-        if error.recoverable and self.limiter is not None:
-            wait = error.retry_after_ms
-            if wait is None:
-                wait = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(self._failures, 6))
-                self._failures += 1
-            self.limiter.pause(self.now_ms(), wait)  # C-232
-        under_way.lane.not_accepted(under_way.sent, error)
-
     async def _on_received(self, event: NodeMessageReceived) -> None:
-        lanes = [lane for lane in self.lanes.values() if lane.content_topic == event.message.content_topic]
-        for lane in lanes:
+        topic = event.message.content_topic
+        members = [member for member in self.members.values() if member.content_topic == topic]
+        for member in members:
             # One that has no room makes the node wait, and no other channel (C-082).
-            if len(lanes) > 1 and lane.is_full:
-                lane.pass_over()
+            if len(members) > 1 and member.is_full:
+                member.pass_over()
             else:
-                await lane.receive(event)
+                await member.receive(event)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
         online = event.status is not ConnectionStatus.DISCONNECTED
-        for lane in list(self.lanes.values()):
-            lane.status_changed(online)
+        for member in list(self.members.values()):
+            member.status_changed(online)
         self.wake()
+
+
+def _lane(key: ParticipantKey) -> str:
+    return str(tuple(key))

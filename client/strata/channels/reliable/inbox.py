@@ -16,7 +16,7 @@ from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import InboxMessage, put, remove
 from strata.channels.reliable.events import MessageReceived
 
-__all__ = ["Inbox", "Received"]
+__all__ = ["MessageInbox", "Received"]
 
 
 class Received:
@@ -32,7 +32,7 @@ class Received:
         """Whether handlers have heard of it."""
 
 
-class Inbox:
+class MessageInbox:
     """What waits to be taken, in the order of delivery."""
 
     def __init__(

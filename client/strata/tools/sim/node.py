@@ -48,6 +48,7 @@ class SimNode:
         self.health_events = EventEmitter(HEALTH_EVENTS)
         self.clock_offset = clock_offset
         self.defaults = defaults
+        self.hub: object = None
         self.unplugged = False
         self._network = network
         self._process = Process.current()

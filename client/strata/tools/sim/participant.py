@@ -12,7 +12,6 @@ from strata.channels.reliable.channel import ReliableChannel
 from strata.channels.reliable.client import make_channel
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.events import MessageReceived, ReliableMessageReceived
-from strata.channels.reliable.hub import Hub
 from strata.tools.sim.checking import Evidence
 from strata.tools.sim.disk import Disk, SimStore
 from strata.tools.sim.faults import FaultCounts
@@ -148,7 +147,6 @@ class SimParticipant:
             self._store.unplugged = True
         self._node.unplug()
         process.kill()
-        Hub.abandon(self._node)
         self.channel = None
 
     def lose_disk(self) -> None:

@@ -74,8 +74,8 @@ async def unharmed(**options: Any) -> AsyncIterator[tuple[ScriptedNode, Reliable
 
 
 def lamport_of(channel: ReliableChannel) -> int:
-    assert channel._opened is not None
-    return channel._opened.engine.sds.lamport
+    assert channel._session is not None
+    return channel._session.engine.sds.lamport
 
 
 # SDS.

@@ -862,7 +862,7 @@ async def test_a_stopped_channel_does_nothing_until_it_is_started() -> None:
     assert running == {
         "strata-events room",
         "strata-timers room",
-        "strata-asking room",
+        "strata-store-queries room",
     }  # the last two: Bob's
     sent = len(world.node("alice").sendings)
     told, heard = Recorder(alice), Recorder(bob)

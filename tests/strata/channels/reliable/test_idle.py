@@ -11,6 +11,7 @@ from channel_world import Recorder, Sending, World, content_message, until, virt
 from strata.channels.rate_limit import RateLimiter
 from strata.channels.reliable import configure
 from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.outbox import Outbox
 from strata.channels.sds import (
     AckedBy,
     Acknowledged,
@@ -50,8 +51,7 @@ def test_each_sds_event_becomes_the_channels_own() -> None:
         "alice",
         "/t/1/x/proto",
         configure(None),
-        limiter=RateLimiter(),
-        lane="lane",
+        outbox=Outbox(RateLimiter(), "lane"),
         now_ms=1_000_000,
         random=random.Random(1).random,
     )
@@ -66,7 +66,7 @@ def test_each_sds_event_becomes_the_channels_own() -> None:
         engine._settle(1_000_000)
         return [each.name for each in engine.events()]
 
-    engine.dispatched(engine._limiter.heads("lane")[0], 1_000_000, None)
+    engine.dispatched(engine.outbox.heads()[0], 1_000_000, None)
     assert [each.name for each in engine.events()] == ["message-sent", "reliable:message:sent"]
     assert told(PossiblyAcknowledged(message_id, 1)) == ["message-possibly-acknowledged"]
     acknowledged = told(Acknowledged(message_id, AckedBy.HISTORY, "bob"))

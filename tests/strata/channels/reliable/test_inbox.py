@@ -17,7 +17,7 @@ from strata.channels.reliable import (
     configure,
     make_channel,
 )
-from strata.channels.reliable.inbox import Inbox
+from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.sizes import largest_ephemeral, largest_segment, message_overhead
 from strata.channels.sds import HistoryEntry, SdsConfig, SdsMessage
@@ -41,23 +41,23 @@ def message(n: int, *, payload: bytes | None = None, ephemeral: bool = False) ->
     )
 
 
-def put(inbox: Inbox, *messages: MessageReceived) -> None:
+def put(inbox: MessageInbox, *messages: MessageReceived) -> None:
     for each in messages:
         inbox.put(each, bytes.fromhex(each.message_id))
 
 
-def inbox(messages: int = 3, size: int = 1_000, stored: tuple[InboxMessage, ...] = ()) -> Inbox:
-    return Inbox(TOPIC, max_messages=messages, max_bytes=size, stored=stored)
+def inbox(messages: int = 3, size: int = 1_000, stored: tuple[InboxMessage, ...] = ()) -> MessageInbox:
+    return MessageInbox(TOPIC, max_messages=messages, max_bytes=size, stored=stored)
 
 
-def restored(changes: list[Change], old: StoredState | None = None) -> tuple[StoredState, Inbox]:
+def restored(changes: list[Change], old: StoredState | None = None) -> tuple[StoredState, MessageInbox]:
     state = old or StoredState()
     state.apply(changes)
     records = read_records(InboxMessage, state.records.get(InboxMessage.KIND, {}))
     return state, inbox(stored=tuple(records.values()))
 
 
-def payloads(box: Inbox) -> list[bytes]:
+def payloads(box: MessageInbox) -> list[bytes]:
     return [received.message.payload for received in box]
 
 

@@ -130,7 +130,7 @@ async def test_a_chunk_is_tracked_by_sds_before_it_leaves() -> None:
     async with opened(node, segment_size_bytes=4) as (channel, _):
 
         def answer(sent: Sent) -> float:
-            opened_channel = channel._opened
+            opened_channel = channel._session
             assert opened_channel is not None
             tracked = sent.sds.message_id in opened_channel.engine.sds.outgoing()
             seen.append(tracked and sent.sds.message_id in channel.log())

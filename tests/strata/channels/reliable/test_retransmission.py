@@ -69,8 +69,8 @@ async def test_an_acknowledgement_by_history_ends_it() -> None:
         assert len(node.sent) == 2
         await node.deliver(sync(1, follows=[node.sent[0]]))
         assert [event.request_id for event in told.of(ReliableMessageDelivered)] == [request_id]
-        assert channel.sync_status().is_synced and channel._opened is not None
-        assert channel._opened.engine.sds.outgoing() == {}
+        assert channel.sync_status().is_synced and channel._session is not None
+        assert channel._session.engine.sds.outgoing() == {}
         await asyncio.sleep(100)
         assert len(node.sent) == 2
         assert told.of(ReliableMessageSendError) == []
@@ -270,8 +270,8 @@ async def test_acknowledged_chunks_leave_the_outgoing_buffer() -> None:
     async with opened(node, segment_size_bytes=2) as (channel, _):
         await channel.send(b"c0c1c2")
         await settle()
-        assert channel._opened is not None
-        outgoing = channel._opened.engine.sds.outgoing
+        assert channel._session is not None
+        outgoing = channel._session.engine.sds.outgoing
         assert set(outgoing()) == {sent.sds.message_id for sent in node.sent}
         await node.deliver(sync(1, follows=[node.sent[1]]))
         assert set(outgoing()) == {node.sent[0].sds.message_id, node.sent[2].sds.message_id}

@@ -14,8 +14,7 @@ from strata.channels.persistence import MemoryPersistence
 from strata.channels.persistence.interface import Put
 from strata.channels.persistence.records import QueryMark, read_records
 from strata.channels.reliable import IrretrievableMessage
-from strata.channels.reliable.catching_up import CatchingUp
-from strata.channels.reliable.retrieval import ByHash, ByWindow, Retrieval
+from strata.channels.reliable.retrieval import ByHash, ByWindow, CatchingUp, Retrieval
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol.errors import ConnectionFailed
 

@@ -50,7 +50,6 @@ from strata.channels.reliable import (
     SendingMessageIrrecoverableError,
     make_channel,
 )
-from strata.channels.reliable.hub import Hub
 from strata.channels.sds import HistoryEntry, Kind
 from strata.tools.sim import NO_FAULTS, Process, SimNetwork, SimNode, run_virtually
 
@@ -398,7 +397,6 @@ async def crash_run(disk: Disk, crash_at: int | None, *, written: bool, hand_ove
     if crashed:
         node.unplug()
         process.kill()
-        Hub.abandon(node)
         await asyncio.wait([life])
         await store.close()
         await asyncio.sleep(3)

@@ -1,10 +1,12 @@
-"""What the application gets to know, and when: after it is durable, never before (C-255).
+"""Events and received messages on their way to the program: after they are durable, never before (C-255).
 
-Events wait here until the store has confirmed the step they tell of. Received messages wait in the inbox, and
-leave it when they are handed over, to whoever iterates the channel, else to the handlers of the two received
-events, who otherwise only look on. `hand_over="once"`: a message leaves the store before the program gets it,
-so that no crash hands it over again. `"again"`: it leaves when the program asks for the next one, so that no
-crash can lose it.
+Events wait here until the store has confirmed the step that they tell of. Received messages wait in the
+inbox. A task that iterates the channel takes them; while there is none, the handlers of the two received
+events do.
+
+With `hand_over="once"` a message leaves the store before the program gets it. The program gets it at most
+once: a crash in between loses it. With `"again"` a message leaves the store when the program asks for the
+next one. The program gets it at least once: a crash before that hands it over again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, Self
+from typing import Self
 
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope
@@ -25,9 +27,9 @@ from strata.channels.reliable.events import (
     ReliableEnvelope,
     ReliableMessageReceived,
 )
-from strata.channels.reliable.inbox import Inbox, Received
+from strata.channels.reliable.inbox import MessageInbox, Received
 
-__all__ = ["Events", "HandingOver"]
+__all__ = ["Events", "Handover"]
 
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
 _MAX_EVENTS = 10_000
@@ -90,36 +92,26 @@ class Events(AsyncIterator[ChannelEvent]):
         self._arrived.set()
 
 
-class Shell(Protocol):
-    """What handing over needs of its channel."""
-
-    @property
-    def channel_id(self) -> str: ...
-
-    def flush(self) -> None:
-        """Submit what the engine changed."""
-        ...
-
-
-class HandingOver:
-    """The way from the engine to the application."""
+class Handover:
+    """Hands a channel's events and messages to its program."""
 
     def __init__(
         self,
-        shell: Shell,
-        inbox: Inbox,
+        channel_id: str,
+        inbox: MessageInbox,
         writer: ChangeWriter,
         emitter: EventEmitter,
         *,
         once: bool,
-        on_room: Callable[[], None],
+        on_taken: Callable[[], None],
     ) -> None:
-        self._shell = shell
+        """`on_taken` is called when a message has left the inbox, to store that it has."""
+        self._channel_id = channel_id
         self._inbox = inbox
         self._writer = writer
         self._emitter = emitter
         self._once = once
-        self._on_room = on_room
+        self._on_taken = on_taken
         self._gate: deque[tuple[int, ChannelEvent | int]] = deque()
         first = inbox.first()
         self._available = 0 if first is None else max(each.position for each in inbox)
@@ -265,8 +257,7 @@ class HandingOver:
 
     def _take(self, received: Received) -> None:
         self._inbox.take(received)
-        self._shell.flush()
-        self._on_room()
+        self._on_taken()
 
     async def _announce(self, received: Received) -> None:
         """Tell the handlers, once, though the wait for a slow one be cancelled."""
@@ -279,7 +270,7 @@ class HandingOver:
             inner = MessageEnvelope(
                 content_topic=message.content_topic, payload=message.payload, ephemeral=message.ephemeral
             )
-            envelope = ReliableEnvelope(message_envelope=inner, channel_id=self._shell.channel_id)
+            envelope = ReliableEnvelope(message_envelope=inner, channel_id=self._channel_id)
             await self._emitter.emit(
                 ReliableMessageReceived(request_id=message.request_id, envelope=envelope)
             )

@@ -1,4 +1,8 @@
-"""A channel while it is open: its engine, its store, its tasks. An asyncio shell; nothing is decided here."""
+"""One participant's part in a channel while it is open: its engine, its store, its tasks. An asyncio shell.
+
+The engine decides. The session carries its changes to the store, its transmissions to the hub and its events
+to `handover`. It keeps the engine's time, and holds back the node while there is no room.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +10,109 @@ import asyncio
 import logging
 import math
 import random
+import secrets
 from dataclasses import replace
-from typing import Protocol
 
-from strata.channels.encryption import DecryptionFailed, EncryptionHook
+from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
 from strata.channels.persistence.interface import Change, ParticipantKey, Persistence, PersistenceError
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
-from strata.channels.rate_limit.limiter import RateLimiter
-from strata.channels.rate_limit.proof import obtain_proof
-from strata.channels.rate_limit.values import Priority, Transmission
-from strata.channels.reliable.asking import Asking
-from strata.channels.reliable.codec import Codec
+from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.codec import CodecPair
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.engine import ChannelEngine, Ephemeral
-from strata.channels.reliable.handing_over import HandingOver
+from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.hub import Dispatch, Hub
-from strata.channels.reliable.preparing import Preparing
+from strata.channels.reliable.outbox import Outbox
+from strata.channels.reliable.payloads import Payloads
+from strata.channels.reliable.store_queries import StoreQueries
 from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
 from strata.channels.sds import SdsMessage
 
-__all__ = ["OpenChannel"]
+__all__ = ["ChannelSession"]
 
 _log = logging.getLogger("strata.reliable")
 
 _SETTLE_TIMEOUT = 5.0
-_SYNC_SECONDS = 3_600
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
 _MAX_UNSTORED = 20_000
 """Changes the store has not confirmed; with more the channel reads no further."""
 
 
-class Channel(Protocol):
-    """What an open channel needs of the one that programs see."""
-
-    message_events: EventEmitter
-    config: ReliableChannelConfig
-
-    @property
-    def channel_id(self) -> str: ...
-
-    @property
-    def content_topic(self) -> str: ...
-
-
-class OpenChannel:
-    """One participant's part in a channel from opening to closing: what `hub.Lane` asks for."""
+class ChannelSession:
+    """A channel from opening to closing, as the hub's member and for the channel that programs see."""
 
     def __init__(
         self,
-        channel: Channel,
+        channel: object,
         hub: Hub,
-        limiter: RateLimiter,
-        lane: str,
+        outbox: Outbox,
         key: ParticipantKey,
         state: ChannelState,
         *,
+        content_topic: str,
+        config: ReliableChannelConfig,
+        emitter: EventEmitter,
         store: Persistence,
         hook: EncryptionHook | None,
-        codec: Codec,
+        codec: CodecPair,
         rng: random.Random,
     ) -> None:
-        config = channel.config
-        self.channel_id = channel.channel_id
-        self.content_topic = channel.content_topic
-        self.lane = lane
+        """`channel` is the one that programs see; `config` has its sections filled in."""
+        self.channel_id = key.channel_id
+        self.content_topic = content_topic
+        self.outbox = outbox
         self.started = False
         self.channel = channel
         self._config = config
-        self._hook = hook
-        self._codec = codec
         self._hub = hub
-        self._limiter = limiter
         self.now_ms = hub.now_ms
         self.writer = ChangeWriter(store, key, on_written=self._on_written, on_health=self._on_store_health)
         self.engine = ChannelEngine(
             key.channel_id,
             key.sender_id,
-            channel.content_topic,
+            content_topic,
             config,
-            limiter=limiter,
-            lane=lane,
+            outbox=outbox,
             now_ms=hub.now_ms(),
             random=rng.random,
             state=state,
         )
-        self.handing = HandingOver(
-            self,
+        self.handover = Handover(
+            key.channel_id,
             self.engine.inbox,
             self.writer,
-            channel.message_events,
+            emitter,
             once=config.hand_over == "once",
-            on_room=self._on_room,
+            on_taken=self._on_taken,
         )
-        self.asking = Asking(self, hub.node, self.engine, hub.now_ms)
+        self._queries = StoreQueries(
+            hub.node, self.engine, receive=self.receive, flush=self.flush, now_ms=hub.now_ms
+        )
+        self._payloads = Payloads(
+            self.engine,
+            hook=hook,
+            codec=codec,
+            proof_provider=config.proof_provider,
+            now_ms=hub.now_ms,
+            is_stored=self._is_stored,
+            flush=self.flush,
+            on_ready=hub.wake,
+        )
         self._unsubmitted: list[Change] = []
         self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
         """What must be durable before these messages go out."""
-        self._undecryptable = self._undecodable = 0
         self._room = asyncio.Event()
         self._woken = asyncio.Event()
         self._armed_for = math.inf
         self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._preparing = Preparing(
-            self,
-            self.engine,
-            limiter,
-            hook=hook,
-            proof_provider=config.proof_provider,
-            codec=codec,
-            on_ready=hub.wake,
-        )
-        self._teller = asyncio.create_task(self.handing.run(), name=f"strata-events {self.channel_id}")
+        self._teller = asyncio.create_task(self.handover.run(), name=f"strata-events {self.channel_id}")
         self.engine.set_online(False, hub.now_ms())
         hub.join(self)
         self.flush()
@@ -142,7 +131,7 @@ class OpenChannel:
                 raise
             self._tasks = [
                 asyncio.create_task(self._keep_time(), name=f"strata-timers {self.channel_id}"),
-                asyncio.create_task(self.asking.run(), name=f"strata-asking {self.channel_id}"),
+                asyncio.create_task(self._queries.run(), name=f"strata-store-queries {self.channel_id}"),
             ]
             self.status_changed(self._hub.online)
             self._hub.wake()
@@ -153,7 +142,7 @@ class OpenChannel:
                 return
             self.started = False
             self._room.set()
-            await self._end_tasks([*self._tasks, *self._preparing.tasks()])
+            await self._end_tasks([*self._tasks, *self._payloads.tasks()])
             self._tasks = []
             await self._hub.unsubscribe(self.content_topic)
             for sent in await self._hub.settled(self, _SETTLE_TIMEOUT):
@@ -165,7 +154,7 @@ class OpenChannel:
 
     async def close(self) -> None:
         await self.stop()
-        self.handing.put_back()
+        self.handover.put_back()
         self.flush()
         try:
             await self.writer.close()
@@ -173,8 +162,8 @@ class OpenChannel:
             if self._teller is not asyncio.current_task():
                 self._teller.cancel()
                 await asyncio.wait([self._teller])
-                await self.handing.drain()
-            self.handing.end()
+                await self.handover.drain()
+            self.handover.end()
             await self._hub.leave(self)
 
     async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -188,7 +177,7 @@ class OpenChannel:
         """The node reaches somebody, or nobody (C-088)."""
         if self.started:
             self.engine.set_online(online, self.now_ms())
-            self.asking.connected(online)
+            self._queries.connected(online)
             self._woken.set()
 
     # The engine's timer.
@@ -226,12 +215,12 @@ class OpenChannel:
             self._unsubmitted_ids = []
         else:
             ticket = self.writer.submit(())
-        self.handing.tell(self.engine.events(), ticket, self.engine.inbox.newest)
-        # Each is woken only for what it has to do earlier than it knows: a message makes several steps.
-        if self._limiter.heads(self.lane):
+        self.handover.tell(self.engine.events(), ticket, self.engine.inbox.newest)
+        # A message makes several steps: a task is woken only if it has something to do before its own timer.
+        if self.outbox.heads():
             self._hub.wake()
-        if self.engine.retrieval.at < self.asking.armed_for:
-            self.asking.wake()
+        if self.engine.retrieval.at < self._queries.armed_for:
+            self._queries.wake()
         if self.engine.get_timer() < self._armed_for:
             self._woken.set()
 
@@ -247,70 +236,57 @@ class OpenChannel:
         if len(self._tickets) > _MAX_TICKETS:
             confirmed = self.writer.confirmed
             self._tickets = {name: at for name, at in self._tickets.items() if at > confirmed}
-        self.handing.wake()
+        self.handover.wake()
         self._hub.wake()
-        self._on_room()
+        self._room.set()
 
     def _on_store_health(self, health: WriterHealth) -> None:
         if health.failures == 0:
             self.flush()
 
-    def _on_room(self) -> None:
+    def _on_taken(self) -> None:
+        self.flush()
         self._room.set()
 
     # Sending, as the hub asks for it.
 
-    def is_stored(self, transmission: Transmission) -> bool:
-        """Whether what a transmission tells of is durable: before that it must not go out."""
+    def _is_stored(self, transmission: Transmission) -> bool:
+        """Whether the step that made a transmission is durable: before that it must not go out."""
         return self._tickets.get(transmission.message_id, 0) <= self.writer.confirmed
 
     def is_ready(self) -> bool:
         """Whether what may be next can go out at once."""
-        return self.started and self._preparing.is_ready()
+        return self.started and self._payloads.is_ready()
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
-        """What the hub is to send now."""
-        prepared = self._preparing.take(transmission)
-        repair, stored_as = self.engine.repairs(transmission), None
-        if repair is not None and self._config.sender_binding == "did":
-            stored_as = repair[1]
-            prepared = None if stored_as is None else prepared  # nobody would believe it without the original
-        if prepared is None:
+        """What the hub is to send now, as the engine plans it."""
+        payload = self._payloads.take(transmission)
+        plan = None if payload is None else self.engine.plan(transmission)
+        if payload is None or plan is None:
             self.engine.not_dispatched(transmission, self.now_ms())
             self.flush()
             return None
         self.engine.sending(transmission)
         self.flush()
-        envelope = self._envelope(prepared.payload, meta=prepared.proof)
-        if self.engine.is_sync(transmission):
-            # One every half minute, for as long as anybody is there: stores need not keep them all.
-            kept = min(_SYNC_SECONDS, envelope.retention_seconds or _SYNC_SECONDS)
-            envelope = replace(envelope, retention_seconds=kept)
-        return Dispatch(self._transport_request(transmission), envelope, stored_as)
-
-    def _transport_request(self, transmission: Transmission) -> str:
-        """`R:1` … `R:N` for the chunks of request `R` (C-070)."""
-        found = self.engine.requests.find(transmission.message_id)
-        if found is None or transmission.priority is Priority.BACKGROUND:
-            return f"{self.lane}\x1f{transmission.message_id}"
-        return f"{found[0].request_id}:{found[1] + 1}"
-
-    def _envelope(
-        self, payload: bytes, *, ephemeral: bool = False, meta: bytes | None = None
-    ) -> MessageEnvelope:
-        return MessageEnvelope(
+        envelope = MessageEnvelope(
             content_topic=self.content_topic,
-            payload=payload,
-            ephemeral=ephemeral,
-            meta=meta,
-            retention_seconds=self._config.retention_seconds,
+            payload=payload.data,
+            meta=payload.proof,
+            retention_seconds=plan.retention_seconds,
         )
+        return Dispatch(plan.request_id or secrets.token_hex(16), envelope, plan.original)
 
     async def send_ephemeral(self, ephemeral: Ephemeral) -> None:
         """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`, as the node."""
-        payload = await self._preparing.encode(ephemeral.data)
-        proof = await obtain_proof(self._config.proof_provider, payload)
-        await self._hub.send_now(self, ephemeral, self._envelope(payload, ephemeral=True, meta=proof))
+        payload = await self._payloads.make(ephemeral.data)
+        envelope = MessageEnvelope(
+            content_topic=self.content_topic,
+            payload=payload.data,
+            ephemeral=True,
+            meta=payload.proof,
+            retention_seconds=self._config.retention_seconds,
+        )
+        await self._hub.send_now(self, ephemeral, envelope)
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None:
         """The transport has it."""
@@ -342,7 +318,7 @@ class OpenChannel:
     def pass_over(self) -> None:
         """A message came and there is no room, and others wait for the same topic: the relays have it."""
         self.engine.catching_up.missed()
-        self.asking.wake()
+        self._queries.wake()
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport, once there is room for what comes of it (C-072)."""
@@ -352,14 +328,8 @@ class OpenChannel:
                 await self._room.wait()
             if not self.started:
                 return None
-            payload = self._codec.decode(event.message.payload)
-            if payload is None:
-                self._undecodable += 1
-                return None
-            try:
-                data = payload if self._hook is None else await self._hook.decrypt(payload)
-            except DecryptionFailed:
-                self._undecryptable += 1
+            data = await self._payloads.read(event.message.payload)
+            if data is None:
                 return None
             message = self.engine.receive(
                 data, self.now_ms(), hint=event.message_hash, author=event.message.author
@@ -377,7 +347,7 @@ class OpenChannel:
 
     def sync_status(self) -> SyncStatus:
         """What `ReliableChannel.sync_status` tells."""
-        engine, now = self.engine, self.now_ms()
+        engine = self.engine
         since = engine.sds.missing_since()
         return SyncStatus(
             outstanding=tuple(
@@ -395,10 +365,10 @@ class OpenChannel:
                 MissingMessage(each.message_id, each.sender_id, each.retrieval_hint, since[each.message_id])
                 for each in engine.sds.missing()
             ),
-            queued=sum(self._limiter.queued(self.lane, priority) for priority in Priority),
+            queued=self.outbox.queued,
             partial_messages=engine.reassembler.statistics.partial_messages,
-            inbox=len(engine.inbox) + (self.handing.in_hand is not None),
-            rate_limit_utilization=self._limiter.utilisation(now),
+            inbox=len(engine.inbox) + (self.handover.in_hand is not None),
+            rate_limit_utilization=self.outbox.utilisation(self.now_ms()),
         )
 
     def statistics(self) -> ChannelStatistics:
@@ -407,12 +377,12 @@ class OpenChannel:
         return ChannelStatistics(
             sds=replace(engine.sds.statistics),
             reassembly=replace(engine.reassembler.statistics),
-            undecryptable=self._undecryptable,
-            undecodable=self._undecodable,
+            undecryptable=self._payloads.undecryptable,
+            undecodable=self._payloads.undecodable,
             senders_forged=engine.counts.senders_forged,
             ephemerals_invalid=engine.counts.ephemerals_invalid,
             ephemerals_repeated=engine.counts.ephemerals_repeated,
             ephemerals_not_taken=engine.inbox.ephemerals_dropped,
-            retrievals=self.asking.retrievals,
-            retrievals_failed=self.asking.retrievals_failed,
+            retrievals=self._queries.retrievals,
+            retrievals_failed=self._queries.retrievals_failed,
         )

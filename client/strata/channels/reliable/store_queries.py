@@ -1,7 +1,7 @@
-"""Asking the store: for what was missed while away, and for what is known to be missing (channel.md §8).
+"""The queries of one channel to the store: what was missed while away, and missing messages (channel.md §8).
 
-An asyncio shell around `CatchingUp` and `Retrieval`, which say when and for what. What comes goes the way of
-everything that comes in (C-165). One question at a time.
+An asyncio shell around `CatchingUp` and `Retrieval`, which decide when to ask, and for what.
+Messages from the store go the way of all received messages (C-165). There is one query at a time.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import TypeVar
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageReceived
@@ -20,37 +20,39 @@ from strata.channels.reliable.retrieval import ByHash, RetrievalPlan
 from strata.channels.sds import SdsMessage
 from strata.protocol.errors import StrataError
 
-__all__ = ["Asking"]
+__all__ = ["StoreQueries"]
 
 _log = logging.getLogger("strata.reliable")
 
 _MAX_PAGES = 40
-"""Of one search for what is missing; the next one follows."""
+"""Most pages that one query for missing messages reads; the next query follows."""
 _MAX_QUERY_PAGES = 1_000
-"""Of other channels' messages only: a store that has more of them is not read to its end (C-095)."""
+"""Most pages that a query on connect reads, where none has a message of this channel (C-095)."""
 _PAGE_TIMEOUT = 60.0
 _RETRY_SECONDS = 5.0
 
-
-class Shell(Protocol):
-    """What asking needs of its channel."""
-
-    async def receive(self, event: NodeMessageReceived) -> SdsMessage | None: ...
-
-    def flush(self) -> None: ...
+T = TypeVar("T")
 
 
-class Asking:
-    """The questions of one channel to its store."""
+class StoreQueries:
+    """Asks the store for one channel, and hands over what it answers."""
 
     def __init__(
-        self, shell: Shell, node: MessagingNode, engine: ChannelEngine, now_ms: Callable[[], int]
+        self,
+        node: MessagingNode,
+        engine: ChannelEngine,
+        *,
+        receive: Callable[[NodeMessageReceived], Awaitable[SdsMessage | None]],
+        flush: Callable[[], None],
+        now_ms: Callable[[], int],
     ) -> None:
+        """`receive` takes each message that is found; `flush` stores what the engine changed."""
         self.retrievals = 0
         self.retrievals_failed = 0
         self.armed_for = math.inf
-        """When it looks again by itself, in wall milliseconds."""
-        self._shell = shell
+        """When the next query is due, in wall milliseconds."""
+        self._receive = receive
+        self._flush = flush
         self._node = node
         self._engine = engine
         self._now_ms = now_ms
@@ -94,8 +96,8 @@ class Asking:
             except TimeoutError:
                 pass
 
-    async def _guarded(self, work: Any) -> bool:
-        """Whether it went well: a store that is away or lies is asked again later."""
+    async def _guarded(self, work: Awaitable[None]) -> bool:
+        """Whether a query succeeded. A store that is away or breaks its protocol is asked again later."""
         try:
             await work
         except (StrataError, OSError, TimeoutError) as error:
@@ -115,10 +117,10 @@ class Asking:
                 if page is None:
                     break
                 # Oldest first within the page: then most of what a message follows is here before it.
-                if follows_others([await self._shell.receive(event) for event in reversed(page)]):
+                if follows_others([await self._receive(event) for event in reversed(page)]):
                     break
         engine.catching_up.succeeded(began_at)
-        self._shell.flush()
+        self._flush()
 
     async def _retrieve(self, plan: RetrievalPlan) -> None:
         engine = self._engine
@@ -135,7 +137,7 @@ class Asking:
         if isinstance(plan, ByHash):
             async with aclosing(self._node.fetch(topic, plan.hashes)) as found:
                 while (event := await _next_page(found)) is not None:
-                    await self._shell.receive(event)
+                    await self._receive(event)
             return
         async with aclosing(self._node.history(topic, since_ms=plan.since_ms)) as pages:
             for _ in range(_MAX_PAGES):
@@ -143,12 +145,12 @@ class Asking:
                 if page is None:
                     return
                 for event in reversed(page):
-                    await self._shell.receive(event)
+                    await self._receive(event)
                 if not self._engine.sds.missing():
                     return
 
 
-async def _next_page(pages: Any) -> Any:
-    """What comes next, None at the end. Raises `TimeoutError` for a store that falls silent."""
+async def _next_page(pages: AsyncGenerator[T, None]) -> T | None:
+    """The next page, None at the end. Raises `TimeoutError` for a store that falls silent."""
     async with asyncio.timeout(_PAGE_TIMEOUT):
         return await anext(pages, None)

@@ -1,0 +1,145 @@
+"""Payloads as the transport carries them: encrypted, encoded, with a proof (C-240, C-244, C-236).
+
+A hook may take its time, so the transmission at the head of each queue gets its payload ahead of its turn, as
+soon as the store has it; the hub asks nothing of a channel that is not ready. An asyncio shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
+from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
+from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.codec import CodecPair
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.errors import EncodingFailed
+
+__all__ = ["Payload", "Payloads"]
+
+_MAX_MADE = 8
+
+
+class Payload:
+    """Bytes as the transport takes them, and the proof it may ask for."""
+
+    __slots__ = ("data", "proof")
+
+    def __init__(self, data: bytes, proof: bytes | None = None) -> None:
+        self.data = data
+        self.proof = proof
+
+
+class Payloads:
+    """Makes the payloads of one channel, and reads those it receives."""
+
+    def __init__(
+        self,
+        engine: ChannelEngine,
+        *,
+        hook: EncryptionHook | None,
+        codec: CodecPair,
+        proof_provider: ProofProvider | None,
+        now_ms: Callable[[], int],
+        is_stored: Callable[[Transmission], bool],
+        flush: Callable[[], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        """`is_stored` tells whether what registers a transmission is durable; `flush` stores what the engine
+        changed; `on_ready` is called when a hook has ended its work."""
+        self.undecodable = 0
+        self.undecryptable = 0
+        self._engine = engine
+        self._hook = hook
+        self._codec = codec
+        self._provider = proof_provider
+        self._now_ms = now_ms
+        self._is_stored = is_stored
+        self._flush = flush
+        self._on_ready = on_ready
+        self._made: dict[str, Payload] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    # Going out.
+
+    def is_ready(self) -> bool:
+        """Whether each transmission that may be next has its payload; where one has none, it is begun."""
+        outbox = self._engine.outbox
+        while True:
+            heads = outbox.heads()
+            waiting = [each for each in heads if not self._is_made(each)]
+            if outbox.heads() == heads:  # else some were found to be needless
+                return bool(heads) and not waiting
+
+    def take(self, transmission: Transmission) -> Payload | None:
+        """The payload that was made for a transmission."""
+        return self._made.pop(transmission.message_id, None)
+
+    async def make(self, data: bytes) -> Payload:
+        """The payload for an SDS message. Raises `EncryptionFailed`, `EncodingFailed` and `ProofFailed`."""
+        encoded = self._codec.encode(data if self._hook is None else await self._hook.encrypt(data))
+        return Payload(encoded, await obtain_proof(self._provider, encoded))
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What is at work, for a channel that stops."""
+        return [] if self._task is None else [self._task]
+
+    def _is_made(self, head: Transmission) -> bool:
+        if not self._is_stored(head):
+            return False
+        if head.message_id in self._made:
+            return True
+        data = self._engine.data(head)
+        if data is None:
+            self._flush()
+            return False
+        if self._hook is None and self._provider is None:
+            try:
+                self._keep(head, Payload(self._codec.encode(data)))
+            except EncodingFailed as error:
+                self._refuse(head, error)
+                return False
+            return True
+        if self._task is None:
+            name = f"strata-hook {self._engine.sds.channel_id}"
+            self._task = asyncio.create_task(self._work(head, data), name=name)
+            self._task.add_done_callback(self._done)
+        return False
+
+    async def _work(self, head: Transmission, data: bytes) -> None:
+        try:
+            self._keep(head, await self.make(data))
+        except (EncryptionFailed, ProofFailed, EncodingFailed) as error:
+            self._refuse(head, error)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.result()  # a fault of ours must not pass unseen
+            self._on_ready()
+
+    def _keep(self, head: Transmission, payload: Payload) -> None:
+        if len(self._made) >= _MAX_MADE:  # what was withdrawn meanwhile stays behind
+            self._made.clear()
+        self._made[head.message_id] = payload
+
+    def _refuse(self, head: Transmission, error: EncryptionFailed | ProofFailed | EncodingFailed) -> None:
+        self._engine.refused(head, self._now_ms(), str(error), type(error).__name__)
+        self._flush()
+
+    # Coming in.
+
+    async def read(self, payload: bytes) -> bytes | None:
+        """The SDS message in a received payload; None, counted, for one of another channel or key."""
+        encrypted = self._codec.decode(payload)
+        if encrypted is None:
+            self.undecodable += 1
+            return None
+        if self._hook is None:
+            return encrypted
+        try:
+            return await self._hook.decrypt(encrypted)
+        except DecryptionFailed:
+            self.undecryptable += 1
+            return None

@@ -35,9 +35,7 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("relay", ["extended", "plain"])
-async def test_every_packet_is_stored_and_delivered_to_every_subscriber(run, relay, request):
-    fake = request.getfixturevalue(relay)
+async def test_every_packet_is_stored_and_delivered_to_every_subscriber(run, fake):
     code, out, err = await run(fake.url, *SMALL, "--json")
     publish, fan_out = (json.loads(line) for line in out.splitlines())
     assert code == 0 and "writes up to 80 packets" in err and "throw-away identity" in err
@@ -81,8 +79,8 @@ async def test_refusals_are_counted_by_their_code(run, extended):
         return wire.Error(code="policy_rejected", reason="not here", client_msg_id=message.client_msg_id)
 
     extended.model.answer = answer
-    code, out, err = await run(extended.url, "--count", 10, "-s", 0, "--json")
-    assert code == 1 and "10 packets" not in out
+    code, out, _ = await run(extended.url, "--count", 10, "-s", 0, "--json")
+    assert code == 1
     assert json.loads(out)["refused"] == {"policy_rejected": 10} and json.loads(out)["stored"] == 0
 
 

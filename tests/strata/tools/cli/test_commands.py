@@ -193,6 +193,30 @@ async def test_a_rerun_goes_on_where_the_state_file_stands(run, extended, make, 
     assert code == 1 and "belongs to" in err
 
 
+async def test_a_limit_ends_a_live_subscription_with_the_packet_that_reaches_it(
+    run, extended, make, tmp_path
+):
+    state = tmp_path / "state"
+    await extended.append(make(0))
+    process = await run.start("subscribe", "--limit", 3, "--state", state, "--json")
+    got = [json.loads(await process.stdout.readline())["packet"]["packet_id"]]
+    await extended.append(*map(make, range(1, 5)))
+    out, err = await process.communicate()
+    got += [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert (process.returncode, err) == (0, b"") and got == [make(n).packet_id for n in range(3)]
+    code, out, _ = await run("subscribe", "--limit", 2, "--state", state, "--json")
+    got = [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert code == 0 and got == [make(3).packet_id, make(4).packet_id], "none is lost and none is repeated"
+
+
+@pytest.mark.parametrize("option", ["--limit", "--count", "-n"])
+async def test_a_limit_holds_for_stored_packets_alone_too(run, extended, make, option):
+    await extended.append(*map(make, range(4)))
+    code, out, _ = await run("subscribe", "--no-live", option, 3)
+    assert code == 0 and out.count("\n") == 3
+    assert (await run("subscribe", option, 0))[0] == 2
+
+
 async def test_interrupting_ends_cleanly_and_keeps_the_position(run, extended, make, tmp_path):
     await extended.append(*map(make, range(3)))
     state = tmp_path / "state"

@@ -68,10 +68,10 @@ async def test_a_reachable_relay_as_json(run, announcing):
 
 async def test_a_reachable_relay_for_people(run, announcing):
     code, out, _ = await run(announcing.url, "-n", 2)
-    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" "))
+    rows = {line[:15].rstrip(): line[15:] for line in out.splitlines()}
     assert code == 0
     assert rows["relay"] == announcing.url and rows["reachable"] == "yes"
-    assert rows["limits"] == "max_packet_bytes 1000" and "max_limit 500" in out
+    assert rows["limits"] == "max_packet_bytes 1000" and rows[""] == "max_limit 500"
     assert "this machine" in rows["clock"] and "by the Date of 2 handshakes" in rows["clock"]
     assert "(2 samples" in rows["connect"]
     assert "\x1b" not in out, "a relay cannot steer the terminal"

@@ -211,8 +211,8 @@ def get(
     commands.get(target, packet_id, timeout=timeout, as_json=json)
 
 
-@app.command(epilog=_EPILOG)
-def status(
+@app.command("status", epilog=_EPILOG)
+def look_at_relay(
     url: UrlArgument = DEFAULT_RELAY,
     identity: ReaderOption = None,
     samples: Annotated[
@@ -230,12 +230,69 @@ def status(
     identity, it also says what the relay lets that identity do. Exit code 1 if the relay cannot be reached or
     does not accept the identity.
     """
-    from strata.tools.cli.status import status as show_status
+    from strata.tools.cli.status import status
     from strata.tools.cli.target import Target, load_identity
 
     reader = None if identity is None else load_identity(identity.expanduser())
     target = Target.choose(url, authenticate="when_needed", identity=reader, pins=pins, yes=yes)
-    show_status(target, samples=samples, timeout=timeout, as_json=json)
+    status(target, samples=samples, timeout=timeout, as_json=json)
+
+
+@app.command("bench", epilog=_EPILOG)
+def measure_relay(
+    url: UrlArgument = DEFAULT_RELAY,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=1_000_000, metavar="N", help="Packets in each part.")
+    ] = 5000,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", min=0.1, max=3600, metavar="SECONDS", help="Publish this long in each part."
+        ),
+    ] = 5.0,
+    connections: Annotated[
+        int,
+        typer.Option("--connections", "-c", min=1, max=1000, metavar="N", help="Connections that publish."),
+    ] = 4,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight", min=1, max=10_000, metavar="N", help="Unacknowledged packets on each connection."
+        ),
+    ] = 32,
+    subscribers: Annotated[
+        int,
+        typer.Option(
+            "--subscribers", "-s", min=0, max=10_000, metavar="N", help="Subscribers; 0 leaves fan-out out."
+        ),
+    ] = 10,
+    size: Annotated[
+        int, typer.Option("--size", min=0, max=100_000, metavar="BYTES", help="Bytes of text in each packet.")
+    ] = 200,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write to a relay on another machine.")] = False,
+    context: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure a relay of your own: publishing and fan-out.
+
+    This writes packets to the relay, under a throw-away identity and type; they expire after ten minutes.
+    Each part ends when its packets or its seconds are used up. The packets are signed before the clock
+    starts. Exit code 1 if a packet was refused or a delivery is missing.
+    """
+    from strata.tools.cli.bench import Request, bench
+
+    request = Request(
+        url=url,
+        count=count,
+        seconds=seconds,
+        connections=connections,
+        in_flight=in_flight,
+        subscribers=subscribers,
+        size=size,
+        yes=yes,
+        as_json=json,
+    )
+    bench(request)
 
 
 @app.command()

@@ -1,18 +1,16 @@
-"""`strata conformance`: judge a relay from outside and say what was found.
+"""`strata conformance`: judge a relay from outside and print the verdicts.
 
 Exit codes: 0 every MUST that could be judged holds, 1 one does not, 2 usage, 3 no relay there.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -23,6 +21,7 @@ from strata.protocol.ids import Identity
 from strata.relays.connection.dialing import check_url, describe, shown, tls_context
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
+from strata.tools.cli.target import is_on_this_machine
 from strata.tools.conformance import report
 from strata.tools.conformance.checks import all_checks
 from strata.tools.conformance.context import LIFETIME_SECONDS, Context, survey
@@ -41,7 +40,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9*?\[\]-]+")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for. Times are in seconds."""
+    """The options of the command line. Times are in seconds."""
 
     url: str
     only: tuple[str, ...] = ()
@@ -54,7 +53,7 @@ class Request:
     as_json: bool = False
 
     def selected(self) -> list[Check]:
-        """The checks asked for; ends the command when there are none."""
+        """The selected checks; ends the command when there are none."""
         patterns = tuple(part for item in self.only for part in item.split(",") if part)
         if any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
             output.fail("--only takes rows and names of checks, such as R-152,R-1*,pages-*", code=_USAGE)
@@ -76,7 +75,7 @@ def list_checks(request: Request) -> None:
 
 
 def conformance(request: Request) -> None:
-    """Run the checks asked for against a relay and print what came of them."""
+    """Run the selected checks against a relay and print the results."""
     checks = request.selected()
     try:
         check_url(request.url)
@@ -118,26 +117,18 @@ async def _run(request: Request, checks: Sequence[Check], context: Context) -> l
 
 
 def _announce(request: Request, count: int) -> None:
-    """Say what is about to happen; ask first when the relay is somebody else's."""
+    """Say what is about to happen; ask first when the relay is on another machine."""
     burden = "thousands of packets" if request.limits else "about 1500 small packets"
     output.note(
         f"{count} checks of {shown(request.url)}: they publish {burden}, under throw-away identities, "
         f"that expire within {LIFETIME_SECONDS // 60} minutes."
     )
-    if request.yes or _is_local(request.url):
+    if request.yes or is_on_this_machine(request.url):
         return
     if not sys.stdin.isatty():
         output.fail("this relay is not on this machine: add --yes to publish to it", code=_USAGE)
     if not typer.confirm("Go on?", err=True):
         raise typer.Exit(_USAGE)
-
-
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _load_identity(path: Path | None) -> Identity | None:
@@ -150,5 +141,5 @@ def _load_identity(path: Path | None) -> Identity | None:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for the table where nothing says how wide it is."""
+    """Standard output; wide enough for the table where the width is unknown."""
     return Console() if sys.stdout.isatty() else Console(width=_PAPER_COLUMNS)

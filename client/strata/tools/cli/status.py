@@ -6,22 +6,22 @@ Exit codes: 0 reachable, 1 unreachable or the identity was not accepted, 2 usage
 from __future__ import annotations
 
 import asyncio
-import http.client
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from urllib.parse import urlsplit
 
 import msgspec
+from websockets.asyncio.client import connect as open_websocket
+from websockets.exceptions import WebSocketException
 
 from strata.channels.connecting import Relay
 from strata.protocol import packets
 from strata.protocol.errors import ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.relays.connection import Announced, Authenticated, Options
-from strata.relays.connection.dialing import check_url, shown, tls_context
-from strata.relays.connection.discovery import MANIFEST_PATH
+from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
+from strata.relays.connection.discovery import MANIFEST_PATH, http_get
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
 from strata.tools.cli.target import Target
@@ -31,20 +31,24 @@ __all__ = ["clock_of", "status"]
 _USAGE = 2
 _PROTOCOL = "RFC-0004"
 _SAMPLE_INTERVAL = 0.15  # samples at different parts of a second narrow the clock difference down
-_MAX_MANIFEST_BYTES = 256 * 1024
+_CLOSE_TIMEOUT = 1.0
 
 Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One HTTP answer of the relay, and our clock (Unix seconds) before and after it."""
+class Handshake:
+    """One opening of a WebSocket connection, and our clock (Unix seconds) before and after it."""
 
-    asked_at: float
-    answered_at: float
+    began_at: float
+    ended_at: float
     date: float | None
-    """What the Date header says, in whole Unix seconds."""
-    manifest: Json | None
+    """What the Date header of the relay's answer says, in whole Unix seconds."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took: TCP, TLS and the WebSocket handshake."""
+        return self.ended_at - self.began_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,8 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a WebSocket connection to the relay has shown. Times are in seconds."""
+    """What a connection to the relay has shown. Times are in seconds."""
 
-    connect: float
     round_trips: list[float]
     announced: Announced
     relay_id: str | None
@@ -80,6 +83,7 @@ def status(target: Target, *, samples: int, timeout: float, as_json: bool) -> No
 
 async def _status(target: Target, *, samples: int, timeout: float, as_json: bool) -> int:
     try:
+        handshakes = await _shake_hands(target.url, samples, timeout)
         session = await _meet(target, samples, timeout)
     except ConnectionFailed as error:
         if as_json:
@@ -87,20 +91,38 @@ async def _status(target: Target, *, samples: int, timeout: float, as_json: bool
         else:
             output.note(f"error: {error}")
         return 1
-    answers = await asyncio.to_thread(_ask_by_http, target.url, samples, timeout)
+    manifest = await _manifest(target.url, timeout)
     if as_json:
-        output.write_record(_record(target.url, session, answers))
+        output.write_record(_record(target.url, session, handshakes, manifest))
     else:
-        for label, value in _lines(target.url, session, answers):
+        for label, value in _lines(target.url, session, handshakes, manifest):
             output.write_line(output.harmless(f"{label:<15}{value}"))
     return 1 if session.is_refused else 0
 
 
+async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake]:
+    """Open and close several connections. Raises `ConnectionFailed` if the first one cannot be had."""
+    found: list[Handshake] = []
+    ssl = tls_context(url, None)
+    while len(found) < samples:
+        began_at = time.time()
+        try:
+            socket = await open_websocket(url, ssl=ssl, compression=None, proxy=None, open_timeout=timeout)
+        except (WebSocketException, OSError) as error:
+            if not found:
+                raise describe(error, url) from error
+            break  # the relay limits how often one may connect
+        ended_at = time.time()
+        date = None if socket.response is None else _date(socket.response.headers.get("Date"))
+        found.append(Handshake(began_at, ended_at, date))
+        await hang_up(socket, _CLOSE_TIMEOUT)
+        await asyncio.sleep(_SAMPLE_INTERVAL)
+    return found
+
+
 async def _meet(target: Target, samples: int, timeout: float) -> Session:
     """Connect, ask, and authenticate where an identity is given. Raises `ConnectionFailed`."""
-    began_at = time.perf_counter()
     async with target.connect(Options(connect_timeout=timeout)) as relay:
-        connect = time.perf_counter() - began_at
         announced = relay.announced or Announced()
         # Silence is how a plain relay ends its history: no round trip can be measured there.
         marks = "history_marker" in announced.extensions
@@ -116,7 +138,7 @@ async def _meet(target: Target, samples: int, timeout: float) -> Session:
             except StrataError as error:
                 problem, is_refused = str(error), True
         relay_id = relay.relay_id or announced.relay_id
-    return Session(connect, round_trips, announced, relay_id, authenticated, problem, is_refused)
+    return Session(round_trips, announced, relay_id, authenticated, problem, is_refused)
 
 
 async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float]:
@@ -136,40 +158,6 @@ async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float
     return trips
 
 
-def _ask_by_http(url: str, samples: int, timeout: float) -> list[Answer]:
-    """Fetch the manifest several times; fewer answers, or none, where HTTP does not work."""
-    answers: list[Answer] = []
-    try:
-        for number in range(samples):
-            if number:
-                time.sleep(_SAMPLE_INTERVAL)
-            answers.append(_ask_once(url, timeout))
-    except (OSError, http.client.HTTPException):
-        pass
-    return answers
-
-
-def _ask_once(url: str, timeout: float) -> Answer:
-    parts = urlsplit(url)
-    tls = tls_context(url, None)
-    host = parts.hostname or ""
-    connection = (
-        http.client.HTTPConnection(host, parts.port, timeout=timeout)
-        if tls is None
-        else http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=tls)
-    )
-    try:
-        connection.connect()
-        asked_at = time.time()
-        connection.request("GET", MANIFEST_PATH, headers={"Connection": "close"})
-        response = connection.getresponse()
-        answered_at = time.time()
-        body = response.read(_MAX_MANIFEST_BYTES) if response.status == 200 else b""
-        return Answer(asked_at, answered_at, _date(response.headers["Date"]), _manifest(body))
-    finally:
-        connection.close()
-
-
 def _date(text: str | None) -> float | None:
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
@@ -177,24 +165,27 @@ def _date(text: str | None) -> float | None:
         return None
 
 
-def _manifest(body: bytes) -> Json | None:
+async def _manifest(url: str, timeout: float) -> Json:
+    """What the relay's manifest says; nothing where there is none."""
     try:
+        async with asyncio.timeout(timeout):
+            body = await http_get(url, MANIFEST_PATH, ssl=tls_context(url, None))
         found = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    except (OSError, ValueError, EOFError, RecursionError, asyncio.LimitOverrunError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def clock_of(answers: Sequence[Answer]) -> Clock | None:
-    """The clock difference that all answers agree with; None if none of them carries a date.
+def clock_of(handshakes: Sequence[Handshake]) -> Clock | None:
+    """The clock difference that all handshakes agree with; None if none of them carries a date.
 
     A relay that writes the second D between two readings a and b of our clock is between D - b and D + 1 - a
-    ahead. Several answers narrow that down; answers that contradict each other leave the last one.
+    ahead. Several answers narrow that down; if they contradict each other, the last one counts.
     """
     bounds = [
-        (answer.date - answer.answered_at, answer.date + 1 - answer.asked_at)
-        for answer in answers
-        if answer.date is not None
+        (each.date - each.ended_at, each.date + 1 - each.began_at)
+        for each in handshakes
+        if each.date is not None
     ]
     if not bounds:
         return None
@@ -204,9 +195,8 @@ def clock_of(answers: Sequence[Answer]) -> Clock | None:
     return Clock((low + high) / 2, (high - low) / 2, len(bounds))
 
 
-def _record(url: str, session: Session, answers: Sequence[Answer]) -> dict[str, object]:
-    manifest = _last_manifest(answers)
-    clock = clock_of(answers)
+def _record(url: str, session: Session, handshakes: Sequence[Handshake], manifest: Json) -> dict[str, object]:
+    clock = clock_of(handshakes)
     who = session.authenticated
     return {
         "url": shown(url),
@@ -222,9 +212,8 @@ def _record(url: str, session: Session, answers: Sequence[Answer]) -> dict[str, 
         "auth": manifest.get("auth"),
         "clock": None if clock is None else msgspec.to_builtins(clock),
         "latency": {
-            "connect": session.connect,
+            "connect": _spread([each.seconds for each in handshakes]),
             "round_trip": _spread(session.round_trips),
-            "http": _spread([answer.answered_at - answer.asked_at for answer in answers]),
         },
         "authenticated": None
         if who is None
@@ -234,10 +223,6 @@ def _record(url: str, session: Session, answers: Sequence[Answer]) -> dict[str, 
         },
         "authentication_error": session.authentication_error,
     }
-
-
-def _last_manifest(answers: Sequence[Answer]) -> Json:
-    return next((answer.manifest for answer in reversed(answers) if answer.manifest is not None), {})
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
@@ -251,8 +236,9 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _lines(url: str, session: Session, answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    manifest = _last_manifest(answers)
+def _lines(
+    url: str, session: Session, handshakes: Sequence[Handshake], manifest: Json
+) -> list[tuple[str, str]]:
     software = manifest.get("software")
     named = [str(part) for part in software.values()] if isinstance(software, dict) else []
     lines = [
@@ -265,15 +251,13 @@ def _lines(url: str, session: Session, answers: Sequence[Answer]) -> list[tuple[
         ("extensions", ", ".join(sorted(session.announced.extensions)) or "none"),
     ]
     limits = manifest.get("limits")
-    numbers = [] if not isinstance(limits, dict) else [
-        (name, value) for name, value in limits.items() if isinstance(value, int | float)
-    ]  # fmt: skip
+    numbers = list(limits.items()) if isinstance(limits, dict) else []
+    numbers = [(name, value) for name, value in numbers if isinstance(value, int | float)]
     lines += [("limits" if not n else "", f"{name} {value}") for n, (name, value) in enumerate(numbers)]
     lines += [
-        ("clock", _clock_text(clock_of(answers))),
-        ("connect", f"{session.connect * 1000:.1f} ms"),
+        ("clock", _clock_text(clock_of(handshakes))),
+        ("connect", _spread_text([each.seconds for each in handshakes])),
         ("round trip", _spread_text(session.round_trips)),
-        ("HTTP", _spread_text([answer.answered_at - answer.asked_at for answer in answers])),
     ]
     if (who := session.authenticated) is not None:
         capabilities = "everything" if who.capabilities is None else ", ".join(sorted(who.capabilities))
@@ -285,11 +269,11 @@ def _lines(url: str, session: Session, answers: Sequence[Answer]) -> list[tuple[
 
 def _clock_text(clock: Clock | None) -> str:
     if clock is None:
-        return "unknown: no HTTP answer carries a date"
+        return "unknown: the relay's handshake carries no date"
     side = "ahead of" if clock.difference >= 0 else "behind"
     return (
         f"the relay is {abs(clock.difference):.2f} s {side} this machine, ± {clock.error:.2f} s "
-        f"(by the Date of {clock.samples} HTTP answers)"
+        f"(by the Date of {clock.samples} handshakes)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
 from strata.tools.cli import output
 
-__all__ = ["Authenticate", "Target", "load_identity", "relay_url"]
+__all__ = ["Authenticate", "Target", "is_on_this_machine", "load_identity", "relay_url"]
 
 Authenticate = Literal["never", "when_needed", "always"]
 
@@ -71,6 +72,15 @@ def load_identity(path: Path) -> Identity:
         output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
     except (StrataError, OSError) as error:
         output.fail(str(error))
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether a URL leads to a loopback address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def relay_url(text: str, *, yes: bool) -> str:

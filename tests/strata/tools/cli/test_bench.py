@@ -1,0 +1,111 @@
+"""`strata bench` against the naive relay: what it writes, counts and refuses to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import strata
+from strata.protocol import wire
+from strata.tools.cli.bench import percentile
+
+SOURCES = str(Path(strata.__file__).parent.parent)
+SMALL = ("--count", 40, "--connections", 2, "--in-flight", 4, "--subscribers", 3)
+
+
+@pytest.fixture
+def run(tmp_path):
+    async def run(*arguments):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "strata.tools.cli", "bench", *map(str, arguments)),
+            env={**os.environ, "PYTHONPATH": SOURCES, "XDG_CONFIG_HOME": str(tmp_path / "config")},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        assert b"Traceback" not in err, err.decode()
+        return process.returncode, out.decode(), err.decode()
+
+    return run
+
+
+async def test_every_packet_is_stored_and_delivered_to_every_subscriber(run, fake):
+    code, out, err = await run(fake.url, *SMALL, "--json")
+    publish, fan_out = (json.loads(line) for line in out.splitlines())
+    assert code == 0 and "writes up to 80 packets" in err and "throw-away identity" in err
+    assert (publish["part"], publish["stored"], publish["refused"]) == ("publish", 40, {})
+    assert (publish["connections"], publish["in_flight"]) == (2, 4)
+    assert (fan_out["part"], fan_out["stored"], fan_out["deliveries"]) == ("fan-out", 40, 120)
+    for part in (publish, fan_out):
+        assert 0 < part["p50"] <= part["p99"] < 30 and part["per_second"] > 0 and part["seconds"] > 0
+    packets = [packet for packet, _ in fake.model.log]
+    assert len(packets) == 81, "and the one that shows that the subscribers are in place"
+    assert len({packet.content_type for packet in packets}) == 2
+    assert all(packet.expires_at == packet.timestamp + 600 for packet in packets)
+    for packet in packets[:3]:
+        packet.verify(now=packet.timestamp)
+
+
+async def test_the_table(run, extended):
+    code, out, _ = await run(extended.url, *SMALL)
+    head, publish, fan_out = out.splitlines()
+    assert code == 0 and head.split()[:3] == ["part", "packets", "deliveries"]
+    assert publish.split()[:3] == ["publish", "40", "-"] and "4 in flight" in publish
+    assert fan_out.split()[:3] == ["fan-out", "40", "120"] and "3 subscribers" in fan_out
+
+
+async def test_without_subscribers_there_is_one_part(run, extended):
+    code, out, _ = await run(extended.url, *SMALL, "--subscribers", 0, "--json")
+    assert code == 0 and json.loads(out)["part"] == "publish"
+
+
+async def test_the_time_bounds_it(run, extended):
+    extended.model.answer = lambda message: None if len(extended.model.log) < 4 else "silence"
+    code, out, err = await run(
+        extended.url, "--count", 6, "-c", 1, "--in-flight", 1, "--seconds", 0.1, "-s", 0
+    )
+    assert code == 1 and "no answer" in err, "what is in flight at the end is waited for, ten seconds at most"
+    assert out.split("\n")[1].split()[1] == "4"
+
+
+async def test_refusals_are_counted_by_their_code(run, extended):
+    def answer(message):
+        return wire.Error(code="policy_rejected", reason="not here", client_msg_id=message.client_msg_id)
+
+    extended.model.answer = answer
+    code, out, _ = await run(extended.url, "--count", 10, "-s", 0, "--json")
+    assert code == 1
+    assert json.loads(out)["refused"] == {"policy_rejected": 10} and json.loads(out)["stored"] == 0
+
+
+async def test_a_relay_that_refuses_subscriptions_ends_it(run, extended):
+    def answer(message):
+        return wire.Error(code="policy_rejected", reason="not here", client_msg_id=message.client_msg_id)
+
+    extended.model.answer_subscribe = answer
+    code, _, err = await run(extended.url, *SMALL)
+    assert code == 1 and "refuses the subscription: not here" in err
+
+
+async def test_a_relay_elsewhere_needs_a_yes(run):
+    code, out, err = await run("wss://relay.example/strata")
+    assert (code, out) == (2, "") and "--yes" in err
+
+
+async def test_nobody_there_is_exit_code_1(run, unused_tcp_port):
+    code, out, err = await run(f"ws://127.0.0.1:{unused_tcp_port}/strata", "--count", 1)
+    assert (code, out) == (1, "") and "is the relay running?" in err
+    assert (await run("nonsense"))[0] == 2
+
+
+def test_percentiles():
+    assert percentile([], 0.5) is None
+    assert percentile([3.0], 0.99) == 3.0
+    assert percentile(list(range(1, 101)), 0.5) == 50
+    assert percentile(list(range(1, 101)), 0.99) == 99

@@ -1,0 +1,312 @@
+"""`strata` as a process, against the naive relay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import strata
+from strata.protocol import wire
+from strata.protocol.packets import Packet
+from strata.tools.cli.arguments import content_of, content_of_line, moment
+from strata.tools.cli.output import harmless
+from strata.tools.cli.position import Position, PositionFile
+
+SOURCES = str(Path(strata.__file__).parent.parent)
+
+
+class Strata:
+    """Runs the command with its own relay and key file."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.key_file = folder / "keys" / "me.json"
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": SOURCES,
+            "STRATA_RELAY": url,
+            "STRATA_IDENTITY": str(self.key_file),
+        }
+
+    async def start(self, *arguments):
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "strata.tools.cli", *map(str, arguments)),
+            env=self._env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # Whoever runs the tests in the background makes its children ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    async def __call__(self, *arguments, stdin=b""):
+        process = await self.start(*arguments)
+        async with asyncio.timeout(60):
+            out, err = await process.communicate(stdin)
+        assert b"Traceback" not in err
+        return process.returncode, out.decode(), err.decode()
+
+    async def keygen(self):
+        code, _, _ = await self("keygen", "--output", self.key_file)
+        assert code == 0
+
+
+@pytest.fixture
+def run(extended, tmp_path):
+    return Strata(extended.url, tmp_path)
+
+
+@pytest.fixture
+async def publisher(run):
+    await run.keygen()
+    return run
+
+
+# Keys.
+
+
+async def test_keygen_makes_a_private_file_once_and_never_shows_the_key(run):
+    code, out, err = await run("keygen", "--output", run.key_file, "--json")
+    assert code == 0
+    identity = strata.Identity.load(run.key_file)
+    assert json.loads(out) == {"did": identity.did, "path": str(run.key_file)}
+    assert identity.seed.hex() not in out + err
+    assert stat.S_IMODE(run.key_file.stat().st_mode) == 0o600
+    before = run.key_file.read_bytes()
+    code, out, err = await run("keygen", "--output", run.key_file)
+    assert code == 1 and "not replaced" in err and out == ""
+    assert run.key_file.read_bytes() == before
+
+
+async def test_publishing_without_an_identity_says_how_to_make_one(run, extended):
+    code, out, err = await run("publish", "--text", "hi")
+    assert (code, out) == (1, "") and "strata keygen" in err
+    assert not run.key_file.exists() and extended.received.empty()
+
+
+# Publishing.
+
+
+async def test_publish_prints_the_id_once_stored(publisher, extended):
+    code, out, _ = await publisher("publish", "--text", "hi")
+    ((packet, _),) = extended.model.log
+    assert code == 0 and out.strip() == packet.packet_id
+    assert packet.content == {"type": "POST", "text": "hi"}
+
+
+async def test_publish_takes_any_content(publisher, extended):
+    code, out, _ = await publisher("publish", "--type", "NOTE", "--content", '{"a":[1]}', "--json")
+    ((packet, _),) = extended.model.log
+    assert code == 0 and json.loads(out)["packet_id"] == packet.packet_id
+    assert packet.content == {"type": "NOTE", "a": [1]}
+
+
+async def test_lines_of_stdin_are_published_in_order_and_results_printed_in_order(publisher, extended):
+    lines = b"one\r\n\n" + b'{"type":"NOTE","n":2}\n' + b"".join(b"%d\n" % n for n in range(500)) + b"last"
+    code, out, _ = await publisher("publish", "--stdin", stdin=lines)
+    packets = [packet for packet, _ in extended.model.log]
+    assert code == 0 and out.split() == [packet.packet_id for packet in packets]
+    assert packets[0].content["text"] == "one" and packets[1].content == {"type": "NOTE", "n": 2}
+    assert [packet.content["text"] for packet in packets[2:]] == [*map(str, range(500)), "last"]
+
+
+async def test_a_line_is_published_when_it_comes_not_when_the_next_does(publisher, extended):
+    process = await publisher.start("publish", "--stdin")
+    for _ in range(2):
+        process.stdin.write(b"line\n")
+        await process.stdin.drain()
+        async with asyncio.timeout(30):
+            assert (await process.stdout.readline()).strip()
+        await extended.next(wire.Publish)
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+async def test_refusals_and_bad_lines_are_told_by_line_and_the_rest_goes_on(publisher, extended):
+    def answer(message):
+        if b'"bad"' in bytes(message.packet):
+            return wire.Error(code="policy_rejected", reason="not here", client_msg_id=message.client_msg_id)
+        return None
+
+    extended.model.answer = answer
+    code, out, err = await publisher("publish", "--stdin", stdin=b"a\nbad\n{nonsense\n\xff\nb\n")
+    assert code == 1 and len(out.split()) == 2
+    assert "line 2: " in err and "not here" in err and "line 3: " in err and "line 4: " in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--text", "a", "--stdin"], ["--content", "{"], ["--content", "[]"]]
+)
+async def test_publish_usage(publisher, extended, arguments):
+    code, out, err = await publisher("publish", *arguments)
+    assert code == 2 and out == "" and err
+    assert extended.received.empty()
+
+
+async def test_no_relay_is_told_with_what_to_do(publisher, unused_tcp_port):
+    code, _, err = await publisher(
+        "publish", "--text", "x", "--relay", f"ws://127.0.0.1:{unused_tcp_port}/strata"
+    )
+    assert code == 1 and "is the relay running?" in err
+
+
+# Reading.
+
+
+async def test_subscribe_prints_json_lines_with_the_signed_bytes(run, extended, make):
+    await extended.append(*map(make, range(5)))
+    code, out, _ = await run("subscribe", "--no-live", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [line["packet"]["packet_id"] for line in lines] == [
+        make(n).packet_id for n in range(5)
+    ]
+    assert make(0).canonical.decode() in out.splitlines()[0]
+    Packet.parse(json.dumps(lines[0]["packet"]).encode()).verify()
+
+
+async def test_filters_and_count(run, extended, make, identities):
+    await extended.append(make(0), make(1, "OTHER"), make(2), make(3, author=identities[1]), make(4))
+    options = ["--type", "POST", "--author", identities[0].did, "--since", "1760000001", "--json"]
+    code, out, _ = await run("subscribe", *options, "-n", 2)
+    got = [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert code == 0 and got == [make(2).packet_id, make(4).packet_id]
+    assert (await run("subscribe", "--since", "yesterday"))[0] == 2
+    assert (await run("subscribe", "--until", "now"))[0] == 2
+    assert (await run("subscribe", "--until", "1760000000", "--no-live"))[1].count("\n") == 1
+
+
+async def test_a_rerun_goes_on_where_the_state_file_stands(run, extended, make, tmp_path):
+    await extended.append(*map(make, range(6)))
+    state = tmp_path / "state"
+    got = []
+    for count in (2, 1, 3):
+        code, out, _ = await run("subscribe", "-n", count, "--state", state, "--json")
+        assert code == 0
+        got += [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert got == [make(n).packet_id for n in range(6)]
+    code, _, err = await run("subscribe", "--state", state, "--relay", "ws://127.0.0.1:1/")
+    assert code == 1 and "belongs to" in err
+
+
+async def test_a_limit_ends_a_live_subscription_with_the_packet_that_reaches_it(
+    run, extended, make, tmp_path
+):
+    state = tmp_path / "state"
+    await extended.append(make(0))
+    process = await run.start("subscribe", "--limit", 3, "--state", state, "--json")
+    got = [json.loads(await process.stdout.readline())["packet"]["packet_id"]]
+    await extended.append(*map(make, range(1, 5)))
+    out, err = await process.communicate()
+    got += [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert (process.returncode, err) == (0, b"") and got == [make(n).packet_id for n in range(3)]
+    code, out, _ = await run("subscribe", "--limit", 2, "--state", state, "--json")
+    got = [json.loads(line)["packet"]["packet_id"] for line in out.splitlines()]
+    assert code == 0 and got == [make(3).packet_id, make(4).packet_id], "none is lost and none is repeated"
+
+
+@pytest.mark.parametrize("option", ["--limit", "--count", "-n"])
+async def test_a_limit_holds_for_stored_packets_alone_too(run, extended, make, option):
+    await extended.append(*map(make, range(4)))
+    code, out, _ = await run("subscribe", "--no-live", option, 3)
+    assert code == 0 and out.count("\n") == 3
+    assert (await run("subscribe", option, 0))[0] == 2
+
+
+async def test_interrupting_ends_cleanly_and_keeps_the_position(run, extended, make, tmp_path):
+    await extended.append(*map(make, range(3)))
+    state = tmp_path / "state"
+    process = await run.start("subscribe", "--state", state)
+    for _ in range(3):
+        await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == 130 and err == b""
+    assert PositionFile(state).load().cursor == "0:2"
+    await extended.abandoned.wait()
+
+
+async def test_a_reader_that_goes_away_is_no_error(run, extended, make):
+    process = await run.start("subscribe")
+    read, write = os.pipe()
+    os.close(read)
+    process.kill()
+    await process.communicate()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "strata.tools.cli", "subscribe"),
+        env=run._env,
+        stdout=write,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(write)
+    await extended.append(make(0))
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (141, b"")
+
+
+async def test_get(run, extended, make):
+    await extended.append(*map(make, range(3)))
+    code, out, _ = await run("get", make(1).packet_id, "--json")
+    assert code == 0 and json.loads(out)["packet"]["packet_id"] == make(1).packet_id
+    code, out, err = await run("get", make(9).packet_id)
+    assert (code, out) == (1, "") and "does not have" in err
+    code, _, err = await run("get", "0x12")
+    assert code == 1 and "not a packet id" in err
+
+
+# Parts.
+
+
+def test_a_packet_cannot_steer_the_terminal():
+    assert harmless("a\x1b[2J\r\nb\u202ec\x07d\u2028") == "a [2J  b c d "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", 1000_000),
+        ("90s", 999_910),
+        ("2h", 992_800),
+        ("3d", 740_800),
+        ("1760000000", 1_760_000_000),
+        ("2025-10-09T08:53:20Z", 1_760_000_000),
+        ("2025-10-09T08:53:20", 1_760_000_000),
+        ("2025-10-09T10:53:20+02:00", 1_760_000_000),
+    ],
+)
+def test_moments(text, expected):
+    assert moment(text, 1000_000.5) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "5w", "１２"])
+def test_no_moments(text):
+    with pytest.raises(ValueError, match="not a time"):
+        moment(text, 0)
+
+
+def test_contents():
+    assert content_of_line("plain", "T") == {"type": "T", "text": "plain"}
+    assert content_of_line(' {"type":"X"}', "T") == {"type": "X"}
+    for bad in ("[1]", "{", "1", "[" * 5000):
+        with pytest.raises(ValueError, match="content"):
+            content_of(bad, "T")
+
+
+def test_a_position_is_replaced_whole(tmp_path):
+    file = PositionFile(tmp_path / "p")
+    assert file.load() is None
+    file.save()
+    assert not list(tmp_path.iterdir())
+    for n in range(2):
+        position = Position(relay="ws://h", cursor=f"c{n}", received_at=n)
+        file.advance(position)
+        file.save()
+        assert file.load() == position
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    (tmp_path / "p").write_text("{")
+    with pytest.raises(ValueError, match="remove it"):
+        file.load()

@@ -38,8 +38,7 @@ from strata.channels.reliable.values import (
     ChannelStatistics,
     SyncStatus,
 )
-from strata.channels.sds.ids import check_id
-from strata.channels.sds.messages import SdsMessage
+from strata.channels.sds.messages import SdsMessage, check_id
 from strata.channels.segmentation.messages import message_hash
 from strata.protocol.errors import StrataError
 

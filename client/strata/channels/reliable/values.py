@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from strata.channels.messaging.values import ConnectionStatus
 from strata.channels.persistence.writer import WriterHealth
 from strata.channels.reliable.events import ChannelEvent, MessageReceived
-from strata.channels.sds.statistics import Statistics
+from strata.channels.sds.events import Statistics
 from strata.channels.segmentation.reassembly import ReassemblyStatistics
 
 __all__ = [

@@ -29,16 +29,30 @@ _RINGS = {
     ),
     "tools": ("cli", "conformance", "sim"),
 }
+_MERGED_IN_SDS = {
+    "fresh": "outgoing",
+    "ids": "messages",
+    "ledger": "history",
+    "receiving": "incoming",
+    "restoring": "journal",
+    "statistics": "events",
+    "tips": "history",
+}
 OLD_MODULES = {
     **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names},
     "strata.channel": "strata.txrx",
     "strata.relay": "strata.relays.connection",
+    **{f"strata.sds.{old}": f"strata.channels.sds.{new}" for old, new in _MERGED_IN_SDS.items()},
 }
-"""The old module, and the new one. What is below a package moved with it."""
+"""The old module, and the new one. What is below a package moved with it, unless it stands here itself."""
 
 OLD_NAMES: dict[str, dict[str, str]] = {
     "strata.reliable": {"ChannelError": "ReliableError"},
     "strata.reliable.errors": {"ChannelError": "ReliableError"},
+    "strata.sds.fresh": {"Fresh": "WireCache"},
+    "strata.sds.ledger": {"Ledger": "History"},
+    "strata.sds.log": {"Entry": "LoggedMessage", "Log": "MessageLog"},
+    "strata.sds.tips": {"Tips": "Unreferenced"},
 }
 """By old module: names that are called otherwise in the new one."""
 
@@ -99,8 +113,11 @@ class _Finder(MetaPathFinder, InspectLoader):
 
 def _moved(fullname: str) -> str | None:
     parts = fullname.split(".")
-    head = ".".join(parts[:2])
-    return ".".join([OLD_MODULES[head], *parts[2:]]) if head in OLD_MODULES else None
+    for length in (3, 2):
+        head = ".".join(parts[:length])
+        if head in OLD_MODULES:
+            return ".".join([OLD_MODULES[head], *parts[length:]])
+    return None
 
 
 def install() -> None:

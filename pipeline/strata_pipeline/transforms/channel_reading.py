@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from strata.channels.messaging.binding import read_packet
 from strata.channels.sds import Kind, SdsMessage
-from strata.channels.sds.ids import is_usable_id
+from strata.channels.sds.messages import is_usable_id
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 

@@ -39,7 +39,7 @@ from strata.channels.reliable.values import (
     SyncStatus,
 )
 from strata.channels.sds import SdsMessage
-from strata.channels.sds.ids import check_id
+from strata.channels.sds.messages import check_id
 from strata.channels.segmentation.messages import message_hash
 from strata.protocol.errors import StrataError
 

@@ -23,12 +23,12 @@ from strata.channels.sds.events import (
     SdsEvent,
     SendRepair,
     SendSync,
+    Statistics,
 )
 from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
 from strata.channels.sds.outgoing import OutgoingState
 from strata.channels.sds.participant import OutgoingFull, Participant
 from strata.channels.sds.state import Change, SdsState
-from strata.channels.sds.statistics import Statistics
 
 __all__ = [
     "NO_CHANNEL",

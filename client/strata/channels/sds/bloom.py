@@ -20,7 +20,7 @@ _LN2 = math.log(2)
 
 
 class BloomParameters:
-    """Sizes of a filter for `capacity` ids at `error_rate`, and where an id's bits are."""
+    """Sizes of a filter for `capacity` ids at `error_rate`, and the places of an id's bits."""
 
     def __init__(self, capacity: int, error_rate: float) -> None:
         bits_per_id = math.ceil(-math.log(error_rate) / _LN2**2)
@@ -31,7 +31,7 @@ class BloomParameters:
         self.size_bytes = (self.bits // 64 + 1) * 8
 
     def positions(self, message_id: str) -> Sequence[int]:
-        """The numbers of the bits that stand for this id."""
+        """The numbers of this id's bits."""
         first, second = _hash(message_id), _hash(message_id + " b")
         return [(first + i * second) % self.bits for i in range(self.hashes)]
 
@@ -81,10 +81,10 @@ class BloomFilter:
 
 
 class RollingFilter:
-    """A filter of the ids received last: no fewer than half its capacity, no more than all of it (C-102).
+    """A filter of the ids received last: at least half its capacity, at most all of it (C-102).
 
-    Recomputing a full filter in one go would stall the channel. So a second filter is filled with the later
-    half of the ids, and takes over when the first is full.
+    Computing a full filter anew would stall the channel. So a second filter is filled with the later half of
+    the ids, and takes over when the first is full.
     """
 
     def __init__(self, parameters: BloomParameters) -> None:
@@ -97,7 +97,7 @@ class RollingFilter:
         return self.parameters.capacity // 2
 
     def insert(self, message_id: str) -> None:
-        """Put an id into the set; the oldest may leave it."""
+        """Put an id into the set; the oldest ids may leave it."""
         positions = self.parameters.positions(message_id)
         if self._current.count >= self.parameters.capacity:
             self._current, self._next = self._next, BloomFilter(self.parameters)

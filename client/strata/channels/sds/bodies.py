@@ -1,8 +1,9 @@
 """Messages kept byte for byte, at a fraction of their size (C-145).
 
 Nearly all of a message is its filter, and a sender's filter changes by ten bits for each id it learns. So one
-filter in some forty is kept whole, as a *keyframe*, and the others as what differs from it. A message costs
-about a twentieth of its wire size; each can be restored alone, and goes when its last user goes.
+filter in about forty is kept whole, as a *keyframe*, and the others as their difference from it. A message
+costs about a twentieth of its wire size. Each message can be restored alone. A keyframe is dropped with the
+last body that needs it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -18,27 +19,27 @@ from Crypto.Util.strxor import strxor
 __all__ = ["Archive", "Body", "Keyframe"]
 
 _MAX_CHAINS = 64
-"""Senders whose present keyframe is at hand; another sender's next message begins a new one."""
+"""Senders whose present keyframe is kept; the next message of another sender begins a new keyframe."""
 _DELTAS_PER_KEYFRAME_BYTES = 12
-"""A delta longer than a keyframe divided by this begins a new keyframe: near where the sum is smallest."""
+"""A delta longer than a keyframe divided by this begins a new one: near the smallest sum of both."""
 
 
 class Keyframe(msgspec.Struct, frozen=True, eq=False):
-    """A whole filter that others are described by."""
+    """A whole filter, by which other filters are described."""
 
     number: int
     data: bytes
 
 
 class Body(msgspec.Struct, frozen=True, eq=False):
-    """The bytes of one message: what comes before its filter, the filter, what comes after."""
+    """The bytes of one message: those before its filter, the filter, and those after."""
 
     head: bytes
     tail: bytes = b""
     keyframe: Keyframe | None = None
-    """None: the message is in `head` as a whole."""
+    """With None the whole message is in `head`."""
     delta: bytes = b""
-    """What to change in the keyframe; empty: nothing."""
+    """The difference from the keyframe; empty if there is none."""
 
     def restore(self) -> bytes:
         """The message, byte for byte."""
@@ -51,12 +52,12 @@ class Body(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes to keep this, its keyframe not counted."""
+        """The bytes it takes to keep this body without its keyframe."""
         return len(self.head) + len(self.tail) + len(self.delta)
 
 
 class Archive:
-    """Makes bodies, and counts who uses which keyframe."""
+    """Makes bodies, and counts the users of each keyframe."""
 
     def __init__(self) -> None:
         self._chains: OrderedDict[str, Keyframe] = OrderedDict()
@@ -66,18 +67,18 @@ class Archive:
         self.born: list[Keyframe] = []
         """Keyframes made since the list was last emptied."""
         self.died: list[int] = []
-        """Numbers of keyframes that nobody uses any more, since the list was last emptied."""
+        """Numbers of keyframes that lost their last user since the list was last emptied."""
         self.size_bytes = 0
         """Bytes kept in all bodies and keyframes in use."""
 
     def keep(self, sender_id: str, data: bytes, bloom_filter: bytes | None) -> Body:
-        """Take a message in. `bloom_filter` is its filter, if of the channel's size. `release` it later."""
+        """Keep a message until `release`. `bloom_filter` is its filter, if it has the channel's size."""
         body = self._make(sender_id, data, bloom_filter)
         self._count(body)
         return body
 
     def release(self, body: Body) -> None:
-        """Let go of a body."""
+        """Drop a body."""
         self.size_bytes -= body.size_bytes
         keyframe = body.keyframe
         if keyframe is not None:
@@ -90,7 +91,7 @@ class Archive:
                 self.died.append(keyframe.number)
 
     def adopt(self, body: Body) -> None:
-        """Count a body that was made in an earlier life."""
+        """Count a body that was made in an earlier run."""
         self._count(body)
         if body.keyframe is not None:
             self._last_number = max(self._last_number, body.keyframe.number)
@@ -132,14 +133,14 @@ class Archive:
 
 
 def _compressed(difference: bytes) -> bytes:
-    """Nearly all zeros: runs are all there is to find, and small tables are cleared soonest. That takes half
-    the time and room of zlib's defaults."""
+    """Deflate nearly all zeros: look for runs alone, with small tables, which are quick to clear. This takes
+    half the time and memory of zlib's defaults."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5, zlib.Z_RLE)
     return compressor.compress(difference) + compressor.flush()
 
 
 def _find(data: bytes, part: bytes) -> int:
-    """Where a long part first occurs. Searching for all of it at once costs eighteen times as much."""
+    """Where a long part first occurs. A search for all of it at once costs eighteen times as much."""
     beginning = part[:64]
     start = data.find(beginning)
     while start >= 0 and not data.startswith(part, start):

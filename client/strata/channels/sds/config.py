@@ -16,25 +16,25 @@ FAR_AHEAD_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class SdsConfig:
-    """Settings of one channel. The filter's and the repair's must be equal for all its participants (C-146).
+    """Settings of one channel. All participants need the same for the filter and for repair (C-146).
 
     Times are milliseconds. Raises `ValueError` for a value that makes no sense (C-032).
     """
 
     acknowledgement_timeout_ms: int = 5_000
     max_retransmissions: int = 5
-    """0: none; the delivery error then comes after one timeout (C-036)."""
+    """With 0 the delivery error comes after one timeout (C-036)."""
     causal_history_size: int = 2
     bloom_filter_size: int = 10_000
-    """Ids a filter is sized for; it rolls over when it holds as many."""
+    """The ids a filter is sized for; it rolls over when it holds so many."""
     bloom_filter_error_rate: float = 0.001
     possible_acks_threshold: int = 2
-    """Filters of different messages that together count as an acknowledgement; 0: however many, none do."""
+    """Filters of different messages that together count as an acknowledgement; with 0 no number does."""
     possible_acks_from_distinct_senders: bool = False
     """Count at most one filter of each sender (A-136)."""
     possible_ack_retry_factor: float = 2.0
     lost_message_timeout_ms: int = 600_000
-    """0: a missing message is never given up."""
+    """With 0 a missing message is never given up."""
     enable_repair: bool = True
     repair_t_min_ms: int = 30_000
     repair_t_max_ms: int = 120_000
@@ -42,23 +42,23 @@ class SdsConfig:
     max_repair_requests: int = 3
     """Entries in one message's `repair_request`."""
     sync_min_interval_ms: int = 30_000
-    """0: no sync message is ever sent by itself."""
+    """With 0 no sync message is ever sent by itself."""
     sweep_in_buf_interval_ms: int = 5_000
 
     # Bounds on memory and work (C-095, C-302). Nothing here is part of the protocol.
     max_history: int = 10_000
-    """Messages in the log; the ones that were logged first leave first."""
+    """Messages in the log; the message that was logged first leaves first."""
     max_history_bytes: int = 128 << 20
     """Bytes of logged messages kept for repair."""
     max_known_ids: int = 100_000
-    """Ids remembered, in and beyond the log, so that nothing is delivered twice."""
+    """Ids remembered, in and beyond the log, so that no message is delivered twice."""
     max_unacknowledged: int = 4_096
-    """Own messages awaiting acknowledgement; beyond it `wrap` refuses."""
+    """Own messages that await acknowledgement; beyond it `wrap` refuses."""
     max_waiting: int = 10_000
-    """Messages held for their dependencies; beyond it they are refused, hence not acknowledged."""
+    """Messages held for their dependencies; a further message is refused, hence not acknowledged."""
     max_waiting_bytes: int = 64 << 20
     max_missing: int = 10_000
-    """Missing messages tracked, as many again remembered as lost."""
+    """Missing messages tracked; as many again are remembered as lost."""
     max_repair_buffer: int = 1_000
     """Entries in each of the two repair buffers."""
     max_received_history: int = 1_000
@@ -85,8 +85,19 @@ class SdsConfig:
 
 
 _AT_LEAST_ONE = (
-    *("acknowledgement_timeout_ms", "causal_history_size", "bloom_filter_size", "expected_participants"),
-    *("sweep_in_buf_interval_ms", "max_history", "max_history_bytes", "max_known_ids", "max_unacknowledged"),
-    *("max_waiting", "max_waiting_bytes", "max_missing", "max_repair_buffer", "max_received_history"),
-    *("max_message_bytes",),
+    "acknowledgement_timeout_ms",
+    "causal_history_size",
+    "bloom_filter_size",
+    "expected_participants",
+    "sweep_in_buf_interval_ms",
+    "max_history",
+    "max_history_bytes",
+    "max_known_ids",
+    "max_unacknowledged",
+    "max_waiting",
+    "max_waiting_bytes",
+    "max_missing",
+    "max_repair_buffer",
+    "max_received_history",
+    "max_message_bytes",
 )

@@ -1,10 +1,11 @@
-"""What a participant has to tell, and what it asks to have sent."""
+"""Events of a participant, messages that it asks to have sent, and its statistics."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,11 +24,12 @@ __all__ = [
     "SdsEvent",
     "SendRepair",
     "SendSync",
+    "Statistics",
 ]
 
 
 class AckedBy(enum.Enum):
-    """What acknowledged a message."""
+    """How a message was acknowledged."""
 
     HISTORY = "history"
     """A received history names it (C-120)."""
@@ -38,7 +40,7 @@ class AckedBy(enum.Enum):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """A message of another participant, in causal order, once."""
+    """A message of another participant, delivered once and in causal order."""
 
     message_id: str
     sender_id: str
@@ -48,7 +50,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class EphemeralReceived(msgspec.Struct, frozen=True):
-    """An ephemeral message: as it came, unordered, unlogged (C-138)."""
+    """An ephemeral message, neither ordered nor logged (C-138)."""
 
     message_id: str
     sender_id: str
@@ -63,48 +65,48 @@ class PossiblyAcknowledged(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """An own message is with another participant; said once, even after `DeliveryFailed` (C-055)."""
+    """Another participant has an own message. Reported once, even after `DeliveryFailed` (C-055)."""
 
     message_id: str
     by: AckedBy
     sender_id: str
-    """Who acknowledged it."""
+    """The participant that acknowledged it."""
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True):
-    """Nobody acknowledged an own message, and all its retransmissions are used up (C-084)."""
+    """An own message is not acknowledged, and all its retransmissions are used up (C-084)."""
 
     message_id: str
 
 
 class MissingFound(msgspec.Struct, frozen=True):
-    """Messages that others name and that are not here: fetch them, by their hints (C-162)."""
+    """Messages that others name, and that have not arrived: fetch them by their hints (C-162)."""
 
     entries: tuple[HistoryEntry, ...]
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """A missing message was given up; what waited for it is delivered without it (C-126)."""
+    """A missing message was given up; messages that waited for it are delivered without it (C-126)."""
 
     entry: HistoryEntry
     first_missing_at: int
 
 
 class Retransmit(msgspec.Struct, frozen=True):
-    """Send an own message again, the bytes unchanged, and say `dispatched` when it is out (C-090)."""
+    """Send an own message again, the bytes unchanged, and call `dispatched` when it is out (C-090)."""
 
     message_id: str
     data: bytes
 
 
 class SendSync(msgspec.Struct, frozen=True):
-    """Send this sync message; say `sync_failed` if that is impossible."""
+    """Send this sync message; call `sync_failed` if that is impossible."""
 
     data: bytes
 
 
 class SendRepair(msgspec.Struct, frozen=True):
-    """Send another's message again, the bytes unchanged: somebody asked for it (C-159)."""
+    """Send another participant's message again, the bytes unchanged, because it was requested (C-159)."""
 
     message_id: str
     data: bytes
@@ -122,3 +124,25 @@ SdsEvent = (
     | SendSync
     | SendRepair
 )
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since the participant was made."""
+
+    received: int = 0
+    """Messages of this channel that were readable."""
+    delivered: int = 0
+    duplicates: int = 0
+    own_echoes: int = 0
+    other_channels: int = 0
+    undecodable: int = 0
+    """Bytes that are no message, or a message of no kind, with unusable ids, or with too many names."""
+    oversized: int = 0
+    refused_old: int = 0
+    """Messages from before the horizon, perhaps delivered already (`strata.channels.sds.log.KnownIds`)."""
+    refused_full: int = 0
+    """Messages for which the incoming buffer had no room."""
+    retransmissions: int = 0
+    repairs_sent: int = 0
+    syncs_sent: int = 0

@@ -1,21 +1,32 @@
-"""Messages held until what they follow is there, and the messages that are missed for it."""
+"""From a received message to its delivery: dependencies, holding, gaps (SDS Receive and Incoming sweep).
+
+`Receiver` delivers messages, each once and after all that it follows. `IncomingBuffer` holds the messages
+that wait, and the missing messages that they wait for.
+"""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bodies import Body
-from strata.channels.sds.config import SdsConfig
-from strata.channels.sds.events import Lost
-from strata.channels.sds.messages import HistoryEntry
+from strata.channels.sds.config import FAR_AHEAD_MS, SdsConfig
+from strata.channels.sds.events import Delivered, Lost, MissingFound, SdsEvent, Statistics
+from strata.channels.sds.history import History
+from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
+from strata.channels.sds.repair import RepairBuffers
+from strata.channels.sds.timing import LamportClock, SteadyClock
 
-__all__ = ["IncomingBuffer", "Missing", "Waiting"]
+__all__ = ["MAX_HINT_BYTES", "IncomingBuffer", "Missing", "Receiver", "Waiting"]
+
+MAX_HINT_BYTES = 256
 
 
 class Waiting:
-    """A received message some of whose dependencies are not in the log."""
+    """A received message with dependencies that are not in the log."""
 
     __slots__ = ("body", "hint", "lamport", "message_id", "received_at", "sender_id", "unmet")
 
@@ -40,7 +51,7 @@ class Waiting:
 
 
 class Missing:
-    """A message that others name and that is not here."""
+    """A message that others name, and that has not arrived."""
 
     __slots__ = ("entry", "first_missing_at", "waited_from")
 
@@ -48,20 +59,20 @@ class Missing:
         self.entry = entry
         self.first_missing_at = first_missing_at
         self.waited_from = first_missing_at if waited_from is None else waited_from
-        """From when the time to give up counts: at the earliest from the present start, for nobody could
-        look for the message while the program did not run."""
+        """When the time to give up began: not before the present start, since a program that does not run
+        cannot look for the message."""
 
 
 class IncomingBuffer:
-    """Who waits for whom. Its size is bounded by the settings; what does not fit is refused by `has_room`."""
+    """Waiting messages and what they wait for. The settings bound its size: ask `has_room` first."""
 
     def __init__(self, config: SdsConfig) -> None:
         self._config = config
         self.waiting: dict[str, Waiting] = {}
         self.missing: dict[str, Missing] = {}
-        """In the order they were found missing."""
+        """In the order in which they were found missing."""
         self.lost: dict[str, None] = {}
-        """Given up: dependencies that count as met."""
+        """Messages given up: as dependencies they count as met."""
         self._waiters: dict[str, dict[str, None]] = {}
         self._waiting_bytes = 0
 
@@ -82,7 +93,7 @@ class IncomingBuffer:
             self._waiters.setdefault(message_id, {})[waiting.message_id] = None
 
     def miss(self, entries: Iterable[HistoryEntry], now: int, *, limit: int) -> list[HistoryEntry]:
-        """Track these as missing while there are fewer than `limit`; returns what is news about them."""
+        """Track these as missing while there are fewer than `limit`; return the new or changed entries."""
         news: list[HistoryEntry] = []
         for entry in entries:
             known = self.missing.get(entry.message_id)
@@ -97,7 +108,7 @@ class IncomingBuffer:
         return news
 
     def met(self, message_id: str) -> list[Waiting]:
-        """A dependency is met; returns the messages that wait for nothing any more."""
+        """A dependency is met: release and return the messages that wait for nothing else."""
         ready: list[Waiting] = []
         for waiter in self._waiters.pop(message_id, ()):
             waiting = self.waiting[waiter]
@@ -107,7 +118,7 @@ class IncomingBuffer:
         return ready
 
     def recheck(self, is_met: Callable[[str], bool]) -> list[Waiting]:
-        """Look at every dependency again (C-124); returns the messages that wait for nothing any more."""
+        """Check every dependency again (C-124); release and return the messages that wait for nothing."""
         ready: list[Waiting] = []
         for message_id in [message_id for message_id in self._waiters if is_met(message_id)]:
             ready += self.met(message_id)
@@ -115,7 +126,7 @@ class IncomingBuffer:
         return ready
 
     def give_up(self, now: int) -> list[Lost]:
-        """Mark as lost what has been missing for too long (C-126)."""
+        """Mark messages as lost that have been missing for too long (C-126)."""
         timeout = self._config.lost_message_timeout_ms
         lost: list[Lost] = []
         if timeout:
@@ -128,7 +139,7 @@ class IncomingBuffer:
         return lost
 
     def forget_lost(self) -> list[str]:
-        """Drop the oldest of what is marked as lost when there is too much of it; returns their ids."""
+        """Forget the oldest lost messages beyond the bound, and return their ids."""
         excess = len(self.lost) - self._config.max_missing
         forgotten = list(self.lost)[:excess] if excess > 0 else []
         for message_id in forgotten:
@@ -136,9 +147,9 @@ class IncomingBuffer:
         return forgotten
 
     def break_cycle(self, now: int) -> list[Waiting]:
-        """Messages that wait for each other alone, and have for too long: the first of them, freed.
+        """Release the first of the messages that have waited for each other alone for too long.
 
-        Only a forger makes such, since a message names what came before it.
+        Only a forger makes such messages, since a message names earlier ones.
         """
         timeout = self._config.lost_message_timeout_ms
         if not timeout or not any(now - each.received_at >= timeout for each in self.waiting.values()):
@@ -163,3 +174,182 @@ class IncomingBuffer:
         waiting = self.waiting.pop(message_id)
         self._waiting_bytes -= waiting.body.size_bytes
         return waiting
+
+
+class Receiver:
+    """Holds messages until their dependencies are met, then logs and delivers them, each once."""
+
+    def __init__(
+        self,
+        config: SdsConfig,
+        history: History,
+        incoming: IncomingBuffer,
+        repair: RepairBuffers,
+        clock: SteadyClock,
+        lamport: LamportClock,
+        *,
+        sender_id: str,
+        statistics: Statistics,
+        mark: Callable[[str, str], None],
+        emit: Callable[[SdsEvent], None],
+    ) -> None:
+        self._config = config
+        self._history = history
+        self._incoming = incoming
+        self._repair = repair
+        self._clock = clock
+        self._lamport = lamport
+        self._mark = mark
+        self._emit = emit
+        self._sender_id = sender_id
+        self._statistics = statistics
+        # Messages that an earlier run held or missed are checked first of all.
+        self.sweep_at: float = clock.now if incoming.waiting or incoming.missing else math.inf
+
+    def unmet(self, message: SdsMessage) -> dict[str, HistoryEntry]:
+        """The dependencies of a message that are not in the log (C-115); lost messages count as met."""
+        known, lost = self._history.known, self._incoming.lost
+        return {
+            entry.message_id: entry
+            for entry in message.causal_history
+            if entry.message_id not in known
+            and entry.message_id not in lost
+            and entry.message_id != message.message_id
+        }
+
+    def is_new(self, message_id: str, hint: bytes | None) -> bool:
+        """Whether a content message was not received before (C-112); a duplicate is counted."""
+        if message_id not in self._history.known and message_id not in self._incoming.waiting:
+            return True
+        self._statistics.duplicates += 1
+        self.arrived(message_id)
+        logged = self._history.log.get(message_id)
+        if logged is not None and logged.hint is None:
+            self._history.learn_hint(logged, hint)
+        return False
+
+    def arrived(self, id_: str) -> None:
+        """A message has arrived: stop looking for it (C-151, C-166)."""
+        if self._repair.received(id_):
+            self._mark("request", id_)
+            self._mark("response", id_)
+        if self._incoming.missing.pop(id_, None) is not None:
+            self._mark("missing", id_)
+        if id_ in self._incoming.lost:
+            del self._incoming.lost[id_]
+            self._mark("lost", id_)
+
+    def take(
+        self, message: SdsMessage, body: Body, unmet: dict[str, HistoryEntry], hint: bytes | None
+    ) -> None:
+        """Deliver a new content message, or hold it (C-116)."""
+        id_, lamport = message.message_id, message.lamport_timestamp or 0
+        if not unmet:
+            self._deliver(message, body, hint)
+            self.met(id_)
+            return
+        received_at = self._clock.now
+        self._incoming.hold(
+            Waiting(id_, message.sender_id, lamport, body, set(unmet), hint=hint, received_at=received_at)
+        )
+        self._mark("waiting", id_)
+        self.miss(unmet.values(), limit=self._config.max_missing)
+
+    def miss(self, entries: Iterable[HistoryEntry], *, limit: int) -> None:
+        """Track these as missing, report them, and schedule requests for them (C-152, C-162)."""
+        now = self._clock.now
+        news = self._incoming.miss(map(_bounded, entries), now, limit=limit)
+        if not news:
+            return
+        for entry in news:
+            self._mark("missing", entry.message_id)
+            if self._repair.want(entry, now):
+                self._mark("request", entry.message_id)
+        self._emit(MissingFound(tuple(news)))
+        self.sweep_at = min(self.sweep_at, now + self._config.sweep_in_buf_interval_ms)
+
+    def met(self, message_id: str) -> None:
+        """A dependency is met: deliver the messages that waited for it alone, and those they release."""
+        self._deliver_all(self._incoming.met(message_id))
+
+    def requested(self, entry: HistoryEntry) -> None:
+        """Another participant requests a message: answer in time, and drop the own request (C-153, C-154)."""
+        id_, now = entry.message_id, self._clock.now
+        if self._repair.asked_by_other(entry, now):
+            self._mark("request", id_)
+        held = self.held_for_repair(id_)
+        if held is not None and self._repair.answer(id_, entry.sender_id, held.sender_id, now):
+            self._mark("response", id_)
+
+    def held_for_repair(self, message_id: str) -> LoggedMessage | Waiting | None:
+        """A message to answer a request with: a logged one, or one that waits for its dependencies."""
+        logged = self._history.log.get(message_id)
+        if logged is None:
+            return self._incoming.waiting.get(message_id)
+        return logged if logged.dispatched else None
+
+    def sweep(self) -> None:
+        """Check all waiting and missing messages once more (C-124, C-126)."""
+        now, incoming = self._clock.now, self._incoming
+        self._deliver_all(incoming.recheck(self._history.known.__contains__))
+        for lost in incoming.give_up(now):
+            id_ = lost.entry.message_id
+            self._mark("missing", id_)
+            self._mark("lost", id_)
+            if self._repair.received(id_):
+                self._mark("request", id_)
+            self._emit(lost)
+            self.met(id_)
+        for id_ in incoming.forget_lost():
+            self._mark("lost", id_)
+        self._deliver_all(incoming.break_cycle(now))
+        for entry in self._repair.take_unanswered(now):
+            if entry.message_id in incoming.missing and self._repair.want(entry, now):
+                self._mark("request", entry.message_id)
+        busy = incoming.waiting or incoming.missing
+        self.sweep_at = now + self._config.sweep_in_buf_interval_ms if busy else math.inf
+
+    def _deliver_all(self, ready: list[Waiting]) -> None:
+        while ready:
+            following: list[Waiting] = []
+            for waiting in sorted(ready, key=_log_order):
+                self._deliver(SdsMessage.read(waiting.body.restore()), waiting.body, waiting.hint)
+                self._mark("waiting", waiting.message_id)
+                following += self._incoming.met(waiting.message_id)
+            ready = following
+
+    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None) -> None:
+        """Log a message and deliver its content; the own Lamport time follows (C-117)."""
+        lamport = message.lamport_timestamp or 0
+        # One extreme value must not freeze the order for all (C-119, A-141).
+        if lamport <= self._clock.wall + FAR_AHEAD_MS:
+            self._lamport.follow(lamport)
+        self._history.add(
+            message.message_id,
+            message.sender_id,
+            lamport,
+            body,
+            message.history_ids,
+            clock=self._lamport.time,
+            now=self._clock.now,
+            hint=hint,
+        )
+        if message.sender_id == self._sender_id:
+            return  # an own message, lost with an earlier state: the application knows it
+        self._statistics.delivered += 1
+        content = message.content or b""
+        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint))
+
+
+def _bounded(entry: HistoryEntry) -> HistoryEntry:
+    """A received entry without a hint or sender id that is too long to keep."""
+    hint, sender_id = entry.retrieval_hint, entry.sender_id
+    return HistoryEntry(
+        entry.message_id,
+        hint if hint and len(hint) <= MAX_HINT_BYTES else None,
+        sender_id if sender_id and is_usable_id(sender_id) else None,
+    )
+
+
+def _log_order(waiting: Waiting) -> tuple[int, str]:
+    return waiting.lamport, waiting.message_id

@@ -1,4 +1,8 @@
-"""Which records are out of date, and making them anew when asked: O(changes), whatever the log holds."""
+"""A participant's parts as records, and the records as parts again.
+
+`Journal` notes which records are out of date, and makes those anew when asked: the cost follows the changes,
+whatever the log holds. `restore` fills the empty parts of a participant from all its records.
+"""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -6,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strata.channels.sds.incoming import IncomingBuffer
-from strata.channels.sds.ledger import Ledger
-from strata.channels.sds.outgoing import OutgoingBuffer
+from strata.channels.sds.bloom import BloomParameters
+from strata.channels.sds.bodies import Keyframe
+from strata.channels.sds.history import History
+from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
+from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.messages import HistoryEntry
+from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import (
     BodyRecord,
@@ -23,37 +31,38 @@ from strata.channels.sds.state import (
     Record,
     RequestRecord,
     ResponseRecord,
+    SdsState,
     TipRecord,
     WaitingRecord,
 )
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "restore"]
 
 
 class Journal:
-    """Marks of what changed, and the way from a mark to its record."""
+    """Marks of records that changed, and the way from a mark to its record."""
 
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str], None] = {}
         self._last_clock: ClockRecord | None = None
 
     def mark(self, kind: str, key: str) -> None:
-        """This record may differ from what was last taken."""
+        """Note that a record may differ from the one last taken."""
         self._marks[kind, key] = None
 
     def take(
         self,
         clock: ClockRecord,
-        ledger: Ledger,
+        history: History,
         outgoing: OutgoingBuffer,
         incoming: IncomingBuffer,
         repair: RepairBuffers,
     ) -> list[Change]:
-        """Everything that changed since the last call. Keyframes come first: bodies refer to them."""
+        """All changes since the last call. New keyframes come first, since bodies refer to them."""
         makers: dict[str, Callable[[str], Record | None]] = {
-            "log": lambda key: _log_record(key, ledger),
-            "known": lambda key: _known_record(key, ledger),
-            "tip": lambda key: _tip_record(key, ledger),
+            "log": lambda key: _log_record(key, history),
+            "known": lambda key: _known_record(key, history),
+            "tip": lambda key: _tip_record(key, history),
             "outgoing": lambda key: _outgoing_record(key, outgoing),
             "waiting": lambda key: _waiting_record(key, incoming),
             "missing": lambda key: _missing_record(key, incoming),
@@ -61,7 +70,7 @@ class Journal:
             "request": lambda key: _request_record(key, repair),
             "response": lambda key: _response_record(key, repair),
         }
-        archive = ledger.archive
+        archive = history.archive
         died = set(archive.died)
         changes = [
             Change("keyframe", str(keyframe.number), KeyframeRecord(keyframe.number, keyframe.data))
@@ -79,31 +88,31 @@ class Journal:
         return changes
 
 
-def _log_record(key: str, ledger: Ledger) -> Record | None:
-    entry = ledger.log.get(key)
-    if entry is None:
+def _log_record(key: str, history: History) -> Record | None:
+    logged = history.log.get(key)
+    if logged is None:
         return None
     return LogRecord(
         key,
-        entry.sender_id,
-        entry.lamport,
-        entry.arrival,
-        entry.hint,
-        entry.own,
-        entry.floor,
-        entry.run,
-        entry.dispatched,
-        BodyRecord.of(entry.body),
+        logged.sender_id,
+        logged.lamport,
+        logged.arrival,
+        logged.hint,
+        logged.own,
+        logged.floor,
+        logged.run,
+        logged.dispatched,
+        BodyRecord.of(logged.body),
     )
 
 
-def _known_record(key: str, ledger: Ledger) -> Record | None:
-    known = ledger.known.get(key)
-    return KnownRecord(key, *known) if known is not None and key not in ledger.log else None
+def _known_record(key: str, history: History) -> Record | None:
+    known = history.known.get(key)
+    return KnownRecord(key, *known) if known is not None and key not in history.log else None
 
 
-def _tip_record(key: str, ledger: Ledger) -> Record | None:
-    since = ledger.tips.get(key)
+def _tip_record(key: str, history: History) -> Record | None:
+    since = history.unreferenced.since(key)
     return None if since is None else TipRecord(key, since)
 
 
@@ -154,3 +163,107 @@ def _request_record(key: str, repair: RepairBuffers) -> Record | None:
 def _response_record(key: str, repair: RepairBuffers) -> Record | None:
     response = repair.responses.get(key)
     return None if response is None else ResponseRecord(key, response[0])
+
+
+def restore(
+    state: SdsState,
+    parameters: BloomParameters,
+    now: int,
+    history: History,
+    outgoing: OutgoingBuffer,
+    incoming: IncomingBuffer,
+    repair: RepairBuffers,
+) -> ClockRecord:
+    """Fill the empty parts of a participant, and return the numbers it continues from."""
+    clock = next(iter(state.all(ClockRecord)), ClockRecord(0, 0, 0, 0))
+    keyframes = {each.number: Keyframe(each.number, each.data) for each in state.all(KeyframeRecord)}
+    history.log.last_arrival = clock.last_arrival
+    history.known.horizon = clock.horizon
+    for record in sorted(state.all(KnownRecord), key=lambda each: each.arrival):
+        history.known.add(record.message_id, record.lamport, record.arrival)
+        history.filter.insert(record.message_id)
+    _restore_log(state, keyframes, history)
+    for tip in sorted(state.all(TipRecord), key=lambda each: each.since):
+        history.unreferenced.restore(tip.message_id, min(tip.since, now))
+    _restore_outgoing(state, keyframes, parameters, history, outgoing, now)
+    for waiting in sorted(state.all(WaitingRecord), key=lambda each: each.received_at):
+        body = waiting.body.restore(keyframes)
+        history.archive.adopt(body)
+        history.filter.insert(waiting.message_id)
+        incoming.hold(
+            Waiting(
+                waiting.message_id,
+                waiting.sender_id,
+                waiting.lamport,
+                body,
+                set(waiting.unmet),
+                hint=waiting.retrieval_hint,
+                received_at=min(waiting.received_at, now),
+            )
+        )
+    for missing in sorted(state.all(MissingRecord), key=lambda each: each.first_missing_at):
+        entry = HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id)
+        incoming.missing[missing.message_id] = Missing(entry, min(missing.first_missing_at, now), now)
+    incoming.lost.update(dict.fromkeys(each.message_id for each in state.all(LostRecord)))
+    _restore_repair(state, repair, now)
+    return clock
+
+
+def _restore_log(state: SdsState, keyframes: dict[int, Keyframe], history: History) -> None:
+    for record in sorted(state.all(LogRecord), key=lambda each: each.arrival):
+        body = record.body.restore(keyframes)
+        history.archive.adopt(body)
+        history.log.add(
+            LoggedMessage(
+                record.message_id,
+                record.sender_id,
+                record.lamport,
+                body,
+                arrival=record.arrival,
+                hint=record.retrieval_hint,
+                own=record.own,
+                floor=record.floor,
+                run=record.run,
+                dispatched=record.dispatched,
+            )
+        )
+        history.known.add(record.message_id, record.lamport, record.arrival)
+        if record.dispatched:
+            history.filter.insert(record.message_id)
+
+
+def _restore_outgoing(
+    state: SdsState,
+    keyframes: dict[int, Keyframe],
+    parameters: BloomParameters,
+    history: History,
+    outgoing: OutgoingBuffer,
+    now: int,
+) -> None:
+    for record in sorted(state.all(OutgoingRecord), key=lambda each: each.number):
+        logged = history.log.get(record.message_id)
+        if record.body is not None:
+            body = record.body.restore(keyframes)
+            history.archive.adopt(body)
+        elif logged is not None:
+            body = logged.body
+        else:
+            continue
+        restored = Outgoing(record.message_id, record.number, body, parameters.positions(record.message_id))
+        restored.owns_body = record.body is not None
+        restored.state = OutgoingState(record.state)
+        restored.dispatched_at = record.dispatched_at
+        restored.retries = record.retries
+        restored.seen_in = set(record.seen_in)
+        outgoing.restore(restored, now)
+
+
+def _restore_repair(state: SdsState, repair: RepairBuffers, now: int) -> None:
+    for request in state.all(RequestRecord):
+        entry = HistoryEntry(request.message_id, request.retrieval_hint, request.sender_id)
+        repair.requests.put(request.message_id, repair.within_reach(request.at, now), entry)
+    for response in state.all(ResponseRecord):
+        repair.responses.put(response.message_id, repair.within_reach(response.at, now), None)
+    # Requests that had been left to other participants are scheduled anew.
+    for missing in state.all(MissingRecord):
+        repair.want(HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id), now)

@@ -1,8 +1,9 @@
-"""The log of a channel, and the memory of what was ever in it.
+"""The log of a channel, and the ids of all messages that were ever in it.
 
 The log is ordered by Lamport time, then by id, and so is equal for all participants (C-118). It is bounded:
-what was logged first leaves first, whatever its Lamport time, so that a stranger with extreme times can
-neither stay for ever nor push out what came after. An id stays known for longer than its message.
+the message that was logged first leaves first, whatever its Lamport time. A stranger's message with an
+extreme time can thus neither stay for ever nor push out later messages. An id stays known for longer than
+its message.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -16,14 +17,14 @@ from collections.abc import Iterator
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.messages import HistoryEntry
 
-__all__ = ["Entry", "KnownIds", "Log", "SortedKeys"]
+__all__ = ["KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"]
 
 Key = tuple[int, str]
 _CHUNK = 512
 
 
 class SortedKeys:
-    """Keys in order, in chunks: adding and removing cost the same however many there are."""
+    """Keys in order, in chunks: adding and removing cost the same however many keys there are."""
 
     def __init__(self) -> None:
         self._chunks: list[list[Key]] = []
@@ -31,7 +32,7 @@ class SortedKeys:
         """The greatest key of each chunk."""
 
     def add(self, key: Key) -> None:
-        """Put a key in its place; nearly always that is the end."""
+        """Put a key in its place, which is nearly always the end."""
         if not self._chunks:
             self._chunks.append([key])
             self._last.append(key)
@@ -51,7 +52,7 @@ class SortedKeys:
             self._last[at] = chunk[-1]
 
     def remove(self, key: Key) -> None:
-        """Take a key out that is there."""
+        """Remove a key, which must be present."""
         at = bisect_left(self._last, key)
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, key)]
@@ -68,7 +69,7 @@ class SortedKeys:
         return sum(map(len, self._chunks))
 
     def down_from(self, key: Key) -> Iterator[Key]:
-        """The keys not greater than this one, greatest first."""
+        """The keys up to and including this one, greatest first."""
         at = bisect_left(self._last, key)
         if at < len(self._chunks):
             chunk = self._chunks[at]
@@ -78,11 +79,19 @@ class SortedKeys:
             yield from reversed(self._chunks[earlier])
 
 
-class Entry:
-    """A logged message."""
+class LoggedMessage:
+    """A message in the log, and its place there."""
 
     __slots__ = (
-        *("arrival", "body", "dispatched", "floor", "hint", "lamport", "message_id", "own", "run"),
+        "arrival",
+        "body",
+        "dispatched",
+        "floor",
+        "hint",
+        "lamport",
+        "message_id",
+        "own",
+        "run",
         "sender_id",
     )
 
@@ -108,83 +117,83 @@ class Entry:
         """Position in the order of logging."""
         self.hint = hint
         self.own = own
-        """Number of this message among one's own; 0 if it is another's."""
+        """Number of this message among the own messages; 0 if another participant sent it."""
         self.floor = floor
-        """Highest number of an own message that this one is or, by its history, follows."""
+        """The highest number of an own message that this message is, or follows by its history."""
         self.run = run
-        """The own messages numbered from here to `floor` follow each other: this one follows them all."""
+        """This message follows all own messages numbered from `run` to `floor`."""
         self.dispatched = dispatched
 
     def as_history(self, *, with_sender: bool) -> HistoryEntry:
-        """How other messages name this one."""
+        """The entry by which other messages name this one."""
         return HistoryEntry(self.message_id, self.hint, self.sender_id if with_sender else None)
 
 
-class Log:
-    """Entries by id, by Lamport time, and by when they came."""
+class MessageLog:
+    """Messages by id, by Lamport time, and by arrival."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._messages: dict[str, LoggedMessage] = {}
         self._keys = SortedKeys()
         # A dict that loses its first items finds the next one ever more slowly, so arrival is kept apart.
         self._arrivals: deque[str] = deque()
         self.last_arrival = 0
 
     def __contains__(self, message_id: str) -> bool:
-        return message_id in self._entries
+        return message_id in self._messages
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._messages)
 
-    def get(self, message_id: str) -> Entry | None:
-        """The entry of this id, if it is in the log."""
-        return self._entries.get(message_id)
+    def get(self, message_id: str) -> LoggedMessage | None:
+        """The message of this id, if it is in the log."""
+        return self._messages.get(message_id)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, message: LoggedMessage) -> None:
         """Log a message that is not there yet."""
-        self._entries[entry.message_id] = entry
-        self._keys.add((entry.lamport, entry.message_id))
-        self._arrivals.append(entry.message_id)
-        self.last_arrival = max(self.last_arrival, entry.arrival)
+        self._messages[message.message_id] = message
+        self._keys.add((message.lamport, message.message_id))
+        self._arrivals.append(message.message_id)
+        self.last_arrival = max(self.last_arrival, message.arrival)
 
-    def remove(self, message_id: str) -> Entry | None:
-        """Take a message out; None if it is not there."""
-        entry = self._entries.pop(message_id, None)
-        if entry is not None:
-            self._keys.remove((entry.lamport, message_id))
-        return entry
+    def remove(self, message_id: str) -> LoggedMessage | None:
+        """Remove a message and return it; None if it is not there."""
+        message = self._messages.pop(message_id, None)
+        if message is not None:
+            self._keys.remove((message.lamport, message_id))
+        return message
 
-    def first_logged(self) -> Entry:
-        """The entry that is to leave next."""
-        while self._arrivals[0] not in self._entries:
+    def first_logged(self) -> LoggedMessage:
+        """The message that has been in the log for longest, and leaves next."""
+        while self._arrivals[0] not in self._messages:
             self._arrivals.popleft()
-        return self._entries[self._arrivals[0]]
+        return self._messages[self._arrivals[0]]
 
-    def ordered(self) -> Iterator[Entry]:
-        """All entries in the order that all participants share."""
-        return (self._entries[message_id] for _, message_id in self._keys)
+    def ordered(self) -> Iterator[LoggedMessage]:
+        """All messages, in the order that all participants share."""
+        return (self._messages[message_id] for _, message_id in self._keys)
 
-    def recent(self, count: int, limit: int, *, dispatched_only: bool) -> list[Entry]:
-        """The last `count` entries with a Lamport time up to `limit`, oldest first (C-106).
+    def recent(self, count: int, limit: int, *, dispatched_only: bool) -> list[LoggedMessage]:
+        """The last `count` messages with a Lamport time up to `limit`, oldest first (C-106).
 
-        Without the limit one message with an extreme time would be in every history from then on.
+        Without the limit, a message with an extreme time would be in every history from then on.
         """
-        found: list[Entry] = []
+        found: list[LoggedMessage] = []
         for _, message_id in self._keys.down_from((limit, "\U0010ffff")):
             if len(found) == count:
                 break
-            entry = self._entries[message_id]
-            if entry.dispatched or not dispatched_only:
-                found.append(entry)
+            message = self._messages[message_id]
+            if message.dispatched or not dispatched_only:
+                found.append(message)
         found.reverse()
         return found
 
 
 class KnownIds:
-    """Ids of all that was logged, for as long as memory allows, with Lamport time and arrival.
+    """Ids of all messages ever logged, as many as memory allows, with Lamport time and arrival.
 
-    What is forgotten leaves its Lamport time as a *horizon*. A message from before the horizon may have been
-    delivered already, so it is refused: it is then not acknowledged either, and its sender knows.
+    A forgotten id leaves its Lamport time as a *horizon*. A message from before the horizon may have been
+    delivered already, so it is refused. It is then not acknowledged either, which tells its sender.
     """
 
     def __init__(self, capacity: int, horizon: int = 0) -> None:
@@ -197,7 +206,7 @@ class KnownIds:
         return message_id in self._known
 
     def __iter__(self) -> Iterator[str]:
-        """Ids in the order they came."""
+        """Ids in the order of arrival."""
         return iter(self._known)
 
     def get(self, message_id: str) -> tuple[int, int] | None:
@@ -210,11 +219,11 @@ class KnownIds:
         self._arrivals.append(message_id)
 
     def discard(self, message_id: str) -> None:
-        """Forget an id that never was: its message failed."""
+        """Forget the id of a message that never went out."""
         self._known.pop(message_id, None)
 
     def trim(self, clock: int) -> list[str]:
-        """Forget what is too much, and say which. Times beyond the own `clock` set no horizon."""
+        """Forget the oldest ids beyond the capacity, and return them. Times after `clock` set no horizon."""
         forgotten: list[str] = []
         while len(self._known) > self._capacity:
             message_id = self._arrivals.popleft()

@@ -1,6 +1,6 @@
 """The wire messages of SDS: protobuf with the field numbers of the document (C-096, A-134).
 
-The descriptors are built here, so that nobody needs a protobuf compiler. Unknown fields are skipped.
+The descriptors are built here, so that no protobuf compiler is needed. Unknown fields are skipped.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -11,10 +11,21 @@ import enum
 from typing import Any
 
 import msgspec
+from Crypto.Hash import keccak
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-__all__ = ["NO_CHANNEL", "HistoryEntry", "Kind", "SdsMessage"]
+from strata.channels.sds.config import MAX_ID_BYTES
+
+__all__ = [
+    "NO_CHANNEL",
+    "HistoryEntry",
+    "Kind",
+    "SdsMessage",
+    "check_id",
+    "is_usable_id",
+    "message_id",
+]
 
 NO_CHANNEL = "0"
 """`channel_id` of messages outside any channel (C-099)."""
@@ -22,7 +33,7 @@ _MAX_LAMPORT = 2**64 - 1
 
 
 class Kind(enum.Enum):
-    """What a message is, told by which fields it has."""
+    """The kind of a message, as its fields show it."""
 
     CONTENT = "content"
     SYNC = "sync"
@@ -30,11 +41,11 @@ class Kind(enum.Enum):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """A message named by another: in its causal history, or in a request for repair."""
+    """A message that another message names, in its causal history or in a request for repair."""
 
     message_id: str
     retrieval_hint: bytes | None = None
-    """What finds the message in a store; on relays the 32 bytes of a packet id (A-129)."""
+    """The hint that finds the message in a store; on relays the 32 bytes of a packet id (A-129)."""
     sender_id: str | None = None
 
 
@@ -52,10 +63,24 @@ class SdsMessage(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of message this is; None if it is neither, which receivers drop."""
+        """The kind of this message; None for a message of no kind, which receivers drop."""
         if self.lamport_timestamp is not None:
             return Kind.CONTENT if self.content else Kind.SYNC
         return Kind.EPHEMERAL if self.content else None
+
+    @property
+    def history_ids(self) -> list[str]:
+        """The ids of the messages in the causal history."""
+        return [entry.message_id for entry in self.causal_history]
+
+    @property
+    def has_usable_ids(self) -> bool:
+        """Whether no id in this message is empty or too long. A sync message needs no message id."""
+        if self.kind is not Kind.SYNC and not self.message_id:
+            return False
+        texts = [self.sender_id, self.channel_id, *self.history_ids]
+        texts += [entry.message_id for entry in self.repair_request]
+        return all(map(is_usable_id, texts)) and (not self.message_id or is_usable_id(self.message_id))
 
     def encode(self) -> bytes:
         """The message as bytes; equal messages give equal bytes. Raises `ValueError`."""
@@ -76,14 +101,25 @@ class SdsMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
-        """Read a message; None if it cannot be one, or names more than `max_entries` messages (C-302)."""
-        wire = _Message()
+        """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
         try:
-            wire.ParseFromString(data)
+            wire = _parsed(data)
         except DecodeError:
             return None
         if len(wire.causal_history) > max_entries or len(wire.repair_request) > max_entries:
             return None
+        return cls._of(wire)
+
+    @classmethod
+    def read(cls, data: bytes) -> SdsMessage:
+        """Read a message that was accepted before. Raises `ValueError` for other bytes."""
+        try:
+            return cls._of(_parsed(data))
+        except DecodeError as error:
+            raise ValueError("not an SDS message") from error
+
+    @classmethod
+    def _of(cls, wire: Any) -> SdsMessage:
         return cls(
             wire.sender_id,
             wire.message_id,
@@ -94,6 +130,12 @@ class SdsMessage(msgspec.Struct, frozen=True):
             tuple([_entry(entry) for entry in wire.repair_request]),
             wire.content if wire.HasField("content") else None,
         )
+
+
+def _parsed(data: bytes) -> Any:
+    wire = _Message()
+    wire.ParseFromString(data)
+    return wire
 
 
 def _entry_fields(entry: HistoryEntry) -> Any:
@@ -108,6 +150,27 @@ def _entry(wire: Any) -> HistoryEntry:
         wire.retrieval_hint if wire.HasField("retrieval_hint") else None,
         wire.sender_id if wire.HasField("sender_id") else None,
     )
+
+
+def message_id(sender_id: str, now_ns: int, content: bytes) -> str:
+    """Hex Keccak-256 of sender, time of wrapping and content: each wrapping has its own id (C-098, A-109)."""
+    digest = keccak.new(digest_bits=256)
+    digest.update(f"{sender_id}{now_ns}".encode() + content)
+    return digest.hexdigest()
+
+
+def is_usable_id(text: str) -> bool:
+    """Whether an id is neither empty nor too long to keep (C-302)."""
+    # No character takes more than four bytes.
+    length = len(text)
+    return 0 < length <= MAX_ID_BYTES // 4 or 0 < len(text.encode()) <= MAX_ID_BYTES
+
+
+def check_id(name: str, text: str) -> str:
+    """Return an own id. Raises `ValueError` if it is empty or too long (C-002)."""
+    if not is_usable_id(text):
+        raise ValueError(f"{name} must have 1 to {MAX_ID_BYTES} bytes")
+    return text
 
 
 _Field = descriptor_pb2.FieldDescriptorProto

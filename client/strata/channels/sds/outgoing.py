@@ -1,12 +1,13 @@
-"""Own messages until they are acknowledged: who has them, when to send them again, when to give up.
+"""Own messages until they are acknowledged: when to send them again, and when to give up.
 
 A message is *unacknowledged*, *possibly acknowledged* (some filter has it) or *exhausted* (sent as often as
-allowed; kept for a late acknowledgement). Acknowledged ones leave (C-094, C-104).
+allowed; kept for a late acknowledgement). An acknowledged message leaves the buffer (C-094, C-104).
 
-A history of two entries cannot name the five chunks of a message. But whoever lists a message has delivered
-it, hence had all it follows. So an own message that a listed one follows, and that is in the same message's
-filter, is acknowledged too (C-123, A-137). Which own messages a logged one follows is kept as two numbers,
-see `strata.channels.sds.log.Entry.floor` and `run`; no graph is walked.
+A history of two entries cannot name the five chunks of a message. But a participant that names a message has
+delivered it, and before it all messages that it follows. So an own message is acknowledged too if a named
+message follows it and the same received message's filter has it (C-123, A-137). Two numbers say which own
+messages a logged message follows (`LoggedMessage.floor` and `run` in `strata.channels.sds.log`); no graph is
+walked.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -14,6 +15,7 @@ see `strata.channels.sds.log.Entry.floor` and `run`; no graph is walked.
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from strata.channels.sds.bloom import BloomParameters
@@ -22,14 +24,15 @@ from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.events import AckedBy, Acknowledged, DeliveryFailed, PossiblyAcknowledged, Retransmit
 from strata.channels.sds.timing import Schedule
 
-__all__ = ["Outgoing", "OutgoingBuffer", "OutgoingState"]
+__all__ = ["Outgoing", "OutgoingBuffer", "OutgoingState", "WireCache"]
 
+_MAX_CACHED_BYTES = 4 << 20
 _MAX_EXHAUSTED = 1_024
-"""Messages given up for which a late acknowledgement is still noticed."""
+"""Exhausted messages for which a late acknowledgement is still noticed."""
 
 
 class OutgoingState(enum.Enum):
-    """Where an own message stands."""
+    """How far an own message has come."""
 
     UNACKNOWLEDGED = "unacknowledged"
     POSSIBLY_ACKNOWLEDGED = "possibly-acknowledged"
@@ -37,7 +40,7 @@ class OutgoingState(enum.Enum):
 
 
 class Outgoing:
-    """An own message that nobody has acknowledged."""
+    """An own message that no other participant has acknowledged."""
 
     __slots__ = (
         "bits",
@@ -58,17 +61,17 @@ class Outgoing:
         self.bits = bits
         self.state = OutgoingState.UNACKNOWLEDGED
         self.dispatched_at: int | None = None
-        """When it last went out, in steady time; None before it ever did."""
+        """When it last went out, in steady time; None before the first time."""
         self.retries = 0
         """Retransmissions so far."""
         self.seen_in: set[tuple[str, int]] = set()
-        """Messages, by sender and Lamport time, whose filters had this one."""
+        """Messages, by sender and Lamport time, whose filters had this message."""
         self.owns_body = False
-        """Whether the log has let go of the message."""
+        """Whether the log has dropped the message, so that the body is kept for this buffer alone."""
 
 
 class OutgoingBuffer:
-    """All own messages that nobody has acknowledged."""
+    """All own messages that no other participant has acknowledged."""
 
     def __init__(self, config: SdsConfig, parameters: BloomParameters) -> None:
         self._config = config
@@ -85,19 +88,19 @@ class OutgoingBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no acknowledgement would be news."""
+        """Whether there is no message to acknowledge."""
         return not self._active and not self._exhausted
 
     def get(self, message_id: str) -> Outgoing | None:
-        """The message of this id, if nobody has acknowledged it."""
+        """The message of this id, if it is in the buffer."""
         return self._active.get(message_id) or self._exhausted.get(message_id)
 
     def states(self) -> dict[str, OutgoingState]:
-        """Where each message stands, oldest first."""
+        """The state of each message, oldest first."""
         return {each.message_id: each.state for each in (*self._exhausted.values(), *self._active.values())}
 
     def undispatched(self) -> list[str]:
-        """Messages that never went out, oldest first."""
+        """Ids of messages that have never gone out, oldest first."""
         return [each.message_id for each in self._active.values() if each.dispatched_at is None]
 
     def add(self, message_id: str, number: int, body: Body) -> Outgoing:
@@ -107,7 +110,7 @@ class OutgoingBuffer:
         return outgoing
 
     def restore(self, outgoing: Outgoing, now: int) -> None:
-        """Track a message of an earlier life: its timers go on from where they were (C-257)."""
+        """Track a message of an earlier run: its timer continues from where it was (C-257)."""
         if outgoing.state is OutgoingState.EXHAUSTED:
             self._exhausted[outgoing.message_id] = outgoing
         else:
@@ -119,7 +122,7 @@ class OutgoingBuffer:
                 )
 
     def dispatched(self, message_id: str, now: int) -> None:
-        """The message is on its way: only now its timer runs (C-067)."""
+        """The message has gone out, and its timer starts (C-067)."""
         outgoing = self._active.get(message_id)
         if outgoing is not None:
             outgoing.dispatched_at = now
@@ -132,13 +135,13 @@ class OutgoingBuffer:
 
     @property
     def next_at(self) -> float:
-        """When something is due, in steady time."""
+        """When the next message is due, in steady time."""
         return self._timers.next_at
 
     def take_due(self, now: int) -> tuple[list[Retransmit | DeliveryFailed], list[Outgoing]]:
-        """What is to be sent again, unacknowledged ones first (C-087), and what has failed.
+        """Messages to send again, unacknowledged messages first (C-087), and messages that have failed.
 
-        The second list has what was forgotten: messages that failed long ago.
+        The second list has the messages that were forgotten because they failed long ago.
         """
         due = [outgoing for _, outgoing in self._timers.take_due(now)]
         due.sort(key=lambda each: (each.state is OutgoingState.POSSIBLY_ACKNOWLEDGED, each.number))
@@ -158,7 +161,7 @@ class OutgoingBuffer:
         return events, forgotten
 
     def review_history(self, ids: Iterable[str], sender_id: str) -> list[Acknowledged]:
-        """A received history names these messages (C-120)."""
+        """A received history names these ids (C-120)."""
         return [
             Acknowledged(message_id, AckedBy.HISTORY, sender_id) for message_id in ids if message_id in self
         ]
@@ -166,12 +169,12 @@ class OutgoingBuffer:
     def review_filter(
         self, data: bytes, sender_id: str, lamport: int, runs: Sequence[tuple[int, int]]
     ) -> list[Acknowledged | PossiblyAcknowledged]:
-        """A received filter, with the runs of own messages that the same message's history follows."""
+        """Compare a received filter. `runs` are the own messages that the same message's history follows."""
         found: list[Acknowledged | PossiblyAcknowledged] = []
         contains = self._parameters.contains
         for buffer in (self._exhausted, self._active):
             for outgoing in buffer.values():
-                # What never went out can be in no filter; that it seems so is chance.
+                # A message that never went out is in no filter, whatever the bits say.
                 if outgoing.dispatched_at is None or not contains(data, outgoing.bits):
                     continue
                 if any(first <= outgoing.number <= last for first, last in runs):
@@ -203,3 +206,31 @@ class OutgoingBuffer:
         if outgoing.state is OutgoingState.POSSIBLY_ACKNOWLEDGED:
             timeout *= self._config.possible_ack_retry_factor
         return since + round(timeout)
+
+
+class WireCache:
+    """Own messages as they travel, until they go out: nearly all are asked for once, and soon.
+
+    The cache holds a few megabytes. A message that has left it is made again from its body.
+    """
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[str, bytes] = OrderedDict()
+        self._size_bytes = 0
+
+    def put(self, message_id: str, data: bytes) -> None:
+        """Keep a message."""
+        self._messages[message_id] = data
+        self._size_bytes += len(data)
+        while self._size_bytes > _MAX_CACHED_BYTES:
+            self._size_bytes -= len(self._messages.popitem(last=False)[1])
+
+    def get(self, message_id: str) -> bytes | None:
+        """The bytes of a message, if they are kept."""
+        return self._messages.get(message_id)
+
+    def discard(self, message_id: str) -> None:
+        """The message has gone out, or never will."""
+        data = self._messages.pop(message_id, None)
+        if data is not None:
+            self._size_bytes -= len(data)

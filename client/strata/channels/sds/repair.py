@@ -1,6 +1,6 @@
-"""SDS-R: asking others for what is missing, and answering those who ask, without everybody at once.
+"""SDS-R: asking for missing messages, and answering requests, without all participants doing so at once.
 
-All numbers follow from hashes of ids, so that participants agree without talking (C-155…C-158, A-145).
+All times follow from hashes of ids, so that participants agree without talking (C-155…C-158, A-145).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,17 +29,17 @@ def request_offset(own_id: str, message_id: str, t_min: int, t_max: int) -> int:
 
 
 def response_offset(own_id: str, sender_id: str, message_id: str, t_max: int) -> int:
-    """Milliseconds from now to `T_resp`: none for the original sender (C-157)."""
+    """Milliseconds from now to `T_resp`: 0 for the original sender (C-157)."""
     return (hash64(own_id) ^ hash64(sender_id)) * hash64(message_id) % t_max
 
 
 def response_groups(expected_participants: int) -> int:
-    """How many groups share the work of answering (C-147, A-146)."""
+    """The number of groups that share the work of answering (C-147, A-146)."""
     return expected_participants // _PARTICIPANTS_PER_GROUP + 1
 
 
 def eligible(own_id: str, sender_id: str | None, message_id: str, groups: int) -> bool:
-    """Whether a message of this sender is one's own to answer for (C-158, C-161)."""
+    """Whether this participant may answer for a message of this sender (C-158, C-161)."""
     if groups == 1:
         return True
     if not sender_id:
@@ -48,7 +48,7 @@ def eligible(own_id: str, sender_id: str | None, message_id: str, groups: int) -
 
 
 class RepairBuffers:
-    """What to ask for, and what to answer. Times are steady milliseconds."""
+    """Messages to request, and messages to send again. Times are steady milliseconds."""
 
     def __init__(self, own_id: str, config: SdsConfig) -> None:
         self._own_id = own_id
@@ -62,11 +62,11 @@ class RepairBuffers:
         self._left_to_others: Schedule[HistoryEntry] = Schedule()
 
     def within_reach(self, at: int, now: int) -> int:
-        """A time of an earlier life, no later than it could have been set now: clocks are set back."""
+        """A time of an earlier run, no later than it could be set now: a clock may have been set back."""
         return min(at, now + self._config.repair_t_max_ms)
 
     def want(self, entry: HistoryEntry, now: int) -> bool:
-        """Ask for a missing message when its `T_req` comes (C-152); whether that is news."""
+        """Schedule a request for a missing message at `T_req` (C-152); False if that changes nothing."""
         full = len(self.requests) >= self._config.max_repair_buffer
         if not self._config.enable_repair or full or self._is_asked(entry.message_id):
             return False
@@ -74,27 +74,27 @@ class RepairBuffers:
         return True
 
     def take_requests(self, now: int) -> tuple[HistoryEntry, ...]:
-        """The entries to put into a message, smallest `T_req` first; each gets a new one (C-148, C-150)."""
+        """Entries to put into a message, smallest `T_req` first; each gets a new one (C-148, C-150)."""
         due = self.requests.take_due(now, self._config.max_repair_requests)
         for _, entry in due:
             self._schedule(entry, now)
         return tuple([entry for _, entry in due])
 
     def asked_by_other(self, entry: HistoryEntry, now: int) -> bool:
-        """Somebody else asks for a message: one need not oneself (C-153); whether one had meant to."""
+        """Another participant requests a message: drop the own request (C-153); False if there was none."""
         if not self.requests.discard(entry.message_id):
             return False
         self._left_to_others.put(entry.message_id, now + self._config.repair_t_max_ms, entry)
         return True
 
     def take_unanswered(self, now: int) -> list[HistoryEntry]:
-        """What others asked for, and everybody could have answered by now: one may have to ask after all."""
+        """Requests that were left to others, when an answer could have come by now: they may be due again."""
         return [entry for _, entry in self._left_to_others.take_due(now)]
 
     def answer(self, message_id: str, sender_id: str | None, original_sender: str, now: int) -> bool:
-        """Schedule the answer to a request for a logged message (C-154); whether that is news.
+        """Schedule the answer to a request for a logged message (C-154); False if that changes nothing.
 
-        A message just answered is not answered again before anybody may ask again.
+        A message that was just answered is not answered again before any participant may ask again.
         """
         config = self._config
         self._answered.take_due(now)
@@ -119,7 +119,7 @@ class RepairBuffers:
         return due
 
     def received(self, message_id: str) -> bool:
-        """A message came: nobody need ask or answer for it (C-151); whether anybody would have."""
+        """A message came: drop its request and its answer (C-151); False if there was neither."""
         self._left_to_others.discard(message_id)
         asking = self.requests.discard(message_id)
         return self.responses.discard(message_id) or asking

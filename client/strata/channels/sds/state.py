@@ -1,11 +1,11 @@
-"""What must survive a restart, as records that are written one by one (C-248, A-148).
+"""The state that must survive a restart, as records that are written one by one (C-248, A-148).
 
-`Participant.changes` gives what changed since it was last asked: a record to store under its kind and key, or
-the news that there is none any more. Applying a change twice does no harm, and changes to one key are merged,
-so writing costs what happened, not what the log holds. All changes of one call belong into one transaction.
+`Participant.changes` gives the changes since the last call: a record to store under its kind and key, or the
+removal of one. Applying a change twice does no harm. Changes to one key are merged, so the cost of writing
+follows the changes, whatever the log holds. All changes of one call belong into one transaction.
 
-The filter and the debts of acknowledgement are not stored: the one follows from the rest, the other from the
-next sync.
+The filter and the debts of acknowledgement are not stored: the filter follows from the other records, and
+the next sync settles the debts.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class BodyRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A message's bytes: around the filter, and the filter as what differs from a keyframe."""
+    """A message's bytes: those around the filter, and the filter as its difference from a keyframe."""
 
     head: bytes
     tail: bytes
@@ -53,7 +53,7 @@ class BodyRecord(msgspec.Struct, frozen=True, array_like=True):
         return cls(body.head, body.tail, body.keyframe.number if body.keyframe else None, body.delta)
 
     def restore(self, keyframes: dict[int, Keyframe]) -> Body:
-        """The body of a record. Raises `KeyError` if its keyframe is not there."""
+        """The body of a record. Raises `KeyError` if its keyframe is missing."""
         keyframe = None if self.keyframe is None else keyframes[self.keyframe]
         return Body(self.head, self.tail, keyframe, self.delta)
 
@@ -98,14 +98,14 @@ class KnownRecord(msgspec.Struct, frozen=True, tag="known"):
 
 
 class TipRecord(msgspec.Struct, frozen=True, tag="tip"):
-    """A logged message that no other names (`strata.channels.sds.tips`)."""
+    """A logged message that no other names (`strata.channels.sds.history.Unreferenced`)."""
 
     message_id: str
     since: int
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, tag="outgoing"):
-    """An own message that nobody has acknowledged. `body` is there only if the message has left the log."""
+    """An own message that is not acknowledged. `body` is present only if the message has left the log."""
 
     message_id: str
     number: int
@@ -129,7 +129,7 @@ class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
 
 
 class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
-    """A message that others name and that is not here."""
+    """A message that others name, and that has not arrived."""
 
     message_id: str
     retrieval_hint: bytes | None
@@ -144,7 +144,7 @@ class LostRecord(msgspec.Struct, frozen=True, tag="lost"):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
-    """A message to ask others for, and when (outgoing repair buffer)."""
+    """A message to request from others, and when (outgoing repair buffer)."""
 
     message_id: str
     retrieval_hint: bytes | None
@@ -186,13 +186,13 @@ RECORDS: dict[str, type[Record]] = {
     "request": RequestRecord,
     "response": ResponseRecord,
 }
-"""Every kind of record, and its type: what a backend stores bytes of, it can decode by."""
+"""Every kind of record, and its type, by which a backend decodes the bytes it stored."""
 
 R = TypeVar("R", bound=Record)
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Store this record under its kind and key; None: delete what is there."""
+    """Store this record under its kind and key, or with None delete the stored one."""
 
     kind: str
     key: str
@@ -200,7 +200,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class SdsState:
-    """Everything a participant had stored: the sum of its changes."""
+    """All records a participant had stored: the sum of its changes."""
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self._tables: dict[str, dict[str, Record]] = {kind: {} for kind in RECORDS}

@@ -1,11 +1,13 @@
-"""When to send a sync message: regularly, and in time to acknowledge what came in.
+"""When to send a sync message: regularly, and in time to acknowledge received messages.
 
-Acknowledgements travel in what one sends. A participant that has nothing to say would acknowledge only with
-its next periodic sync, long after the sender has begun to retransmit (A-144). So what was received and not
-yet acknowledged is a *debt*: while there is one, the next sync comes within half the acknowledgement timeout.
+Acknowledgements travel in a participant's own messages. A participant that has nothing to send would
+acknowledge only with its next periodic sync, long after the sender has begun to retransmit (A-144). So a
+message that was received and not yet acknowledged is a *debt*. While there is a debt, the next sync comes
+within half the acknowledgement timeout.
 
-A message names `causal_history_size` others and carries a filter. It pays for what it names and what
-that follows. The rest is in the filter only, and needs as many messages as the sender counts filters for.
+A message names `causal_history_size` others and carries a filter. It pays for the messages that it names and
+for those that they follow. The other debts are in the filter alone, and need as many messages as the sender
+counts filters for.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,7 +23,7 @@ __all__ = ["SyncSchedule"]
 
 _MAX_DEBTS = 256
 _MIN_GAP_MS = 1_000
-"""Between one's own message and the sync after it, whatever chance says."""
+"""The least time between an own message and the sync after it."""
 
 
 class SyncSchedule:
@@ -33,15 +35,15 @@ class SyncSchedule:
         self._filters_needed = max(1, config.possible_acks_threshold)
         self._random = random
         self._debts: dict[str, tuple[str, int]] = {}
-        """Received messages that no later one names: sender, and how many more filters must carry them."""
+        """Received messages that no later one names: sender, and how many more filters must carry each."""
         self._in_debt_since = now
         self.at: float = math.inf
         """When the next sync is due; never if they are switched off (C-034)."""
         self._schedule(now, 1.0)
 
     def received_content(self, message_id: str, sender_id: str, history: Iterable[str], now: int) -> None:
-        """A content message came: it is a debt, and stands for what it follows."""
-        # What a later message stands for is owed since it came: else a steady stream puts it off for ever.
+        """A content message came: it is a debt, and stands for the messages that it follows."""
+        # A debt keeps its age when a later message stands for it: else a steady stream delays it for ever.
         if not self._debts:
             self._in_debt_since = now
         for named in history:
@@ -51,18 +53,18 @@ class SyncSchedule:
         self._schedule(now, 0.5)
 
     def received_sync(self, now: int) -> None:
-        """Another participant's sync does for now what one's own would."""
+        """Another participant's sync does for now what an own sync would do."""
         self._schedule(now, 1.0)
 
     def named_by_other(self, history: Iterable[str], sender_id: str) -> None:
-        """This participant acknowledges these, unless they are its own: one is enough (C-093, C-133)."""
+        """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133)."""
         for message_id in history:
             debt = self._debts.get(message_id)
             if debt is not None and debt[0] != sender_id:
                 del self._debts[message_id]
 
     def sent(self, history: Iterable[str], now: int) -> None:
-        """A content or sync message of one's own names these, and carries the filter."""
+        """An own content or sync message names these, and carries the filter."""
         for message_id in history:
             self._debts.pop(message_id, None)
         self._debts = {
@@ -85,5 +87,5 @@ class SyncSchedule:
         chance = self._random()
         self.at = now + chance * self._interval * factor
         if self._debts and self.at > self._in_debt_since + self._grace:
-            # Not all at the latest moment: whoever is first spares the others.
+            # Not all participants at the latest moment: the first one spares the others.
             self.at = max(now, self._in_debt_since + self._grace * (1 + chance) / 2)

@@ -16,8 +16,8 @@ T = TypeVar("T")
 class SteadyClock:
     """Milliseconds that pass while online, made from wall times that may step.
 
-    A step back counts as no time at all; a step forward looks like a pause of the process: it counts.
-    Offline the clock stands still, and with it every timer: no attempts are made and none counted (C-088).
+    A step back counts as no time at all. A step forward looks like a pause of the process, and counts.
+    Offline the clock stands still, and every timer with it: no attempt is made or counted (C-088).
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -26,18 +26,18 @@ class SteadyClock:
         self.wall = now_ms
 
     def advance(self, now_ms: int) -> int:
-        """Take note of the wall time; returns the steady time."""
+        """Note the wall time, and return the steady time."""
         if self.online and now_ms > self.wall:
             self.now += now_ms - self.wall
         self.wall = now_ms
         return self.now
 
     def was_at(self, moment: int) -> int:
-        """The wall time of a moment that has passed, as far as the clock was online since."""
+        """The wall time of a past moment, if the clock has been online since."""
         return moment - self.now + self.wall
 
     def to_wall(self, at: float) -> float:
-        """When a timer is due by the wall clock; never while offline."""
+        """When a timer is due by the wall clock; infinite while offline."""
         return at - self.now + self.wall if self.online else math.inf
 
 
@@ -55,11 +55,11 @@ class Schedule(Generic[T]):
         return len(self._items)
 
     def get(self, message_id: str) -> tuple[int, T] | None:
-        """When this item is due, and the item."""
+        """The time at which this item is due, and the item."""
         return self._items.get(message_id)
 
     def put(self, message_id: str, at: int, item: T) -> None:
-        """Have an item become due at `at`, and no longer at another time."""
+        """Schedule an item for `at`; this replaces an earlier time."""
         self._items[message_id] = (at, item)
         heappush(self._heap, (at, message_id))
         if len(self._heap) > 2 * len(self._items) + 64:
@@ -67,12 +67,12 @@ class Schedule(Generic[T]):
             heapify(self._heap)
 
     def discard(self, message_id: str) -> bool:
-        """Take an item out; whether it was there."""
+        """Remove an item; True if it was there."""
         return self._items.pop(message_id, None) is not None
 
     @property
     def next_at(self) -> float:
-        """When the first item is due."""
+        """When the first item is due; infinite if there is none."""
         while self._heap:
             at, message_id = self._heap[0]
             item = self._items.get(message_id)
@@ -82,7 +82,7 @@ class Schedule(Generic[T]):
         return math.inf
 
     def take_due(self, now: int, limit: int | None = None) -> list[tuple[str, T]]:
-        """Take out the items that are due, earliest first, at most `limit`."""
+        """Remove and return the items that are due, earliest first, at most `limit`."""
         due: list[tuple[str, T]] = []
         while self.next_at <= now and len(due) != limit:
             _, message_id = heappop(self._heap)
@@ -97,10 +97,10 @@ class LamportClock:
         self.time = time
 
     def tick(self, wall: int) -> int:
-        """The time of a message that is about to be sent."""
+        """The time for a message that is about to be sent."""
         self.time = max(wall, self.time + 1)
         return self.time
 
     def follow(self, time: int) -> None:
-        """Another's message with this time was delivered."""
+        """A message with this time, from another participant, was delivered."""
         self.time = max(self.time, time)

@@ -37,7 +37,7 @@ from strata.channels.reliable import (
     ReliableMessageReceived,
     SegmentDoesNotFit,
 )
-from strata.channels.sds.ids import check_id
+from strata.channels.sds.messages import check_id
 from strata.protocol import ids
 from strata.protocol.errors import ConnectionFailed, StrataError
 from strata.relays.connection import Options

@@ -139,7 +139,7 @@ def test_bytes_kept_are_bounded_and_unacknowledged_messages_outlive_the_log():
         noise = source.randbytes(18_752)  # a filter that nothing compresses
         data = SdsMessage("mallory", str(number), "room", T, (), noise, content=b"x").encode()
         bob.receive(data, T)
-    assert bob._ledger.archive.size_bytes < 250_000
+    assert bob._history.archive.size_bytes < 250_000
     assert len(bob.log()) < 12
     bob.events()
     bob.handle_timer(T + 5_000)

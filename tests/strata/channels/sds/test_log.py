@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata.channels.sds import BloomFilter, BloomParameters, SdsMessage
 from strata.channels.sds.bodies import Archive, Body
-from strata.channels.sds.log import Entry, KnownIds, Log, SortedKeys
+from strata.channels.sds.log import KnownIds, LoggedMessage, MessageLog, SortedKeys
 
 keys = st.tuples(st.integers(0, 50), st.text("ab", max_size=3))
 
@@ -43,14 +43,14 @@ def test_sorted_keys_in_many_chunks():
     assert list(made) == sorted(shuffled[4_900:])
 
 
-def entry(number: int, lamport: int, *, dispatched: bool = True) -> Entry:
-    return Entry(f"{number:03}", "alice", lamport, Body(b""), arrival=number, dispatched=dispatched)
+def entry(number: int, lamport: int, *, dispatched: bool = True) -> LoggedMessage:
+    return LoggedMessage(f"{number:03}", "alice", lamport, Body(b""), arrival=number, dispatched=dispatched)
 
 
 @pytest.mark.req("C-118")
 @given(st.permutations([entry(number, lamport) for number, lamport in enumerate((5, 5, 3, 9, 5, 0))]))
 def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
-    log = Log()
+    log = MessageLog()
     for each in entries:
         log.add(each)
     assert [each.message_id for each in log.ordered()] == ["005", "002", "000", "001", "004", "003"]
@@ -58,7 +58,7 @@ def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
 
 @pytest.mark.req("C-106")
 def test_the_most_recent_entries_oldest_first_and_none_from_the_far_future():
-    log = Log()
+    log = MessageLog()
     for number, lamport in enumerate((10, 20, 30, 2**64 - 1)):
         log.add(entry(number, lamport, dispatched=number != 1))
     assert [each.message_id for each in log.recent(2, 30, dispatched_only=False)] == ["001", "002"]
@@ -114,7 +114,7 @@ def test_bodies_of_anything(data, bloom_filter):
 
 
 def test_the_first_to_leave_is_the_first_that_is_still_there():
-    log = Log()
+    log = MessageLog()
     for number, lamport in enumerate((5, 1, 9, 3)):
         log.add(entry(number, lamport))
     log.remove("000")

@@ -9,8 +9,9 @@ import os
 import random
 
 import pytest
-from sds_network import SMALL, Network
 from strata.channels.sds import SdsConfig
+
+from tests.support.sds_network import SMALL, Network
 
 RUNS = int(os.environ.get("STRATA_SDS_RUNS", "40"))
 HOUR = 3_600_000

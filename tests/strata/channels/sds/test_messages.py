@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strata.channels.sds import HistoryEntry, Kind, SdsMessage
-from strata.channels.sds.ids import message_id
+from strata.channels.sds.messages import message_id
 
 ROOT = Path(__file__).parents[4]
 VECTORS = json.loads((ROOT / "docs/requirements/vectors/sds_js.json").read_text())

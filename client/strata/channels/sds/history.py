@@ -1,0 +1,206 @@
+"""What a participant keeps of its channel's past, within bounds: the log, the known ids, the filter.
+
+`Unreferenced` finds messages that a peer lacks and would never notice. With a history of two entries, the
+third of three messages sent at once is never named by another message. A participant that missed it sees no
+gap, and the logs differ for good. But a filter never denies what it holds: if the filter of a received sync
+lacks such an id, the peer lacks the message. The next own sync then names the message beside the most recent
+ones, and the peer's ordinary detection of gaps does the rest.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from strata.channels.sds.bloom import BloomParameters, RollingFilter
+from strata.channels.sds.bodies import Archive, Body
+from strata.channels.sds.config import SdsConfig
+from strata.channels.sds.log import KnownIds, LoggedMessage, MessageLog
+from strata.channels.sds.outgoing import OutgoingBuffer
+
+__all__ = ["History", "Unreferenced"]
+
+_MAX_UNREFERENCED = 128
+
+
+class History:
+    """The log and everything that follows from it.
+
+    `mark` takes the kind and key of each record that changes. An own unacknowledged message keeps its bytes
+    after it has left the log; the history needs the outgoing buffer for this.
+    """
+
+    def __init__(
+        self,
+        config: SdsConfig,
+        parameters: BloomParameters,
+        outgoing: OutgoingBuffer,
+        mark: Callable[[str, str], None],
+    ) -> None:
+        self._config = config
+        self._outgoing = outgoing
+        self._mark = mark
+        self.log = MessageLog()
+        self.known = KnownIds(config.max_known_ids)
+        self.archive = Archive()
+        self.filter = RollingFilter(parameters)
+        self.unreferenced = Unreferenced(
+            self.log,
+            parameters,
+            2 * config.acknowledgement_timeout_ms,
+            limit=config.max_repair_requests,
+            mark=mark,
+        )
+
+    def add(
+        self,
+        message_id: str,
+        sender_id: str,
+        lamport: int,
+        body: Body,
+        history: Sequence[str],
+        *,
+        clock: int,
+        now: int,
+        hint: bytes | None = None,
+        own: int = 0,
+    ) -> None:
+        """Log a message. `own` is its number among the own messages, `clock` the own Lamport time."""
+        floor, run = self._follows(history, own)
+        logged = LoggedMessage(
+            message_id,
+            sender_id,
+            lamport,
+            body,
+            arrival=self.log.last_arrival + 1,
+            hint=hint,
+            own=own,
+            floor=floor,
+            run=run,
+            dispatched=not own,
+        )
+        self.log.add(logged)
+        self.known.add(message_id, lamport, logged.arrival)
+        self.unreferenced.logged(message_id, history, now)
+        self._mark("log", message_id)
+        while len(self.log) > self._config.max_history or (
+            self.archive.size_bytes > self._config.max_history_bytes and len(self.log) > 1
+        ):
+            self._evict(self.log.first_logged())
+        for forgotten in self.known.trim(clock):
+            self._mark("known", forgotten)
+
+    def _follows(self, history: Iterable[str], own: int) -> tuple[int, int]:
+        """`LoggedMessage.floor` and `LoggedMessage.run` of a message with this history."""
+        named = [logged for logged in map(self.log.get, history) if logged is not None]
+        floor, run = max(((logged.floor, logged.run) for logged in named), default=(0, 0))
+        if own:
+            # The run goes on if this message follows the own message just before it.
+            return own, run if run and floor == own - 1 else own
+        return floor, run
+
+    def dispatched(self, logged: LoggedMessage) -> None:
+        """An own message has gone out. Others may have it, so the filter has it from now on (C-110)."""
+        if not logged.dispatched:
+            logged.dispatched = True
+            self.filter.insert(logged.message_id)
+            self._mark("log", logged.message_id)
+
+    def learn_hint(self, logged: LoggedMessage, hint: bytes | None) -> None:
+        """Keep the hint that finds a message in a store."""
+        if hint is not None and hint != logged.hint:
+            logged.hint = hint
+            self._mark("log", logged.message_id)
+
+    def withdraw(self, logged: LoggedMessage) -> None:
+        """Remove an own message that never went out (C-110)."""
+        self.log.remove(logged.message_id)
+        self.known.discard(logged.message_id)
+        self.unreferenced.discard(logged.message_id)
+        self.archive.release(logged.body)
+        self._mark("log", logged.message_id)
+
+    def _evict(self, logged: LoggedMessage) -> None:
+        """The log is full: drop a message, and remember its id."""
+        self.log.remove(logged.message_id)
+        self.unreferenced.discard(logged.message_id)
+        outgoing = self._outgoing.get(logged.message_id)
+        if outgoing is not None:
+            outgoing.owns_body = True
+            self._mark("outgoing", logged.message_id)
+        else:
+            self.archive.release(logged.body)
+        self._mark("log", logged.message_id)
+        self._mark("known", logged.message_id)
+
+
+class Unreferenced:
+    """Ids of logged messages that no other message names.
+
+    `grace` is how many milliseconds a message may be on its way before a peer counts as lacking it. At most
+    `limit` messages are named in one sync.
+    """
+
+    def __init__(
+        self,
+        log: MessageLog,
+        parameters: BloomParameters,
+        grace: int,
+        *,
+        limit: int,
+        mark: Callable[[str, str], None],
+    ) -> None:
+        self._log = log
+        self._parameters = parameters
+        self._grace = grace
+        self._limit = limit
+        self._since: dict[str, int] = {}
+        """Since when each id is unreferenced, in steady time; oldest first."""
+        self._lacked: dict[str, None] = {}
+        """Ids that some peer was seen to lack."""
+        self._mark = mark
+
+    def logged(self, message_id: str, history: Iterable[str], now: int) -> None:
+        """A message was logged: nothing names it yet, and it names its history."""
+        for named in history:
+            self.discard(named)
+        self._since[message_id] = now
+        self._mark("tip", message_id)
+        if len(self._since) > _MAX_UNREFERENCED:
+            self.discard(next(iter(self._since)))
+
+    def discard(self, message_id: str) -> None:
+        """A message is named by another, or has left the log."""
+        if self._since.pop(message_id, None) is not None:
+            self._mark("tip", message_id)
+
+    def since(self, message_id: str) -> int | None:
+        """Since when this message is unreferenced, in steady time; None if another message names it."""
+        return self._since.get(message_id)
+
+    def restore(self, message_id: str, since: int) -> None:
+        """Take back an unreferenced message of an earlier run."""
+        self._since[message_id] = since
+
+    def compare(self, bloom_filter: bytes, now: int) -> None:
+        """Note which unreferenced messages a peer lacks, by its filter."""
+        # A peer's filter has at least the last half of what it is sized for: older messages prove nothing.
+        oldest = self._log.last_arrival - self._parameters.capacity // 4
+        for message_id, since in list(self._since.items()):
+            if now - since < self._grace:
+                break
+            logged = self._log.get(message_id)
+            if logged is None or logged.arrival < oldest:
+                self.discard(message_id)
+            elif logged.dispatched and not self._parameters.contains(
+                bloom_filter, self._parameters.positions(message_id)
+            ):
+                self._lacked[message_id] = None
+
+    def take_lacked(self, named: Iterable[str]) -> list[str]:
+        """The oldest messages that some peer lacks, to name in a sync beside `named`."""
+        lacked, self._lacked = self._lacked, {}
+        for message_id in named:
+            lacked.pop(message_id, None)
+        return [message_id for message_id in lacked if message_id in self._log][: self._limit]

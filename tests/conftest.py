@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# The run starts hundreds of Python processes, and each worker rewrites the assertions of every test file:
+# bytecode is kept even where the environment asks not to.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How fast the machine makes examples is nothing a test of ours claims.
 settings.register_profile("relayd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # what collection has made stays to the end: no need to look through it again and again
     target: Path | None = session.config.getoption("--req-report")
     if target is None:
         return

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fuzz_seeds import seeds_of
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 NAMES = ("canonical", "packet", "message", "session", "frames", "cursor")
 SECONDS = int(os.environ.get("RELAYD_TEST_FUZZ_SECONDS", "20"))
-
-sys.path.insert(0, str(FOLDER))
-from seeds import seeds_of  # noqa: E402 - beside this file, in every import mode
 
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -16,8 +14,6 @@ from strata_pipeline.session import open_session
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
-
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode
 
 # Starts in a few seconds; for tests, not for work.
 _QUICK = {

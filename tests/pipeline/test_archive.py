@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
-import logs
-import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 from strata.protocol.lake import LakeError
@@ -19,35 +15,13 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 
 from relayd.store import Store
-
-DAY = 86_400
-NOON = 20_000 * DAY + DAY // 2
-
-
-def sql(url: str, *statements: str) -> None:
-    async def run() -> None:
-        connection = await asyncpg.connect(url)
-        try:
-            for statement in statements:
-                await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    asyncio.run(run())
-
-
-def plain(lake: Path) -> pa.Table:
-    """The lake as a reader of Parquet sees it, who knows nothing of manifests."""
-    return pads.dataset(lake / "packets", partitioning="hive").to_table().sort_by("sequence")
-
-
-def bodies(lake: Path) -> list[bytes]:
-    return plain(lake)["body"].to_pylist()
+from tests.support import relay_logs
+from tests.support.lakes import DAY, NOON, bodies, plain, sql
 
 
 def test_the_lake_holds_the_log_exactly(spark, log_url, tmp_path):
-    made = logs.make_many(500, types=("POST", "/chat/1/room/proto", "x/../y"))
-    logs.append(log_url, made)
+    made = relay_logs.make_many(500, types=("POST", "/chat/1/room/proto", "x/../y"))
+    relay_logs.append(log_url, made)
     done = archive(spark, log_url, tmp_path / "lake", batch_rows=200)
     assert (done.batches, done.packets, done.quarantined, done.behind) == (3, 500, 0, 0)
     rows = plain(tmp_path / "lake")
@@ -64,7 +38,9 @@ def test_the_lake_holds_the_log_exactly(spark, log_url, tmp_path):
 def test_days_have_batches_of_their_own_and_an_empty_log_makes_no_lake(spark, log_url, tmp_path):
     assert archive(spark, log_url, tmp_path).batches == 0
     for day in (0, 1, 5):
-        logs.append(log_url, logs.make_many(10, first=day * 10, at=NOON + day * DAY), NOON + day * DAY)
+        relay_logs.append(
+            log_url, relay_logs.make_many(10, first=day * 10, at=NOON + day * DAY), NOON + day * DAY
+        )
     done = archive(spark, log_url, tmp_path)
     assert (done.batches, done.packets) == (3, 30)
     assert [folder.name for folder in sorted((tmp_path / "packets").iterdir())] == [
@@ -73,9 +49,9 @@ def test_days_have_batches_of_their_own_and_an_empty_log_makes_no_lake(spark, lo
 
 
 def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, tmp_path):
-    kept = [logs.make(n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]
-    logs.append(log_url, logs.make_many(5, first=100, at=NOON) + kept, NOON)
-    logs.append(log_url, late := logs.make_many(4, first=200, at=NOON + 9 * DAY), NOON + 9 * DAY)
+    kept = [relay_logs.make(n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]
+    relay_logs.append(log_url, relay_logs.make_many(5, first=100, at=NOON) + kept, NOON)
+    relay_logs.append(log_url, late := relay_logs.make_many(4, first=200, at=NOON + 9 * DAY), NOON + 9 * DAY)
 
     async def sweep() -> None:
         async with await Store.open(log_url, retention_days=2) as store:
@@ -88,8 +64,8 @@ def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, 
 
 
 def test_rows_that_are_not_what_they_must_be_are_put_aside_with_the_reason(spark, log_url, tmp_path):
-    made = logs.make_many(8)
-    logs.append(log_url, made)
+    made = relay_logs.make_many(8)
+    relay_logs.append(log_url, made)
 
     def where(n: int) -> str:
         return f"WHERE packet_id = '\\x{made[n].digest.hex()}'"
@@ -110,13 +86,13 @@ def test_rows_that_are_not_what_they_must_be_are_put_aside_with_the_reason(spark
     assert aside["body"].to_pylist()[1] == made[2].canonical and all(aside["detail"].to_pylist())
     assert aside["author_id"].to_pylist()[1] == "\\xff\x00"
     assert bodies(tmp_path) == [made[n].canonical for n in (0, 5, 6, 7)]
-    logs.append(log_url, logs.make_many(2, first=50))
+    relay_logs.append(log_url, relay_logs.make_many(2, first=50))
     assert archive(spark, log_url, tmp_path).packets == 2
 
 
 def test_a_row_missing_in_the_log_is_an_error_and_nothing_is_written(spark, log_url, tmp_path):
-    made = logs.make_many(20)
-    logs.append(log_url, made)
+    made = relay_logs.make_many(20)
+    relay_logs.append(log_url, made)
     sql(log_url, f"DELETE FROM packets WHERE packet_id = '\\x{made[7].digest.hex()}'")
     with pytest.raises(LogError, match=r"must have 20 packets .* 19 were found"):
         archive(spark, log_url, tmp_path)
@@ -125,12 +101,12 @@ def test_a_row_missing_in_the_log_is_an_error_and_nothing_is_written(spark, log_
 
 
 def test_the_log_of_another_relay_or_an_older_backup_is_refused(spark, log_url, tmp_path):
-    logs.append(log_url, logs.make_many(10))
+    relay_logs.append(log_url, relay_logs.make_many(10))
     archive(spark, log_url, tmp_path)
     sql(log_url, "TRUNCATE packets, packet_ids", "UPDATE log_head SET last_sequence = 0")
     with pytest.raises(LogError, match="the log of another relay"):
         archive(spark, log_url, tmp_path)
-    logs.append(log_url, logs.make_many(20, first=100))
+    relay_logs.append(log_url, relay_logs.make_many(20, first=100))
     with pytest.raises(LogError, match="another relay"):
         archive(spark, log_url, tmp_path)
 
@@ -139,8 +115,8 @@ def test_the_log_of_another_relay_or_an_older_backup_is_refused(spark, log_url, 
 def test_cut_off_at_any_step_the_lake_is_exact_and_the_next_run_completes_it(
     spark, log_url, tmp_path, monkeypatch, step
 ):
-    made = logs.make_many(60)
-    logs.append(log_url, made)
+    made = relay_logs.make_many(60)
+    relay_logs.append(log_url, made)
     archive(spark, log_url, tmp_path, batch_rows=20, stopped=lambda: True)
 
     class Killed(BaseException):
@@ -171,7 +147,7 @@ def test_only_one_process_writes(spark, log_url, tmp_path):
 
 
 def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, log_url, tmp_path):
-    logs.append(log_url, logs.make_many(10))
+    relay_logs.append(log_url, relay_logs.make_many(10))
     archive(spark, log_url, tmp_path)
     (tmp_path / "packets" / "day=2024-10-04" / "batch=1-77").mkdir(parents=True)
     with pytest.raises(LakeError, match="none of the lake's batches"):
@@ -179,8 +155,8 @@ def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, log_u
 
 
 def test_a_database_that_vanishes_amid_a_batch_is_told_and_a_rerun_completes(spark, log_url, tmp_path):
-    made = logs.make_many(30)
-    logs.append(log_url, made)
+    made = relay_logs.make_many(30)
+    relay_logs.append(log_url, made)
     postgres, name = log_url.replace(urlsplit(log_url).path, "/postgres"), urlsplit(log_url).path[1:]
 
     def nobody_else(done: archiving.Archived) -> None:

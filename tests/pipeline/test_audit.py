@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import logs
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
@@ -20,7 +19,9 @@ from strata.protocol.lake import LakeError
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
-from test_archive import sql
+
+from tests.support import relay_logs
+from tests.support.lakes import sql
 
 NOON = 20_000 * 86_400 + 43_200
 
@@ -29,7 +30,7 @@ NOON = 20_000 * 86_400 + 43_200
 def original(spark, new_log, tmp_path_factory) -> tuple[str, Path]:
     """A log and its lake: two batches of packets of two kinds."""
     url, folder = new_log(), tmp_path_factory.mktemp("lake")
-    logs.append(url, logs.make_many(40))
+    relay_logs.append(url, relay_logs.make_many(40))
     archive(spark, url, folder, batch_rows=20)
     return url, folder
 
@@ -67,7 +68,7 @@ def test_a_sound_lake_holds_beside_its_log_and_without_it(spark, log, lake):
     assert audited.holds and audited.findings == [] and audited.compared_up_to == audited.reached
     assert (audited.batches, audited.packets, audited.behind) == (2, 40, 0)
     assert audit(spark, lake).holds
-    logs.append(log, logs.make_many(5, first=100))
+    relay_logs.append(log, relay_logs.make_many(5, first=100))
     later = audit(spark, lake, url=log)
     assert later.holds and later.behind == 5
 
@@ -166,7 +167,7 @@ def test_signatures_count_under_the_keys_of_their_time(spark, log_url, tmp_path)
     made = [post(old, NOON), packets.build(old, rotation, timestamp=NOON + 100), post(new, NOON + 2000)]
     made.append(post(old, NOON + 5000))  # by the key that was replaced: no relay would have taken it
     for packet in made:
-        logs.append(log_url, [packet], packet.timestamp)
+        relay_logs.append(log_url, [packet], packet.timestamp)
     archive(spark, log_url, tmp_path)
     audited = audit(spark, tmp_path, url=log_url)
     assert [finding.packet_id for finding in audited.findings] == [made[-1].packet_id]
@@ -176,7 +177,7 @@ def test_signatures_count_under_the_keys_of_their_time(spark, log_url, tmp_path)
 def test_keys_of_the_bootstrap_file_count(spark, log_url, tmp_path):
     key = Identity.from_seed(bytes(31) + b"\x09")
     named = key.speaking_for("did:strata:operator")
-    logs.append(log_url, [packets.build(named, {"type": "POST"}, timestamp=NOON)], NOON)
+    relay_logs.append(log_url, [packets.build(named, {"type": "POST"}, timestamp=NOON)], NOON)
     archive(spark, log_url, tmp_path / "lake")
     assert audit(spark, tmp_path / "lake").counts == {"packet: unresolved_key": 1}
     bootstrap = tmp_path / "bootstrap.json"

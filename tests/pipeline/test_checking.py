@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import logs
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,7 +14,9 @@ from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.lake.kinds import KINDS, kind_of
 from strata_pipeline.transforms.checking import CHECKED, check_batch, fault_of
 
-PACKET = logs.make(1, at=1_760_000_000)
+from tests.support import relay_logs
+
+PACKET = relay_logs.make(1, at=1_760_000_000)
 
 
 def fault(packet: Packet, **changes: object) -> tuple[str, str] | None:
@@ -40,13 +41,13 @@ def test_packets_of_every_shape_pass():
     ]
     for shape in shapes:
         content = shape.pop("content")
-        assert fault(packets.build(logs.author(1), content, timestamp=1_760_000_000, **shape)) is None  # type: ignore[arg-type]
+        assert fault(packets.build(relay_logs.author(1), content, timestamp=1_760_000_000, **shape)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"author_id": logs.author(2).did}, "columns_differ"),
+        ({"author_id": relay_logs.author(2).did}, "columns_differ"),
         ({"content_type": "NOTE"}, "columns_differ"),
         ({"timestamp": 1}, "columns_differ"),
         ({"expires_at": 1}, "columns_differ"),
@@ -93,7 +94,7 @@ def test_what_is_cut_out_is_what_the_author_signed():
 
 
 def test_a_batch_keeps_every_row_and_says_what_is_wrong_with_it():
-    made = [logs.make(n, at=1_760_000_000) for n in range(3)]
+    made = [relay_logs.make(n, at=1_760_000_000) for n in range(3)]
     rows = {
         "sequence": pa.array([1, 2, 3], pa.int64()),
         "received_at": pa.array([1, 1, 1], pa.int64()),

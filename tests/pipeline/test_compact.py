@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import logs
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError
@@ -12,7 +11,9 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.lake import files
-from test_archive import DAY, NOON, bodies, sql
+
+from tests.support import relay_logs
+from tests.support.lakes import DAY, NOON, bodies, sql
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,8 @@ def original(spark, new_log, tmp_path_factory):
     """Log, lake and packets: two finished days and one that goes on, in small files; one row is put aside."""
     url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
     for day in range(3):
-        packets += (today := logs.make_many(30, first=day * 30, at=NOON + day * DAY))
-        logs.append(url, today, NOON + day * DAY)
+        packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
+        relay_logs.append(url, today, NOON + day * DAY)
     sql(url, f"UPDATE packets SET content_type = 'X' WHERE packet_id = '\\x{packets[4].digest.hex()}'")
     archive(spark, url, lake, batch_rows=8)
     return url, lake, packets
@@ -45,7 +46,7 @@ def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, 
         sequences = pq.ParquetFile(file).read(["sequence"])["sequence"].to_pylist()
         assert sequences == sorted(sequences)
     assert compact(spark, tmp_path).days == 0
-    logs.append(log_url, more := logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
+    relay_logs.append(log_url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
     archive(spark, log_url, tmp_path)
     assert bodies(tmp_path) == before + [packet.canonical for packet in more]
     assert compact(spark, tmp_path).days == 1

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
-import logs
 import pytest
 import typer
 from strata.protocol.lake import Span
@@ -20,6 +19,7 @@ from strata_pipeline.cli import app
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
 
 from relayd.postgres.binaries import find_binaries
+from tests.support import relay_logs
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("strata-pipeline-*"))
@@ -45,8 +45,8 @@ def test_the_reader_reads_the_log_and_nothing_else(log_url):
     for _ in range(2):  # again is as good as once
         made = _make_reader(log_url)
         assert (made.returncode, made.stderr) == (0, "")
-    packet = logs.make(1)
-    logs.append(log_url, [packet])
+    packet = relay_logs.make(1)
+    relay_logs.append(log_url, [packet])
     url = _as_reader(log_url)
 
     with contextlib.closing(connect(url)) as connection:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 
-import logs
 import pyarrow.parquet as pq
 import pytest
-from channels import DAY, NOON, TOPIC, bare, carry, dataset, ephemeral, row, sds
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.messaging.binding import build_repair
 from strata.channels.sds import Participant
@@ -21,6 +19,9 @@ from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.acknowledgements import Row, acknowledge, follow
 from strata_pipeline.transforms.channel_reading import message_of, read_channels
 from strata_pipeline.transforms.reliability import channel_days, find_gaps, find_silences
+
+from tests.support import relay_logs
+from tests.support.lake_rows import DAY, NOON, TOPIC, bare, carry, dataset, ephemeral, row, sds
 
 _TODAY = datetime.date(1970, 1, 1) + datetime.timedelta(DAY)
 
@@ -85,7 +86,7 @@ def test_what_packets_say():
     key = GroupKeyEncryption("room", GroupKey(bytes(32)))
     message = carry(sds("alice", "m1", ["m0"]))
     assert message_of(message.canonical, TOPIC) == ("content", True, "room", "alice", "m1", ["m0"])
-    repair = build_repair(logs.author(1), message, now=NOON, nonce="r")
+    repair = build_repair(relay_logs.author(1), message, now=NOON, nonce="r")
     assert message_of(repair.canonical, TOPIC) == ("content", True, "room", "alice", "m1", ["m0"])
     assert message_of(carry(sds("a", "", [], content=None)).canonical, TOPIC)[::4] == ("sync", None)
     assert message_of(carry(ephemeral("a", "e")).canonical, TOPIC)[0] == "ephemeral"
@@ -121,7 +122,7 @@ def test_the_figures_of_a_day(spark):
             (29, bare({"payload": "?"})),
             (30, carry(key.encrypt(first), topic="/chat/1/sealed/proto")),
             (31, carry(key.encrypt(first), topic="/chat/1/sealed/proto", who=1)),
-            (32, logs.make(1, type="POST")),  # no channel's
+            (32, relay_logs.make(1, type="POST")),  # no channel's
         ],
     )
     days, gaps, silences = _tables(packets)
@@ -201,8 +202,8 @@ def _conversation(at: int) -> list:
 def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys):
     lake = tmp_path / "lake"
     made = _conversation(NOON)
-    logs.append(log_url, [*made[:-1], *logs.make_many(3, at=NOON)], NOON)
-    logs.append(log_url, made[-1:], NOON + 86_400)  # Bob answers a day later
+    relay_logs.append(log_url, [*made[:-1], *relay_logs.make_many(3, at=NOON)], NOON)
+    relay_logs.append(log_url, made[-1:], NOON + 86_400)  # Bob answers a day later
     archive(spark, log_url, lake)
     steps = []
     figures = reliability(spark, lake, output=tmp_path / "out", progress=steps.append)

@@ -11,7 +11,6 @@ import shutil
 import time
 
 import asyncpg
-import logs
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +27,7 @@ from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
 from relayd.store import Outcome, Store
+from tests.support import relay_logs
 
 DAY = 86_400
 TODAY = int(time.time()) // DAY * DAY
@@ -45,11 +45,13 @@ TABLES = {
 def attestation(number, who=0):
     target = "0x" + f"{number:064x}"
     inner = {"attestation_id": f"0x{number:02x}", "target_packet": target, "confidence": 0.5}
-    return logs.make(number, who=who, at=TODAY, type="ATTESTATION", target_packet=target, attestation=inner)
+    return relay_logs.make(
+        number, who=who, at=TODAY, type="ATTESTATION", target_packet=target, attestation=inner
+    )
 
 
 def identity(number):
-    who = logs.author(number)
+    who = relay_logs.author(number)
     content = add_content(f"{who.did}#key-1", who.public_key, valid_from=0)
     return packets.build(who, content, timestamp=TODAY, nonce="identity")
 
@@ -64,11 +66,11 @@ def rows_of(made):
 
 
 def make(number, **more):
-    return logs.make(number, at=TODAY, **more)
+    return relay_logs.make(number, at=TODAY, **more)
 
 
 def make_many(count, first=0):
-    return logs.make_many(count, first=first, at=TODAY)
+    return relay_logs.make_many(count, first=first, at=TODAY)
 
 
 DAYS = [
@@ -160,7 +162,7 @@ async def _go_on(url):
         head = await store.head()
         fresh, known = make(500), DAYS[1][1][3]
         repeated = packets.build(
-            logs.author(0), {**attestation(1).content, "note": "again"}, timestamp=TODAY, nonce="again"
+            relay_logs.author(0), {**attestation(1).content, "note": "again"}, timestamp=TODAY, nonce="again"
         )
         appended = await store.append(rows_of([known, repeated, fresh]), TODAY + 60)
         assert [place.outcome for place in appended.dispositions] == [

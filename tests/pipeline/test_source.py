@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import asyncpg
-import logs
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -33,6 +32,8 @@ from strata_pipeline.log.conditions import Conditions
 from strata_pipeline.log.database import without_password
 from strata_pipeline.log.source import Options, RelayLog
 
+from tests.support import relay_logs
+
 DAY = 86_400
 NOON = 20_000 * DAY + DAY // 2
 
@@ -50,8 +51,10 @@ def three_days(log_url: str) -> list:
     made = []
     for day in range(3):
         at = NOON + day * DAY
-        made += (today := logs.make_many(30, first=day * 30, at=at, types=("POST", "NOTE", "\u0000\u00e9'")))
-        logs.append(log_url, today, at)
+        made += (
+            today := relay_logs.make_many(30, first=day * 30, at=at, types=("POST", "NOTE", "\u0000\u00e9'"))
+        )
+        relay_logs.append(log_url, today, at)
     return made
 
 
@@ -119,8 +122,8 @@ def test_only_the_columns_asked_for_are_read(spark, log_url, three_days):
 
 def test_strings_too_long_for_an_index_are_read_found_and_archived(spark, log_url, tmp_path):
     long = "x" * 600
-    made = [logs.make(1), logs.make(2, type=long), logs.make(3, type="x" * 601)]
-    logs.append(log_url, made)
+    made = [relay_logs.make(1), relay_logs.make(2, type=long), relay_logs.make(3, type="x" * 601)]
+    relay_logs.append(log_url, made)
     both = "author_id string, content_type string"
     for columns in ("content_type string", both, "body binary, content_type string"):
         frame = spark.read.format("relay_log").schema(columns).option("url", log_url).load()
@@ -131,7 +134,7 @@ def test_strings_too_long_for_an_index_are_read_found_and_archived(spark, log_ur
 
 
 def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):
-    logs.append(log_url, logs.make_many(5))
+    relay_logs.append(log_url, relay_logs.make_many(5))
     frame = read(spark, log_url, partitions=1)
 
     async def with_open_append() -> tuple[int, int]:
@@ -139,7 +142,7 @@ def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):
         try:
             transaction = connection.transaction()
             await transaction.start()
-            late = logs.make(99)
+            late = relay_logs.make(99)
             await connection.execute(
                 "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, NULL, NULL, false)",
                 int(time.time()), [late.digest], [late.author_id.encode()], [b"POST"], [late.timestamp],
@@ -177,7 +180,7 @@ def test_a_stream_reads_everything_once_in_bounded_batches_and_goes_on_from_its_
     all_of_it = sorted(row.sequence for row in read(spark, log_url).select("sequence").collect())
     seen, batches = run_stream(spark, log_url, tmp_path / "checkpoint", max_rows=40)
     assert seen == all_of_it and batches == 3
-    logs.append(log_url, logs.make_many(7, first=500))
+    relay_logs.append(log_url, relay_logs.make_many(7, first=500))
     seen, batches = run_stream(spark, log_url, tmp_path / "checkpoint", max_rows=40)
     assert len(seen) == 7 and batches == 1 and min(seen) > max(all_of_it)
 
@@ -190,7 +193,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_a_new_one_goes_on(
     lines = offsets.read_text().splitlines()
     offsets.write_text("\n".join([*lines[:-1], json.dumps({"version": 2, "sequence": 1})]))
     (offsets.parent / ".0.crc").unlink(missing_ok=True)
-    logs.append(log_url, logs.make_many(3, first=600))
+    relay_logs.append(log_url, relay_logs.make_many(3, first=600))
     with pytest.raises(PySparkException, match="another version"):
         run_stream(spark, log_url, tmp_path / "checkpoint")
     rest, _ = run_stream(spark, log_url, tmp_path / "new", after=first[-1])
@@ -223,7 +226,7 @@ def test_wrong_columns_and_a_database_that_is_none_are_told_without_the_password
 
 
 def test_a_stream_follows_while_packets_arrive(spark, log_url, tmp_path):
-    logs.append(log_url, logs.make_many(3, first=900))
+    relay_logs.append(log_url, relay_logs.make_many(3, first=900))
     seen: list[int] = []
     arrived = threading.Event()
 
@@ -237,7 +240,7 @@ def test_a_stream_follows_while_packets_arrive(spark, log_url, tmp_path):
     try:
         query.processAllAvailable()  # it has begun: `latest` is what is there by now
         for part in range(4):
-            logs.append(log_url, logs.make_many(10, first=part * 10))
+            relay_logs.append(log_url, relay_logs.make_many(10, first=part * 10))
         assert arrived.wait(60)
     finally:
         query.stop()

@@ -6,10 +6,8 @@ import asyncio
 import random
 
 import asyncpg
-import logs
 import pyarrow.parquet as pq
 import pytest
-from channels import NOON, carry, dataset
 from strata_pipeline.cli.traffic import traffic_command
 from strata_pipeline.datasets.traffic import AuthorHours, Bursts, NearDuplicates, Texts
 from strata_pipeline.errors import LogError, UsageError
@@ -29,7 +27,10 @@ from strata_pipeline.transforms.near_duplicates import (
 from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import count_author_hours, count_hours
 
-_A, _B, _C = (logs.author(number).did for number in range(3))
+from tests.support import relay_logs
+from tests.support.lake_rows import NOON, carry, dataset
+
+_A, _B, _C = (relay_logs.author(number).did for number in range(3))
 _HOUR = NOON - NOON % 3600
 _WORDS = [
     f"{first}{last}" for first in ("ra", "tu", "mo", "ke", "si") for last in ("lan", "bor", "vet", "nik")
@@ -61,15 +62,15 @@ def test_near_duplicates_and_who_sent_them(spark):
     packets = dataset(
         spark,
         [
-            (0, logs.make(0, text=_prose(4))),
-            (1, logs.make(1, text=f"{advert} offer 1")),
-            (2, logs.make(2, text=f"{advert} offer 2")),
-            (3, logs.make(3, who=1, type="NOTE", text=f"{advert.upper()} offer 3!")),
-            (4, logs.make(4, text="gm")),
-            (5, logs.make(5, text="gm")),  # too short to mean anything
+            (0, relay_logs.make(0, text=_prose(4))),
+            (1, relay_logs.make(1, text=f"{advert} offer 1")),
+            (2, relay_logs.make(2, text=f"{advert} offer 2")),
+            (3, relay_logs.make(3, who=1, type="NOTE", text=f"{advert.upper()} offer 3!")),
+            (4, relay_logs.make(4, text="gm")),
+            (5, relay_logs.make(5, text="gm")),  # too short to mean anything
             (6, carry(b"x" * 500)),
             (7, carry(b"x" * 500)),  # what channels carry is no text
-            (8, logs.make(6, who=2, text=_prose(5))),
+            (8, relay_logs.make(6, who=2, text=_prose(5))),
         ],
     )
     texts = read_texts(packets)
@@ -100,12 +101,12 @@ def test_hours(spark):
     packets = dataset(
         spark,
         [
-            (0, logs.make(0)),
-            (0, logs.make(1)),
-            (0, logs.make(2, type="NOTE")),
-            (1, logs.make(3)),
-            (3600, logs.make(4)),
-            (3600, logs.make(5, who=1, type="<script>")),
+            (0, relay_logs.make(0)),
+            (0, relay_logs.make(1)),
+            (0, relay_logs.make(2, type="NOTE")),
+            (1, relay_logs.make(3)),
+            (3600, relay_logs.make(4)),
+            (3600, relay_logs.make(5, who=1, type="<script>")),
         ],
     )
     copies = [(4, NOON + 1, _A, "POST", 1), (5, NOON + 3600, _A, "POST", 1)]
@@ -228,8 +229,10 @@ def test_rows_of_an_operator_survive_the_loading(log_url):
 
 def test_the_job_from_log_to_the_relays_table(spark, log_url, tmp_path, capsys):
     lake = tmp_path / "lake"
-    spam = [logs.make(n, who=1, text=f"{_prose(7)} {n}") for n in range(30)]
-    logs.append(log_url, [*spam, *(logs.make(n, type="x/../y", text=_prose(n)) for n in range(50, 53))], NOON)
+    spam = [relay_logs.make(n, who=1, text=f"{_prose(7)} {n}") for n in range(30)]
+    relay_logs.append(
+        log_url, [*spam, *(relay_logs.make(n, type="x/../y", text=_prose(n)) for n in range(50, 53))], NOON
+    )
     archive(spark, log_url, lake)
     options = TrafficOptions(thresholds=Thresholds(limit_copies=20, block_copies=25))
     figures = traffic(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file, in every import mode
-
-from bare_client import open_client
-from relay_process import PostgresHost, RelayProcess, running
+from tests.support.bare_client import open_client
+from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

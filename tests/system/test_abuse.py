@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_client import BareClient, Message, open_client, publish_text
-from made_packets import ids_of, make, new_identity, seal
-from relay_process import RelayProcess, http_get, running
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.support.bare_client import BareClient, Message, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity, seal
+from tests.support.relay_process import RelayProcess, http_get, running
 
 MEMBER = new_identity()
 IDLE, HOSTILE = 200, 50

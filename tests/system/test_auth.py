@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_client import BareClient, Message, open_client, publish_text
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import revoke_content, rotate_content
 from websockets.exceptions import ConnectionClosedError
+
+from tests.support.bare_client import BareClient, Message, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
 
 PEER = new_identity()
 MEMBER = new_identity()

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import trustme
 import uvloop
-from channel_proxy import ChannelProxy, listening, open_sockets, until
 from strata.txrx import (
     ChannelClosed,
     ChannelSettings,
@@ -30,6 +29,9 @@ from strata.txrx import (
     dial,
     serve,
 )
+
+from tests.support.channel_proxy import ChannelProxy, listening, open_sockets
+from tests.support.waiting import until
 
 _names = iter(range(10**9))
 

@@ -10,7 +10,6 @@ import queue
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relay_process import RelayProcess, environment, running, wait_until
 from strata import Identity
 from strata.channels.encryption import GroupKey
+
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.waiting import wait_until
 
 TIMEOUT = 40.0
 
@@ -127,12 +129,6 @@ def chat(tmp_path: Path) -> Iterator[Any]:
             return made
 
         yield start
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.req("C-046", "C-052")

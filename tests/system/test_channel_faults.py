@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from channel_proxy import ChannelProxy, free_port, listening, open_sockets, until
 from strata.txrx import (
     ChannelClosed,
     ChannelSettings,
@@ -24,6 +23,10 @@ from strata.txrx import (
     dial,
     serve,
 )
+
+from tests.support.channel_proxy import ChannelProxy, listening, open_sockets
+from tests.support.ports import free_port
+from tests.support.waiting import until
 
 IMPATIENT: dict[str, Any] = {"link_timeout": 0.2, "message_ack_time_interval": 0.02}
 

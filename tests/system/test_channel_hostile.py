@@ -16,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 import trustme
-from channel_proxy import ChannelProxy, until
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -36,6 +35,9 @@ from strata.txrx import (
     dial,
     serve,
 )
+
+from tests.support.channel_proxy import ChannelProxy
+from tests.support.waiting import until
 
 Answer = tuple[str, int | str]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.support.relay_process import environment
+
 SECONDS = "0.1"
 
 
 @contextmanager
 def program(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """One of the programs beside this file; it is gone at the end."""
-    paths = [str(HERE.parents[1] / "client"), str(HERE)]
+    """One of the programs in `tests.support`; it is gone at the end."""
     process = subprocess.Popen(
-        [sys.executable, str(HERE / name), *arguments],
+        [sys.executable, "-m", f"tests.support.{name}", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=environment({}),
     )
     try:
         yield process
@@ -55,9 +54,9 @@ def test_a_million_messages_arrive_once_and_in_order_over_a_link_that_keeps_brea
         if kind == "tcp"
         else (f"unix:{tmp_path}/server", f"unix:{tmp_path}/proxy")
     )
-    with program("channel_runner.py", "receive", upstream, str(count)) as receiver:
-        with program("channel_proxy.py", front, line(receiver), SECONDS) as proxy:
-            with program("channel_runner.py", "send", line(proxy), str(count)) as sender:
+    with program("channel_runner", "receive", upstream, str(count)) as receiver:
+        with program("channel_proxy", front, line(receiver), SECONDS) as proxy:
+            with program("channel_runner", "send", line(proxy), str(count)) as sender:
                 sent = json.loads(line(sender))
                 assert sender.wait(timeout=20) == 0
             received = json.loads(line(receiver))

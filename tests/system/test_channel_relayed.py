@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from relay_process import RelayProcess, running
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.protocol.ids import Identity
 from strata.relays.connection import Options
@@ -20,6 +19,8 @@ from strata.txrx import (
     parse_address,
     serve,
 )
+
+from tests.support.relay_process import RelayProcess, running
 
 PATIENT = ChannelSettings(message_delivery_timeout=60.0)
 TOPICS = iter(range(1000))

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import trustme
 import uvloop
-from channel_proxy import free_port, until
 from strata.txrx import (
     Address,
     AddressInUse,
@@ -36,6 +35,9 @@ from strata.txrx import (
     serve,
     serve_local,
 )
+
+from tests.support.ports import free_port
+from tests.support.waiting import until
 
 NETWORK = ("tcp", "unix", "abstract", "metatls")
 _names = iter(range(10**9))

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import secrets
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +20,6 @@ from typing import Any
 import psutil
 import pytest
 import strata
-from relay_process import ROOT, RelayProcess, environment, running
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.messaging import MessageEnvelope
 from strata.channels.messaging.binding import build_packet, build_repair
@@ -33,28 +31,19 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.pool import PoolOptions
 
-sys.path.insert(0, str(ROOT / "tests/strata/tools/conformance"))
-
-from faulty_relay import faulty_relay
+from tests.strata.tools.conformance.faulty_relay import faulty_relay
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.waiting import until
 
 MENDING = strata.Options(backoff_base=0.05, backoff_cap=0.5, connect_timeout=30.0)
 KILLS = 3
-PARTICIPANT = Path(__file__).with_name("channel_participant.py")
 
 
 @pytest.fixture
 def topic() -> str:
     """A topic of the test's own: the relay is shared."""
     return f"/test/1/{secrets.token_hex(8)}/proto"
-
-
-async def until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            while not condition():  # noqa: ASYNC110 -- conditions of several tasks and processes
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not in {timeout:g} s: {what}") from None
 
 
 class Talker:
@@ -101,13 +90,6 @@ async def stored(url: str, topic: str) -> list[Packet]:
     """Every packet of a topic that a relay serves."""
     async with strata.connect(url) as relay, relay.fetch(types=topic) as found:
         return [delivery.packet async for delivery in found]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def assert_exactly(taken: list[bytes], sent: list[bytes]) -> None:
@@ -265,7 +247,8 @@ class Program:
         settings = {"store": None, "options": {}, "seed": "07" * 32, "name": "child", **settings}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(PARTICIPANT),
+            "-m",
+            "tests.support.channel_participant",
             json.dumps(settings, default=str),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

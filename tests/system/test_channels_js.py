@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relay_process import ROOT
 from strata.channels.messaging.values import NodeMessageReceived, ReceivedEnvelope
 from strata.channels.reliable import make_channel
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import decode_segment, encode_segment
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_message
 from strata.tools.sim import Faults, SimNetwork, SimNode, run_virtually
+
+from tests.support.relay_process import ROOT
 
 SCRIPT = ROOT / "scripts/record_sds_exchange.mjs"
 PEER = os.environ.get("STRATA_SDS_PEER")

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import strata
-from relay_process import RelayProcess, running
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import revoke_content, rotate_content
+
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess, running
 
 pytestmark = pytest.mark.timeout(180)
 
 OPTIONS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5)
 ALWAYS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5, authenticate="always")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 import strata
-from relay_process import RelayProcess
 from strata.protocol import packets
 
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess
+
 CUTS = 8
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.timeout(180)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from relay_process import ROOT, RelayProcess, running
 from strata.tools.conformance import all_checks
+
+from tests.support.relay_process import ROOT, RelayProcess, running
 
 DEADLINE = 110
 ROWS = sorted(

@@ -18,12 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
-from bare_client import publish_text
-from made_packets import make, new_identity
-from relay_process import RelayProcess, running
 from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+
+from tests.support.bare_client import publish_text
+from tests.support.made_packets import make, new_identity
+from tests.support.relay_process import RelayProcess, running
 
 PUBLISHERS = 3
 WINDOW = 64

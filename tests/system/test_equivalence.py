@@ -1,8 +1,9 @@
 """Attestations and metrics that say the same thing twice, over the wire."""
 
 import pytest
-from made_packets import make, new_identity
 from strata.protocol import canonical
+
+from tests.support.made_packets import make, new_identity
 
 TARGET = "0x" + "a" * 64
 

@@ -10,7 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from relay_process import ROOT, RelayProcess, running
+
+from tests.support.relay_process import ROOT, RelayProcess, running
 
 sys.path.insert(0, str(ROOT / "examples"))
 

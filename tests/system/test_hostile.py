@@ -14,12 +14,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from bare_client import BareClient, open_client, publish_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_packets import make, new_identity, seal
-from relay_process import RelayProcess
 from websockets.exceptions import ConnectionClosed
+
+from tests.support.bare_client import BareClient, open_client, publish_text
+from tests.support.made_packets import make, new_identity, seal
+from tests.support.relay_process import RelayProcess
 
 EXAMPLES = int(os.environ.get("RELAYD_TEST_FUZZ_EXAMPLES", "40"))
 HANDSHAKE = (

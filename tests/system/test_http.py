@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from bare_client import BareClient
-from made_packets import make, new_identity
-from relay_process import RelayProcess, http_get
+
+from tests.support.bare_client import BareClient
+from tests.support.made_packets import make, new_identity
+from tests.support.relay_process import RelayProcess, http_get
 
 
 @pytest.mark.req("R-300", "R-301")

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from bare_client import BareClient, open_client, publish_text
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running
 from strata.protocol import canonical
 from strata.protocol.documents import (
     RecoveryPolicy,
@@ -32,6 +29,10 @@ from strata.protocol.keys import (
     rotate_content,
 )
 from strata.protocol.packets import Packet, build
+
+from tests.support.bare_client import BareClient, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
 
 _nonces = itertools.count(1)
 

@@ -11,12 +11,13 @@ import ssl
 from pathlib import Path
 
 import pytest
-from bare_client import open_client, publish_text
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running, wait_until
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from relayd.tls import DevCertificates, write_dev_certificates
+from tests.support.bare_client import open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.req("R-097", "R-108", "R-110", "R-155")
@@ -25,7 +26,7 @@ async def test_what_was_acknowledged_and_where_a_reader_stood_survive_a_restart(
     identity = new_identity()
     filters = {"authors": [identity.did]}
     packets = [make(identity, n=n) for n in range(10)]
-    with running(RelayProcess(tmp_path)) as relay:
+    with running(RelayProcess(tmp_path, from_scratch=True)) as relay:
         async with open_client(relay.ws) as client:
             first = await client.publish_all(packets)
             events, _ = await client.subscribe("s", {**filters, "limit": 4})
@@ -101,7 +102,7 @@ async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Pa
     ],
 )
 def test_exit_codes(tmp_path: Path, settings, code):
-    relay = RelayProcess(tmp_path, **settings)
+    relay = RelayProcess(tmp_path, from_scratch=True, **settings)
     relay.spawn()
     assert relay.wait() == code
     assert "Traceback" not in relay.last_words(200)
@@ -111,7 +112,7 @@ def test_a_taken_port_is_exit_code_4(tmp_path: Path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        relay = RelayProcess(tmp_path, port=holder.getsockname()[1])
+        relay = RelayProcess(tmp_path, from_scratch=True, port=holder.getsockname()[1])
         relay.spawn()
         assert relay.wait() == 4
 

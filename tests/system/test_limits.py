@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_client import BareClient, Message, open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, http_get, running
 from websockets.exceptions import InvalidStatus
+
+from tests.support.bare_client import BareClient, Message, open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, http_get, running
 
 NOWHERE = "192.0.2.0/24"
 """Nobody connects from there: with this as `unlimited_addresses` the limits hold here too."""

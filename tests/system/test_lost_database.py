@@ -10,9 +10,10 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from bare_client import BareClient, open_client, publish_text
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running
+
+from tests.support.bare_client import BareClient, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
 
 
 def url_of(relay: RelayProcess) -> str:

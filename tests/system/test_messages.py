@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
-from bare_client import BareClient, open_client, publish_text
-from made_packets import ids_of, make, new_identity, seal
-from relay_process import RelayProcess
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
+
+from tests.support.bare_client import BareClient, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity, seal
+from tests.support.relay_process import RelayProcess
 
 
 @pytest.mark.req("R-127")

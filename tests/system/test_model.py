@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_client import BareClient, open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+
+from tests.support.bare_client import BareClient, open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
 
 STEPS = 60
 TYPES = ("A", "B", "C")

@@ -17,15 +17,13 @@ import asyncpg
 import pyarrow.dataset as pads
 import pytest
 import strata
-from relay_process import PostgresHost, RelayProcess, running
-from strata.protocol import packets
-from strata.protocol.ids import Identity
 
 from relayd.store.migrate import migrate
+from tests.support.publishing import publish
+from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 PACKETS = 100_000
 KILLS = 4
-TYPES = ("POST", "NOTE", "/chat/1/room/proto")
 
 
 def pipeline(*arguments: str) -> list[str]:
@@ -36,23 +34,6 @@ def last_line(*arguments: str) -> dict:
     done = subprocess.run(pipeline(*arguments), capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-async def publish(url: str, count: int) -> list[str]:
-    """Publish that many packets over one connection, as fast as they are acknowledged; their ids in order."""
-    author = Identity.generate()
-    acknowledged: list[str] = []
-    async with strata.connect(url) as relay:
-        waiting: set[asyncio.Task] = set()
-        for number in range(count):
-            content = {"type": TYPES[number % 3], "text": f"packet {number}"}
-            packet = packets.build(author, content, timestamp=int(time.time()), nonce=str(number))
-            waiting.add(asyncio.create_task(relay.publish(packet)))
-            if len(waiting) >= 256:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                acknowledged += [task.result().packet_id for task in done]
-        acknowledged += [result.packet_id for result in await asyncio.gather(*waiting)]
-    return acknowledged
 
 
 async def history(url: str, types: list[str]) -> list[tuple[str, int]]:

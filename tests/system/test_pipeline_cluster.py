@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow.dataset as pads
 import pytest
-from relay_process import PostgresHost, RelayProcess, running
-from test_pipeline import publish
 
 from benches.spark_cluster import DRIVER_CONF, Cluster, standalone_cluster
+from tests.support.publishing import publish
+from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKETS = 400

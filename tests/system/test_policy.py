@@ -14,12 +14,14 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from bare_client import BareClient, open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import ROOT, RelayProcess, running, wait_until
 from strata.protocol.auth import answer_challenge
 from strata.protocol.packets import Packet
 from strata.protocol.wire import AuthChallenge, encode
+
+from tests.support.bare_client import BareClient, open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import ROOT, RelayProcess, running
+from tests.support.waiting import wait_until
 
 HASH = "0x" + "ce" * 32
 

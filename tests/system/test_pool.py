@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import time
 from pathlib import Path
 
 import pytest
 import strata
-from relay_process import RelayProcess
 from strata.protocol import packets
 from strata.relays.pool import PoolOptions, Standing
-from websocket_proxy import LyingProxy, SlowProxy
+
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess
+from tests.support.websocket_proxy import LyingProxy, SlowProxy
 
 KILLS = 4
 PACKETS = 240
@@ -27,13 +28,6 @@ OPTIONS = PoolOptions(
     sweep_interval=2.0,
     ping_interval=2.0,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.timeout(240)

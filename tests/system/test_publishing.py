@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bare_client import BareClient, open_client, publish_text
-from made_packets import ids_of, make, new_identity, seal, sized
-from relay_process import RelayProcess, running, wait_until
 from strata.protocol import canonical
 from strata.protocol.ids import Identity
 from websockets.exceptions import ConnectionClosedError
+
+from tests.support.bare_client import BareClient, open_client, publish_text
+from tests.support.made_packets import ids_of, make, new_identity, seal, sized
+from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import wait_until
 
 LIMIT = 8192
 DAY = 86_400

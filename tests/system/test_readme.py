@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from relay_process import RelayProcess
+
+from tests.support.relay_process import RelayProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```(sh|python) tour\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import asyncpg
 import pytest
-from made_packets import make, new_identity
-from relay_process import PostgresHost, RelayProcess, running
 from strata.protocol.lake import GENESIS, Manifest, RowsDigest, encode, seal
 from strata.protocol.packets import Packet
 
 from relayd.store import NewPacket, Store, migrate
+from tests.support.made_packets import make, new_identity
+from tests.support.relay_process import PostgresHost, RelayProcess, running
+from tests.support.waiting import wait_until
 
 DAY = 86_400
 
@@ -31,13 +31,6 @@ def waiting(relay: RelayProcess) -> dict[str, float]:
     body = relay.get("/metrics")[2].decode()
     found = re.findall(r'^relayd_retention_waiting_days{reason="(.*)"} (.*)$', body, re.M)
     return {reason: float(days) for reason, days in found if float(days)}
-
-
-def eventually(relay: RelayProcess, condition: Callable[[], object], timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, relay.last_words()
-        time.sleep(0.05)
 
 
 async def manifest_of(url: str, up_to: int) -> bytes:
@@ -89,7 +82,7 @@ async def test_a_day_goes_once_the_archive_has_it(tmp_path: Path, workers: int):
             places = await store.append([as_stored(old)], int(time.time()) - 3 * DAY)
             await store.append([as_stored(later)], int(time.time()))
         with running(RelayProcess(tmp_path, **settings)) as relay:
-            eventually(relay, lambda: waiting(relay))
+            wait_until(lambda: waiting(relay), "a day waits")
             assert waiting(relay) == {"unreadable": 1}
             assert relay.get(f"/packets/{old.packet_id}")[0] == 200
             assert relay.stop() == 0
@@ -101,7 +94,7 @@ async def test_a_day_goes_once_the_archive_has_it(tmp_path: Path, workers: int):
         manifest = await manifest_of(host.url, places.dispositions[0].sequence)
         (manifests / f"{0:010}.json").write_bytes(manifest)
         with running(RelayProcess(tmp_path, **settings)) as relay:
-            eventually(relay, lambda: relay.get(f"/packets/{old.packet_id}")[0] == 410)
+            wait_until(lambda: relay.get(f"/packets/{old.packet_id}")[0] == 410, "the day goes")
             assert relay.get(f"/packets/{later.packet_id}")[0] == 200
             assert waiting(relay) == {}
             assert relay.stop() == 0

@@ -11,9 +11,6 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from bare_client import BareClient, Message, open_client
-from made_packets import new_identity
-from relay_process import RelayProcess, running
 from strata.protocol import packets
 from strata.protocol.auth import answer_challenge
 from strata.protocol.ids import Identity
@@ -21,6 +18,10 @@ from strata.protocol.keys import add_content, revoke_content
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import attest, restore
 from strata.protocol.wire import AuthChallenge, encode
+
+from tests.support.bare_client import BareClient, Message, open_client
+from tests.support.made_packets import new_identity
+from tests.support.relay_process import RelayProcess, running
 
 CLIENT, PEER = new_identity(), new_identity()
 HASH = "0x" + "d1" * 32

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bare_client import open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import PostgresHost, RelayProcess, running
 from strata.protocol.packets import Packet
 
 from relayd.store import Store
 from relayd.store.migrate import migrate
 from relayd.store.types import NewPacket
+from tests.support.bare_client import open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 DAY = 86_400
 

@@ -11,10 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from bare_client import open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess, running, wait_until
 from strata.protocol.packets import Packet
+
+from tests.support.bare_client import open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import wait_until
 
 MIB = 2**20
 HANDSHAKE = (

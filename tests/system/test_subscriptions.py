@@ -6,10 +6,11 @@ import asyncio
 import time
 
 import pytest
-from bare_client import BareClient, open_client
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess
 from strata.protocol.packets import Packet
+
+from tests.support.bare_client import BareClient, open_client
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess
 
 
 async def stored(client: BareClient, identity, count: int, **members) -> list[Packet]:

@@ -6,9 +6,10 @@ import json
 import time
 
 import pytest
-from bare_client import BareClient
-from made_packets import ids_of, make, new_identity
-from relay_process import RelayProcess
+
+from tests.support.bare_client import BareClient
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess
 
 OTHER = "0x" + "ab" * 32
 

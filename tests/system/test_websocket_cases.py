@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from relay_process import RelayProcess, running
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+
+from tests.support.relay_process import RelayProcess, running
 
 TEXT, BINARY, CONT, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 LIMIT_PACKET = 4096

@@ -1,7 +1,7 @@
 """A proxy between the ends of a channel: it cuts, stalls, delays and drops; and what tests of channels share.
 
-As a program it stands between two other processes: `channel_proxy.py LISTEN UPSTREAM SECONDS` prints the
-address it listens on, cuts every connection each time so many seconds have gone by, and ends with its input.
+As a program it stands between two other processes: `python -m tests.support.channel_proxy LISTEN UPSTREAM
+SECONDS` prints the address it listens on, cuts all connections each SECONDS seconds, and ends with its input.
 """
 
 from __future__ import annotations
@@ -18,23 +18,9 @@ from typing import Self, cast
 
 from strata.txrx import TcpAddress, UnixAddress, parse_address
 
-__all__ = ["ChannelProxy", "ProxyLink", "free_port", "listening", "open_sockets", "until"]
+from tests.support.waiting import until
 
-DEADLINE = 20.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that nothing announces."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.002)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+__all__ = ["ChannelProxy", "ProxyLink", "listening", "open_sockets"]
 
 
 def open_sockets() -> int:

@@ -10,16 +10,17 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get", "wait_until"]
+from tests.support.databases import copy_of_empty, copy_of_migrated
+
+__all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
@@ -28,15 +29,6 @@ STOP_TIMEOUT = 30.0
 
 class RelayFailed(AssertionError):
     """The relay did not do what a healthy one does; the message ends with its log."""
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
-    """Poll until `condition` holds. Raises `AssertionError` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not in {timeout:g} s: {what}")
-        time.sleep(0.02)
 
 
 def environment(settings: Mapping[str, object]) -> dict[str, str]:
@@ -56,21 +48,33 @@ class RelayProcess:
     """One `relayd serve`. Start it with `start`; what it says on stderr is kept in `log`."""
 
     def __init__(
-        self, folder: Path, *, arguments: tuple[str, ...] = (), port: int = 0, **settings: object
+        self,
+        folder: Path,
+        *,
+        arguments: tuple[str, ...] = (),
+        port: int = 0,
+        from_scratch: bool = False,
+        **settings: object,
     ) -> None:
+        """`from_scratch`: the relay makes its data folder itself, as on its first day."""
         self.folder = folder
         self.log = folder / "relay.log"
         self.port = port
         self.arguments = arguments
         self.settings: dict[str, object] = {"log_format": "json", **settings}
+        self.prepared: Path | None = None
+        """The data folder that is copied before the first start."""
         if "database_url" not in settings:
-            self.settings.setdefault("data_dir", folder / "data")
+            data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
+            self.prepared = None if from_scratch else data_dir
         self.process: subprocess.Popen[bytes] | None = None
         self.ready: dict[str, str] = {}
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process without waiting for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.prepared is not None and not self.prepared.exists():
+            copy_of_migrated(self.prepared)
         command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -219,6 +223,7 @@ asyncio.run(main())
 """
 
     def __init__(self, folder: Path) -> None:
+        copy_of_empty(folder)
         self._process = subprocess.Popen(
             [sys.executable, "-c", self._SCRIPT, str(folder)],
             stdin=subprocess.PIPE,

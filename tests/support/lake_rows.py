@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import logs
 from pyspark.sql import SparkSession
 from strata.channels.messaging.binding import PROFILE, build_packet
 from strata.channels.messaging.values import MessageEnvelope
@@ -15,6 +14,8 @@ from strata.protocol.lake import first_of_day
 from strata.protocol.packets import Packet
 from strata_pipeline.datasets import Packets
 from strata_pipeline.schemas import schema
+
+from tests.support import relay_logs
 
 DAY = 20_700
 """The day that rows without another lie in."""
@@ -27,7 +28,7 @@ _numbers = iter(range(10**9))
 def carry(payload: bytes, *, who: int = 0, topic: str = TOPIC, at: int = NOON) -> Packet:
     """A packet around any bytes, another one at each call."""
     envelope = MessageEnvelope(content_topic=topic, payload=payload)
-    return build_packet(logs.author(who), envelope, now=at, nonce=str(next(_numbers)))
+    return build_packet(relay_logs.author(who), envelope, now=at, nonce=str(next(_numbers)))
 
 
 def sds(
@@ -52,7 +53,7 @@ def ephemeral(sender: str, message_id: str) -> bytes:
 def bare(content: dict[str, Any], *, who: int = 0, at: int = NOON) -> Packet:
     """A packet of a content topic in whatever form."""
     return packets.build(
-        logs.author(who),
+        relay_logs.author(who),
         {"type": TOPIC, "profile": PROFILE} | content,
         timestamp=at,
         nonce=str(next(_numbers)),

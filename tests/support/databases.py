@@ -1,0 +1,56 @@
+"""Data folders of the embedded PostgreSQL, made once and copied: a copy takes a tenth of a second."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["copy_of_empty", "copy_of_migrated"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MAKE = """
+import asyncio, sys
+from relayd.store.embedded import EmbeddedPostgres
+from relayd.store.migrate import migrate
+async def main():
+    async with EmbeddedPostgres(sys.argv[1]) as server:
+        if sys.argv[2] == "migrated":
+            await migrate(server.url)
+asyncio.run(main())
+"""
+
+
+def copy_of_empty(data_dir: Path) -> None:
+    """Make `data_dir` a data folder whose database has no tables yet."""
+    _copy(_made("empty"), data_dir)
+
+
+def copy_of_migrated(data_dir: Path) -> None:
+    """Make `data_dir` the data folder of a relay that has been migrated and has never served."""
+    _copy(_made("migrated"), data_dir)
+
+
+@functools.cache
+def _made(kind: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"relayd-tests-{kind}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if kind != "empty":
+        _copy(_made("empty"), folder)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
+    paths = os.pathsep.join([str(_ROOT), str(_ROOT / "client")])
+    subprocess.run(
+        [sys.executable, "-c", _MAKE, str(folder), kind], check=True, env=clean | {"PYTHONPATH": paths}
+    )
+    return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # cp keeps the owner: as root, the server has a user of its own.
+    subprocess.run(["cp", "-a", *source.glob("postgres-*"), target], check=True)

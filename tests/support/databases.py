@@ -16,7 +16,7 @@ __all__ = ["copy_of_empty", "copy_of_migrated"]
 _ROOT = Path(__file__).resolve().parents[2]
 _MAKE = """
 import asyncio, sys
-from relayd.store.embedded import EmbeddedPostgres
+from relayd.postgres.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 async def main():
     async with EmbeddedPostgres(sys.argv[1]) as server:

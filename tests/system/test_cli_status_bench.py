@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from relay_process import RelayProcess, environment
+
+from tests.support.relay_process import RelayProcess, environment
 
 
 @pytest.fixture

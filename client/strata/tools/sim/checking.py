@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from strata.channels.messaging.node import MessagingNode
@@ -25,6 +26,8 @@ from strata.channels.sds.messages import SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment
 
 __all__ = ["Checks", "Evidence", "SimulationFailed"]
+
+_decoded = lru_cache(maxsize=256)(SdsMessage.decode)  # every participant receives the same few messages
 
 
 class SimulationFailed(AssertionError):
@@ -126,7 +129,7 @@ class Evidence:
                 self._untold.add(event.request_id)
 
     def _saw_sent(self, name: str, payload: bytes) -> None:
-        message = SdsMessage.decode(payload)
+        message = _decoded(payload)
         if message is None or not message.content or message.lamport_timestamp is None:
             return
         try:
@@ -139,7 +142,7 @@ class Evidence:
             self._follows[message.message_id] = {entry.message_id for entry in message.causal_history}
 
     def _saw_received(self, name: str, event: NodeMessageReceived) -> None:
-        message = SdsMessage.decode(event.message.payload)
+        message = _decoded(event.message.payload)
         if message is not None and message.sender_id != name:
             self._named_to[name].update(entry.message_id for entry in message.causal_history)
 

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _ROOT = Path(__file__).parent
 _UNITS = ("strata", "relayd", "test_layout.py")
 _SLOW_FOLDERS = ("strata/tools",)
-_SLOW_FILES = (
+_SLOW_FILES = ("_crashes.py", "_embedded.py", "_hostile.py", "_hostile_relay.py", "_model.py", "_simulation.py")
     "_simulation.py",
     "_model.py",
     "_embedded.py",

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,7 +32,7 @@ import asyncpg
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as pads
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
@@ -145,12 +146,12 @@ def _source(url: str, tcp_url: str, rows: int, jar: Path) -> list[Measure]:
     with open_session("bench", master="local[2]", conf=conf) as spark:
         for parts, target in ((1, _SOURCE_ONE), (2, _SOURCE_TWO)):
             reader = spark.read.format("relay_log").option("url", url).option("partitions", parts)
-            rate, rates = _rate(rows, lambda reader=reader: _consume(reader.load()))
+            rate, rates = _rate(rows, partial(_load, reader))
             _say(f"source: {parts} partition(s) {rate:,.0f} rows/s")
             details: dict[str, object] = {"rounds": rates, "COPY, rounds": copy_rates}
             if conf:
                 details["JDBC"], details["JDBC, rounds"] = _rate(
-                    rows, lambda parts=parts: _consume(_jdbc(spark, tcp_url, parts)), 1
+                    rows, partial(_load_jdbc, spark, tcp_url, parts), 1
                 )
                 _say(f"source: JDBC {details['JDBC']:,.0f} rows/s")
             else:
@@ -172,6 +173,14 @@ def _source(url: str, tcp_url: str, rows: int, jar: Path) -> list[Measure]:
 
 def _consume(frame: object) -> None:
     frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
+
+
+def _load(reader: DataFrameReader) -> None:
+    _consume(reader.load())
+
+
+def _load_jdbc(spark: SparkSession, tcp_url: str, parts: int) -> None:
+    _consume(_jdbc(spark, tcp_url, parts))
 
 
 def _jdbc(spark: SparkSession, tcp_url: str, parts: int) -> object:

@@ -1,4 +1,4 @@
-"""What every test shares: the list of which test stands for which requirement row."""
+"""What every test shares: bytecode, the order of the run, the mark `unit`, the list of requirement rows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--req-report", metavar="FILE", type=Path, help="write which tests carry which requirement rows"
     )
+
+
+_ROOT = Path(__file__).parent
+_UNITS = ("strata", "relayd", "test_layout.py")
+_SLOW_FOLDERS = ("strata/tools",)
+_SLOW_FILES = ("_crashes.py", "_embedded.py", "_hostile.py", "_hostile_relay.py", "_model.py", "_simulation.py")
+    "_simulation.py",
+    "_model.py",
+    "_embedded.py",
+    "_hostile.py",
+    "_hostile_relay.py",
+    "_crashes.py",
+)
+_DATABASES = frozenset({"server"})
+"""Fixtures that start PostgreSQL."""
+_DEFAULT_TIMEOUT = 120.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the daily loop, and let the longest tests start first.
+
+    A test says itself how long it may take: the mark `timeout`. The workers of a parallel run then end
+    together, and none waits for a long test that another worker has begun last.
+    """
+    for item in items:
+        if _is_unit(item):
+            item.add_marker("unit")
+    items.sort(key=_timeout, reverse=True)
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    path = item.path.relative_to(_ROOT).as_posix()
+    return (
+        path.startswith(_UNITS)
+        and not path.startswith(_SLOW_FOLDERS)
+        and not path.endswith(_SLOW_FILES)
+        and _DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
+    )
+
+
+def _timeout(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return max(float(mark.args[0]), _DEFAULT_TIMEOUT) if mark and mark.args else _DEFAULT_TIMEOUT
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -36,13 +36,13 @@ def original(spark, new_log, tmp_path_factory) -> tuple[str, Path]:
 
 
 @pytest.fixture
-def lake(original, tmp_path) -> Path:
+def lake(original: tuple[str, Path], tmp_path: Path) -> Path:
     """A copy of the lake, to do harm to."""
     return shutil.copytree(original[1], tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
-def log(new_log, original) -> str:
+def log(new_log: Callable[..., str], original: tuple[str, Path]) -> str:
     """The URL of a copy of the log."""
     return new_log(of=original[0])
 

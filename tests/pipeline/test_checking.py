@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,7 +33,7 @@ def fault(packet: Packet, **changes: object) -> tuple[str, str] | None:
 
 
 def test_packets_of_every_shape_pass():
-    shapes = [
+    shapes: list[dict[str, Any]] = [
         {"content": {"type": "POST", "text": 'quotes " \\ and \u0000 and "packet_id":"0x00"'}},
         {"content": {"type": "X", "inner": {"packet_id": "0x" + "00" * 32, "signature": "0x" + "11" * 64}}},
         {"content": {"type": "POST", "a": 1.5}, "extra": {"q_between": 1, "zz_last": [1], "a_first": {}}},
@@ -41,7 +42,7 @@ def test_packets_of_every_shape_pass():
     ]
     for shape in shapes:
         content = shape.pop("content")
-        assert fault(packets.build(relay_logs.author(1), content, timestamp=1_760_000_000, **shape)) is None  # type: ignore[arg-type]
+        assert fault(packets.build(relay_logs.author(1), content, timestamp=1_760_000_000, **shape)) is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import typer
 from strata.protocol.lake import Span
 from strata_pipeline.cli import app
 from strata_pipeline.log.database import connect, log_state, read_span, sequence_of
+from typer.core import TyperGroup
 
 from relayd.postgres.binaries import find_binaries
 from tests.support import relay_logs
@@ -32,7 +33,7 @@ def _make_reader(url: str, password: str | None = PASSWORD) -> subprocess.Comple
     if password is not None:
         environment["STRATA_READER_PASSWORD"] = password
     psql = find_binaries(None) / "psql"
-    command = [psql, "--no-psqlrc", "--quiet", "--file", READER_SQL, url]
+    command: list[str | Path] = [psql, "--no-psqlrc", "--quiet", "--file", READER_SQL, url]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -117,7 +118,9 @@ def _told_commands() -> list[tuple[str, str, list[str]]]:
 
 
 def test_commands_told_exist():
-    commands = typer.main.get_command(app).commands
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    commands = group.commands
     told = _told_commands()
     assert {where for where, _, _ in told} == {
         "README.md", "docker-compose.yml", "strata-pipeline-archive.service", "strata-pipeline-audit.service",

@@ -205,7 +205,7 @@ def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys):
     relay_logs.append(log_url, [*made[:-1], *relay_logs.make_many(3, at=NOON)], NOON)
     relay_logs.append(log_url, made[-1:], NOON + 86_400)  # Bob answers a day later
     archive(spark, log_url, lake)
-    steps = []
+    steps: list[str] = []
     figures = reliability(spark, lake, output=tmp_path / "out", progress=steps.append)
     totals = figures.totals
     assert (totals["channels"], totals["messages"], totals["retransmissions"]) == (1, 6, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from strata_pipeline.reports import svg, text
@@ -56,7 +57,7 @@ def _channel_day(**changed):
 
 
 def _reliability(**changed) -> ReliabilityFigures:
-    told = {
+    told: dict[str, Any] = {
         "note": _NOTE,
         "totals": {"channels": 1, "messages": 9, "retransmissions": 1, "unacknowledged": 1, "gaps": 1,
                    "silences": 400, "unreadable": 3, "channel_days": 3,
@@ -75,7 +76,7 @@ def _reliability(**changed) -> ReliabilityFigures:
 
 
 def _traffic(**changed) -> TrafficFigures:
-    told = {
+    told: dict[str, Any] = {
         "note": _NOTE,
         "totals": {"packets": 10, "size": 9999, "authors": 1, "near_duplicates": 1, "bursts": 1,
                    "clusters": 1, "abuse": 1},

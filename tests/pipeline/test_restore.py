@@ -23,6 +23,7 @@ from strata_pipeline.errors import LakeError, LogError, LogUnavailable
 from strata_pipeline.jobs import restore as job
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.restore import restore
+from strata_pipeline.log import restoring
 from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
@@ -214,7 +215,7 @@ def _kill_at(patch, step):
     if step == "staged":
         patch.setattr(job, "_stage", dying(job._stage))
     else:
-        patch.setattr(job.restoring, "move", dying(job.restoring.move))
+        patch.setattr(restoring, "move", dying(restoring.move))
 
 
 def test_what_a_killed_run_has_staged_is_dropped(spark, empty_url, lake):
@@ -280,9 +281,9 @@ def test_a_relay_that_appends_meanwhile_ends_the_restore(spark, original, empty_
 
 
 def test_there_is_one_restore_at_a_time(spark, empty_url, lake, monkeypatch):
-    monkeypatch.setattr(job.restoring, "_PATIENCE", "10ms")
+    monkeypatch.setattr(restoring, "_PATIENCE", "10ms")
     with (
-        job.restoring.writing(empty_url),
+        restoring.writing(empty_url),
         pytest.raises(LogError, match="another restore into this database is running"),
     ):
         restore(spark, empty_url, lake)

@@ -38,7 +38,7 @@ DAY = 86_400
 NOON = 20_000 * DAY + DAY // 2
 
 
-def read(spark: SparkSession, url: str, **options: object):
+def read(spark: SparkSession, url: str, **options: str | int):
     reader = spark.read.format("relay_log").option("url", url)
     for name, value in options.items():
         reader = reader.option(name, value)
@@ -157,7 +157,7 @@ def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):
     assert asyncio.run(with_open_append()) == (5, 6)
 
 
-def run_stream(spark: SparkSession, url: str, folder: Path, **options: object) -> tuple[list[int], int]:
+def run_stream(spark: SparkSession, url: str, folder: Path, **options: str | int) -> tuple[list[int], int]:
     """All that is there now, through a stream: the sequences in the order of batches; how many batches."""
     seen: list[int] = []
     batches: list[int] = []

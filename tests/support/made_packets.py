@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 from strata.protocol import canonical, packets
-from strata.protocol.ids import Identity
+from strata.protocol.ids import Identity, Signer
 from strata.protocol.packets import Packet
 
 __all__ = ["ids_of", "make", "new_identity", "seal", "sized"]
@@ -22,7 +22,7 @@ def new_identity() -> Identity:
 
 
 def make(
-    identity: Identity, text: str = "hello", *, type: str = "POST", age: int = 0, **members: Any
+    identity: Signer, text: str = "hello", *, type: str = "POST", age: int = 0, **members: Any
 ) -> Packet:
     """A valid packet, `age` seconds old; `expires_in` and content members by name."""
     now = int(time.time())

@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ async def member(closed: RelayProcess) -> AsyncIterator[BareClient]:
     async with open_client(closed.ws) as client:
         assert (await client.authenticate(MEMBER))["type"] == "AUTH_OK"
         yield client
+
+
+def is_error_of(subscription_id: str, message: Message) -> bool:
+    return message.get("subscription_id") == subscription_id and message["type"] == "ERROR"
 
 
 def fault(answer: Message) -> tuple[str, str | None]:
@@ -151,9 +156,7 @@ async def test_who_gives_up_the_right_to_read_gets_nothing_further(closed: Relay
         answer = await reader.authenticate(MEMBER, capabilities=["publish"])
         assert answer["capabilities"] == ["publish"]
         for name in ("live", "gapless"):
-            ended = await reader.expect(
-                lambda m, name=name: m.get("subscription_id") == name and m["type"] == "ERROR"
-            )
+            ended = await reader.expect(partial(is_error_of, name))
             assert fault(ended) == MISSING
         reader.taken("live"), reader.taken("gapless")
         assert (await member.publish(make(MEMBER)))["type"] == "OK"

@@ -13,6 +13,7 @@ import os
 import types
 from collections.abc import AsyncIterator, Coroutine, Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def _stepped(coroutine: Coroutine[Any, Any, Any], step: int, moment: str) -> Gen
             argument = yield awaited
             resume = coroutine.send
         except BaseException as error:
-            resume, argument = coroutine.throw, error  # type: ignore[assignment]
+            resume, argument = coroutine.throw, error
 
 
 async def _as_coroutine(coroutine: Coroutine[Any, Any, Any], step: int, moment: str) -> Any:
@@ -106,6 +107,11 @@ async def outcome(task: asyncio.Task[Any]) -> Any:
     async with asyncio.timeout(20):
         await asyncio.wait([task])
     return asyncio.CancelledError if task.cancelled() else task.exception() or task.result()
+
+
+def is_blocked(rx: Rx[bytes], tx: Tx[bytes]) -> bool:
+    """One message fills the queue, and two wait for it."""
+    return rx.unread == 1 and tx.pending == 2
 
 
 async def both_ends(where: tuple[str, ChannelSettings]) -> tuple[Rx[bytes], Tx[bytes]]:
@@ -190,7 +196,7 @@ async def test_cancelling_close_closes_at_once_and_returns_what_is_pending(
         real, rx = await serve(address, bytes, settings=replace(settings, queue_capacity=1))
         tx = await dial(real, bytes, settings=settings)
         channels = [tx.try_post(b"%d" % number) for number in range(3)]
-        await until(lambda rx=rx, tx=tx: rx.unread == 1 and tx.pending == 2)
+        await until(partial(is_blocked, rx, tx))
         task = cancelling(tx.close(), step, moment)
         await asyncio.sleep(0)
         if moment == "woken" or step > 0:

@@ -85,7 +85,8 @@ class Chat:
 
     def hear(self) -> dict[str, Any]:
         """The next message received."""
-        return json.loads(self.wait_for('"message-received"'))
+        heard: dict[str, Any] = json.loads(self.wait_for('"message-received"'))
+        return heard
 
     def end(self) -> tuple[int, str]:
         """End the input: exit code and stderr."""

@@ -225,7 +225,7 @@ async def test_a_closed_sender_holds_no_socket_to_a_peer_that_does_not_read(
 
 @pytest.mark.req("T-067")
 async def test_an_idle_sender_outlives_a_dead_server(kind: str, tmp_path: Path) -> None:
-    short = {"message_delivery_timeout": 0.1}
+    short: dict[str, Any] = {"message_delivery_timeout": 0.1}
     async with proxied(kind, tmp_path, **short) as (rx, proxy, idle):
         await idle.send(b"1")
         proxy.refuses = True

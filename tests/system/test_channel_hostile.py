@@ -576,7 +576,7 @@ async def test_plain_text_at_a_tls_port_and_tls_at_a_plain_one(authority: Author
         reason = await why_not(f"tcp:localhost:{rx.addr().port}", ChannelSettings())  # type: ignore[union-attr]
         assert "last attempt to connect: " in reason
     async with served() as plain:
-        reason = await why_not(f"tls:127.0.0.1:{plain.addr().port}", authority.settings())
+        reason = await why_not(f"tls:127.0.0.1:{plain.addr().port}", authority.settings())  # type: ignore[union-attr]
         assert "last attempt to connect: " in reason and "None" not in reason
 
 
@@ -597,7 +597,7 @@ async def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_pat
     locked.write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"passphrase"))
     )
-    cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"tls_certificate": good, "tls_key": other}, f"{other} is not the key of the certificate in {good}"),
         ({"tls_certificate": tmp_path / "no", "tls_key": good}, f"{tmp_path / 'no'}: No such file"),
         ({"tls_certificate": good, "tls_key": tmp_path}, f"{tmp_path}: Is a directory"),

@@ -13,6 +13,7 @@ from strata.txrx import (
     ChannelIOError,
     ChannelSettings,
     Delivery,
+    RelayAddress,
     RelayEnd,
     SendError,
     dial,
@@ -114,10 +115,11 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
     _, first = await serve(address, bytes)
     async with await dial(address, bytes, settings=quick) as tx:
         await tx.send(b"for the first")
+        tasks = first._tasks  # type: ignore[attr-defined]
         # It dies without a word; what is sent now is for it, and nobody answers.
-        for task in first._tasks:
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(first._tasks)
+        await asyncio.wait(tasks)
         lost = tx.try_post(b"lost")
         _, second = await serve(address, bytes)
         error = await lost
@@ -142,7 +144,9 @@ async def test_other_senders_are_no_receivers(address):
 
 
 async def test_only_who_has_the_key_understands(address):
-    keys = GroupKeyEncryption(parse_address(address).topic, GroupKey.generate())
+    where = parse_address(address)
+    assert isinstance(where, RelayAddress)
+    keys = GroupKeyEncryption(where.topic, GroupKey.generate())
     _, rx = await serve(address, bytes, relay=RelayEnd(encryption=keys), settings=PATIENT)
     quick = ChannelSettings(message_delivery_timeout=3.0)
     async with rx:

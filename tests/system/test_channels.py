@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ KILLS = 3
 def topic() -> str:
     """A topic of the test's own: the relay is shared."""
     return f"/test/1/{secrets.token_hex(8)}/proto"
+
+
+def longer(taken: list[bytes], count: int) -> bool:
+    return len(taken) > count
 
 
 class Talker:
@@ -177,9 +182,8 @@ async def test_a_relay_killed_amid_a_conversation_loses_nothing_and_doubles_noth
 
             talks = asyncio.gather(talk(alice, "alice"), talk(bob, "bob"))
             for _ in range(KILLS):
-                seen = len(bob.taken)
-                more = chance.randrange(3, 15)
-                await until(lambda seen=seen, more=more: len(bob.taken) > seen + more, "it goes on")
+                enough = len(bob.taken) + chance.randrange(3, 15)
+                await until(partial(longer, bob.taken, enough), "it goes on")
                 await asyncio.to_thread(relay.kill)
                 await asyncio.to_thread(relay.start)
                 kills += 1
@@ -285,6 +289,10 @@ class Program:
         self.process.stdin.close()
 
 
+def has_recorded(record: Path, count: int) -> bool:
+    return len(recorded(record)) >= count
+
+
 def recorded(record: Path) -> list[dict[str, Any]]:
     if not record.exists():
         return []
@@ -325,11 +333,11 @@ async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and
         try:
             for _ in range(KILLS):
                 seen = len(recorded(record))
-                more = chance.randrange(5, 25)
+                enough = seen + chance.randrange(5, 25)
                 for _ in range(10):
                     asked.append(f"child {len(asked)}")
                     program.tell("send", asked[-1])
-                await until(lambda seen=seen, more=more: len(recorded(record)) >= seen + more, "it received")
+                await until(partial(has_recorded, record, enough), "it received")
                 await program.kill()
                 confirmed += program.sent
                 boundaries.append(len(recorded(record)))

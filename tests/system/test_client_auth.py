@@ -41,10 +41,11 @@ async def first(deliveries: AsyncIterator[strata.Delivery]) -> strata.Delivery:
 async def test_a_client_authenticates_where_the_relay_demands_it(closed: RelayProcess) -> None:
     me = Identity.generate()
     async with strata.connect(closed.ws, identity=me, options=OPTIONS) as relay:
-        assert relay.session is None, "nobody has asked yet"
+        before = relay.session
+        assert before is None, "nobody has asked yet"
         published = await relay.post({"type": "POST", "text": "hello"})
         assert relay.session is not None and relay.session.author_id == me.did
-        assert relay.session.capabilities == {"publish", "subscribe"}
+        assert relay.session.capabilities == frozenset({"publish", "subscribe"})
         assert relay.relay_id == closed.ready["relay_id"]
         delivery = await first(relay.subscribe(authors=[me.did]))
         assert delivery.packet.packet_id == published.packet_id

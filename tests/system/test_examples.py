@@ -11,11 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from examples.causal_svg import causal_svg
 from tests.support.relay_process import ROOT, RelayProcess, running
-
-sys.path.insert(0, str(ROOT / "examples"))
-
-from causal_svg import causal_svg
 
 
 @pytest.mark.timeout(120)
@@ -41,9 +38,11 @@ def test_many_relays_survive_the_death_of_one():
 
 def example(name: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
-    return subprocess.Popen(command, text=True, env=environment, **pipes, **options)
+    pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    started: subprocess.Popen[str] = subprocess.Popen(
+        command, text=True, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, **options
+    )
+    return started
 
 
 def finish(process: subprocess.Popen[str], said: str | None = None, timeout: float = 60) -> str:

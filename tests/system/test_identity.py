@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from strata.protocol import canonical
@@ -66,7 +67,7 @@ def rotation(who, did: str, new: Identity, *, name: str = "keys-2", replaces: st
     return said(who, content)
 
 
-def code_of(answer: dict) -> tuple[str, str | None]:
+def code_of(answer: dict[str, Any]) -> tuple[Any, Any]:
     return answer.get("code", answer.get("status")), answer.get("detail")
 
 

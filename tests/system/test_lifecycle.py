@@ -87,7 +87,12 @@ async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Pa
             # One that comes at once counts as the same request, so repeat it, as an impatient operator does.
             process = relay.process
             assert process is not None
-            wait_until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None, "the end")
+
+            def has_ended() -> bool:
+                process.send_signal(signal.SIGTERM)
+                return process.poll() is not None
+
+            wait_until(has_ended, "the end")
             assert relay.wait() != 0
 
 

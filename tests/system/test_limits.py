@@ -118,7 +118,7 @@ async def test_the_manifest_says_what_is_enforced(proxied: RelayProcess):
 
 @pytest.mark.req("R-317")
 async def test_auths_and_connections_have_limits_of_their_own(tmp_path: Path):
-    settings = {"auth_limit": 2, "connection_limit": 3, "limit_window_seconds": HOUR}
+    settings: dict[str, Any] = {"auth_limit": 2, "connection_limit": 3, "limit_window_seconds": HOUR}
     with running(RelayProcess(tmp_path, unlimited_addresses=[NOWHERE], **settings)) as process:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(open_client(process.ws)) for _ in range(3)]
@@ -133,7 +133,7 @@ async def test_auths_and_connections_have_limits_of_their_own(tmp_path: Path):
 
 @pytest.mark.req("R-321")
 async def test_one_address_holds_only_so_many_connections(tmp_path: Path):
-    settings = {"max_connections_per_address": 2, "max_connections": 5}
+    settings: dict[str, Any] = {"max_connections_per_address": 2, "max_connections": 5}
     with running(RelayProcess(tmp_path, trusted_proxies=["127.0.0.1"], **settings)) as process:
         async with AsyncExitStack() as stack:
             for number in (1, 1, 2, 2):
@@ -150,7 +150,7 @@ async def test_one_address_holds_only_so_many_connections(tmp_path: Path):
 @pytest.mark.req("R-317")
 async def test_history_over_the_byte_budget_comes_later_and_whole(tmp_path: Path):
     """A stream that is open takes its time and loses nothing; a new one is refused meanwhile."""
-    settings = {"anonymous_backfill_limit_bytes": 40_000, "limit_window_seconds": 1}
+    settings: dict[str, Any] = {"anonymous_backfill_limit_bytes": 40_000, "limit_window_seconds": 1}
     with running(RelayProcess(tmp_path, unlimited_addresses=[NOWHERE], **settings)) as process:
         identity = new_identity()
         packets = [make(identity, "x" * 300) for _ in range(200)]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -30,7 +31,7 @@ def pipeline(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "strata_pipeline", *arguments, "--master", "local[2]", "--json"]
 
 
-def last_line(*arguments: str) -> dict:
+def last_line(*arguments: str) -> Any:
     done = subprocess.run(pipeline(*arguments), capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -82,7 +83,7 @@ def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(tmp_
         host.close()
 
 
-async def wait_for(task: asyncio.Task) -> list[str]:
+async def wait_for(task: asyncio.Task[list[str]]) -> list[str]:
     return await task
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -67,7 +68,7 @@ async def manifest_of(url: str, up_to: int) -> bytes:
 async def test_a_day_goes_once_the_archive_has_it(tmp_path: Path, workers: int):
     host = PostgresHost(tmp_path / "postgres")
     manifests = tmp_path / "lake" / "_manifests"
-    settings = {
+    settings: dict[str, Any] = {
         "database_url": host.url,
         "workers": workers,
         "retention_days": 1,

@@ -128,7 +128,7 @@ async def test_a_claim_without_proof_is_stored_as_signed_and_served_for_less(
     make, reason, drops = CASES[case]
     author = new_identity()
     signed = make(author)
-    expected = {
+    expected: dict[str, Any] = {
         "rewritten": serving.settings["provenance_downgrade"] == "rewrite",
         "reason": reason,
         "drops": drops,

@@ -13,7 +13,7 @@ from strata.protocol.packets import Packet
 from relayd.store import Store
 from relayd.store.migrate import migrate
 from relayd.store.types import NewPacket
-from tests.support.bare_client import open_client
+from tests.support.bare_client import Message, open_client
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
@@ -51,7 +51,7 @@ async def test_publishing_at_three_and_reading_at_three_is_one_log(relays):
 
     async def read(relay: RelayProcess, gapless: bool) -> list[str]:
         async with open_client(relay.ws) as client:
-            message = {"type": "SUBSCRIBE", "subscription_id": "s", "filters": dict(filters)}
+            message: Message = {"type": "SUBSCRIBE", "subscription_id": "s", "filters": dict(filters)}
             message |= {"gapless": True} if gapless else {}
             if not gapless:
                 message["filters"]["limit"] = 500

@@ -121,7 +121,7 @@ async def test_a_stalled_reader_costs_bounded_memory_and_gets_everything_once(tm
                     rss = relay.rss()
             assert relay.metric("relayd_subscriptions_behind") == 1
             assert relay.rss() - rss < 20 * MIB
-            got = []
+            got: list[str] = []
             while len(got) < len(packets):
                 opcode, data = await stalled.frame()
                 if opcode == 0x1:

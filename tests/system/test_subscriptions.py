@@ -250,7 +250,7 @@ async def test_subscribing_amid_publishing_loses_and_repeats_nothing(relay: Rela
     limit = {} if gapless else {"limit": 500}
     async with open_client(relay.ws) as publisher, open_client(relay.ws) as reader:
         publishing = asyncio.create_task(stored(publisher, identity, 400), name="publisher")
-        names = []
+        names: list[str] = []
         while not publishing.done() and len(names) < 40:
             names.append(f"s{len(names)}")
             await reader.send(

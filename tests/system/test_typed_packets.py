@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,7 @@ async def test_what_the_relay_has_no_rule_for_is_opaque(client: BareClient, type
 @pytest.mark.req("R-241", "R-242", "R-314", "R-315", "R-320")
 async def test_the_twenty_first_strong_edge_of_a_day_waits(client: BareClient):
     who = new_identity()
+    member: dict[str, Any] = {"from": who.did}
     edges = [
         make(
             who,
@@ -84,7 +86,7 @@ async def test_the_twenty_first_strong_edge_of_a_day_waits(client: BareClient):
             strength=0.9,
             context="friends",
             created_at=int(time.time()),
-            **{"from": who.did},
+            **member,
         )
         for _ in range(21)
     ]

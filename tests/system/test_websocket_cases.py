@@ -278,7 +278,8 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, pieces: int) -> None:
 
 
 async def _outcome(reader: asyncio.StreamReader) -> Seen:
-    messages, pongs, code = 0, [], -1
+    messages, pongs = 0, list[bytes]()
+    code: int | None = -1
     try:
         while True:
             first, second = await reader.readexactly(2)
@@ -310,8 +311,9 @@ async def echo_server() -> AsyncIterator[int]:
             async for message in connection:
                 await connection.send(message)
 
-    options = {"max_size": LIMIT, "compression": None, "ping_interval": None, "close_timeout": 2}
-    async with serve(echo, "127.0.0.1", 0, **options) as server:
+    async with serve(
+        echo, "127.0.0.1", 0, max_size=LIMIT, compression=None, ping_interval=None, close_timeout=2
+    ) as server:
         yield server.sockets[0].getsockname()[1]
 
 

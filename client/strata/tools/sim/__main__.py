@@ -9,6 +9,7 @@ Exit code 1: some run broke the promise; its seed and what was wrong are printed
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -27,6 +28,8 @@ from strata.tools.sim.simulation import Report
 __all__ = ["main", "run_seeds"]
 
 _CHUNK = 10
+# A run makes much garbage and keeps little: rare collections save a tenth of its time.
+_GC_THRESHOLDS = (50_000, 20, 20)
 
 
 def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
@@ -46,7 +49,7 @@ def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
 
 def _run_all(first: int, count: int, jobs: int) -> Iterator[tuple[int, Report, list[str]]]:
     chunks = [(start, min(_CHUNK, first + count - start)) for start in range(first, first + count, _CHUNK)]
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=gc.set_threshold, initargs=_GC_THRESHOLDS) as pool:
         yield from (
             (size, *result)
             for (_, size), result in zip(chunks, pool.map(run_seeds, *zip(*chunks, strict=True)), strict=True)

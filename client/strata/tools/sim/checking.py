@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from strata.channels.messaging.node import MessagingNode
@@ -26,6 +27,8 @@ from strata.channels.segmentation.messages import InvalidSegment, decode_segment
 from strata.protocol.errors import StrataError
 
 __all__ = ["Checks", "Evidence", "SimulationFailed"]
+
+_decoded = lru_cache(maxsize=256)(SdsMessage.decode)  # every participant receives the same few messages
 
 
 class SimulationFailed(StrataError, AssertionError):
@@ -127,7 +130,7 @@ class Evidence:
                 self._untold.add(event.request_id)
 
     def _saw_sent(self, name: str, payload: bytes) -> None:
-        message = SdsMessage.decode(payload)
+        message = _decoded(payload)
         if message is None or not message.content or message.lamport_timestamp is None:
             return
         try:
@@ -140,7 +143,7 @@ class Evidence:
             self._follows[message.message_id] = {entry.message_id for entry in message.causal_history}
 
     def _saw_received(self, name: str, event: NodeMessageReceived) -> None:
-        message = SdsMessage.decode(event.message.payload)
+        message = _decoded(event.message.payload)
         if message is not None and message.sender_id != name:
             self._named_to[name].update(entry.message_id for entry in message.causal_history)
 

@@ -66,14 +66,14 @@ class PortTaken(Exception):
 
 
 def print_ready(addresses: dict[str, str]) -> None:
-    """The one line on stdout that says where the relay is."""
+    """Print the one line on stdout that says where the relay is."""
     print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
     """An event set by these signals (SIGTERM and SIGINT); one that comes later ends the process at once.
 
-    Supervisors often signal a process and its group: what comes within the first second is the same request.
+    Supervisors often signal a process and its group: signals within the first second are one request.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -316,7 +316,7 @@ class _Process:
         return self._metrics.render()
 
     def _count(self) -> None:
-        """Bring the metrics up to date with what was tallied since the last call."""
+        """Move what was tallied since the last call into the metrics."""
         relay, metrics = self._relay, self._metrics
         relay.tally.count(metrics)
         metrics.publish_queue.set(relay.admission.pending)
@@ -338,7 +338,7 @@ class _Process:
         )
 
     async def _drain(self) -> None:
-        """Answer what was taken, then send everyone away; they resume elsewhere by cursor."""
+        """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
         admission, registry = self._relay.admission, self._relay.registry
         registry.draining = True
         _log.info("draining", connections=len(registry), publishes=admission.pending)
@@ -376,7 +376,7 @@ class _Process:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _maintain(self) -> None:
-        # Comparing days with the archive takes a while, so that the first round was left for now.
+        # Comparing days with the archive takes a while, so the first round runs here and not at start.
         await asyncio.sleep(0 if self._settings.retention_requires_archive else _MAINTENANCE_INTERVAL)
         while True:
             try:
@@ -386,7 +386,7 @@ class _Process:
             await asyncio.sleep(_MAINTENANCE_INTERVAL)
 
     async def _refresh_policy(self) -> None:
-        """Read the abuse table now and then; while it cannot be read, what was read last holds."""
+        """Read the abuse table now and then; while it cannot be read, the last reading holds."""
         while True:
             try:
                 self._abuse = await self._store.abuse(self._relay.clock())
@@ -404,7 +404,7 @@ class _Process:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 
     def _reload(self) -> None:
-        """SIGHUP: take certificate files and policy as they are now; what is wrong changes nothing."""
+        """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
         relay = self._relay
         try:
             reread = read_again(self._settings)

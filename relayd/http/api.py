@@ -1,4 +1,4 @@
-"""What the relay answers to plain HTTP GET requests, without a socket.
+"""The answers to plain HTTP GET requests, without a socket.
 
 `HttpApi.respond` takes a request target and returns a whole response; the shell that owns the connection
 writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:

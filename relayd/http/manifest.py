@@ -1,7 +1,7 @@
 """The relay's description of itself at `/.well-known/strata-relay.json` (RFC-0007 §11, R-389).
 
 It states what the running relay enforces and nothing else, and it establishes no trust (R-390): a client
-that pinned a relay keeps to its pin, whatever a manifest says.
+that pinned a relay keeps its pin, whatever a manifest says.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _auth(settings: Settings) -> dict[str, Any]:
 
 
 def _policy(settings: Settings) -> dict[str, Any]:
-    """R-325: what is taken, how long it is kept, how it is served, and whether anything is declined.
+    """R-325: which packets are accepted, how long they are kept and how served, and if any are declined.
 
-    Not whom or what: a public list of blocked authors and packets would point at them.
+    The lists themselves stay private: a public list of blocked authors and packets would point at them.
     """
     policy: dict[str, Any] = {
         "accepts_public_packets": not settings.allowed_authors,

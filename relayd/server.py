@@ -16,9 +16,10 @@ import gc
 import json
 import os
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -213,7 +214,7 @@ class _Process:
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
         relay = self._relay
         await self._store.listen(relay.tail.ring)
-        jobs: list[asyncio.Task[Any]] = [
+        jobs: list[asyncio.Task[object]] = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("writer", relay.writer.run()),
@@ -267,10 +268,7 @@ class _Process:
             settings.port if shared_port is None else shared_port,
             responder,
             settings.path,
-            ssl=context,
-            # R-321: a stranger who is slow before the first byte is as slow as one who is slow after it.
-            ssl_handshake_timeout=settings.handshake_timeout if context else None,
-            ssl_shutdown_timeout=_CLOSE_TIMEOUT if context else None,
+            tls=context,
             reuse_port=reuse_port,
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -292,8 +290,16 @@ class _Process:
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 
     async def _open(
-        self, host: str, port: int, responder: HttpResponder, path: str | None, **options: Any
+        self,
+        host: str,
+        port: int,
+        responder: HttpResponder,
+        path: str | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        reuse_port: bool,
     ) -> int:
+        """Listen; returns the port, which the system chooses for 0. Raises `PortTaken`."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
@@ -301,7 +307,11 @@ class _Process:
                 host,
                 port,
                 backlog=_BACKLOG,
-                **{name: value for name, value in options.items() if value},
+                ssl=tls,
+                # R-321: a peer that is slow before the first byte is as slow as one that is slow after it.
+                ssl_handshake_timeout=None if tls is None else self._settings.handshake_timeout,
+                ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
+                reuse_port=reuse_port or None,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -327,7 +337,7 @@ class _Process:
             return "draining"
         return None if self._database_up else "database"
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> dict[str, object]:
         return build_manifest(
             self._settings,
             relay_id=self._relay_id,

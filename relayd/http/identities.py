@@ -10,7 +10,7 @@ and `strata.protocol.keys` draws the same conclusions from them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -92,7 +92,7 @@ class IdentityApi:
         return Response(200, JSON, document, _FOR_EVER)
 
 
-def _described(chain: KeyChain, at: int) -> dict[str, Any]:
+def _described(chain: KeyChain, at: int) -> dict[str, object]:
     head = chain.head
     return {
         "did": chain.did,
@@ -111,7 +111,7 @@ def _described(chain: KeyChain, at: int) -> dict[str, Any]:
     }
 
 
-def _key(key: KeyState, chain: KeyChain, at: int) -> dict[str, Any]:
+def _key(key: KeyState, chain: KeyChain, at: int) -> dict[str, object]:
     return {
         "key_id": key.key_id,
         "public_key": f"0x{key.public_key.hex()}",

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import CLOSED, CONNECTING, OPEN
+from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
 from websockets.server import ServerProtocol
 
 from relayd.access.gate import Turnaway
@@ -35,6 +35,8 @@ from relayd.sessions.liveness import Liveness, PeerState
 
 __all__ = ["SocketHandler", "WebSocket"]
 
+_Received: TypeAlias = bytes | Event
+"""A whole text message, or anything else as the library gives it."""
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
@@ -103,7 +105,7 @@ class WebSocket(asyncio.Protocol):
         self._fragments: list[bytes] = []
         self._fragments_text = True
         self._suspended = False
-        self._held: list[Any] = []
+        self._held: list[_Received] = []
         self._close_sent = False
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
@@ -144,7 +146,7 @@ class WebSocket(asyncio.Protocol):
         self._liveness.heard(now)
         if self._protocol.state is CONNECTING:
             self._protocol.receive_data(data)
-            events: list[Any] = self._protocol.events_received()
+            events: Sequence[_Received] = self._protocol.events_received()
         else:
             events = self._frames.receive(data)
         if self._suspended:
@@ -259,7 +261,7 @@ class WebSocket(asyncio.Protocol):
         self._send_protocol_data()
         self._relay.registry.flush()
 
-    def _handle(self, events: Iterable[Any], now: float) -> None:
+    def _handle(self, events: Iterable[_Received], now: float) -> None:
         remaining = iter(events)
         for event in remaining:
             if isinstance(event, bytes):

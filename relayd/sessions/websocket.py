@@ -217,6 +217,7 @@ class WebSocket(asyncio.Protocol):
         """Queue whole frames if there is room for them; False means that nothing was queued."""
         if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
             return False
+        # As in `queue`, without the call: this runs once for each subscriber of each batch.
         if not self._outbox:
             self._relay.registry.wants_flush(self)
         self._outbox.append(frames)

@@ -33,7 +33,7 @@ __all__ = [
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
-"""The headers in which a proxy may say whom it speaks for."""
+"""The headers in which a proxy may name the client it speaks for."""
 
 _MAX_HOPS: Final = 32
 """A longer list is no chain of proxies."""

@@ -1,4 +1,4 @@
-"""The wiring of a relay: every part is given here what it needs, and nothing is wired elsewhere.
+"""The wiring of a relay: each part gets here all that it needs.
 
 connection ─ Admission ─ Writer ─ store
     │            │          │
@@ -38,7 +38,7 @@ __all__ = ["build_relay"]
 
 @dataclass(frozen=True, slots=True)
 class _KeyWatch:
-    """What the writer asks before it appends (R-074): the feed how far it has come, admission the rest."""
+    """Answers the writer before it appends (R-074): the feed says how far it has come, admission the rest."""
 
     followed: Callable[[], int]
     still_admitted: Callable[[PublishRequest], bool]
@@ -96,7 +96,7 @@ def build_relay(
         store,
         on_commit=commits.committed,
         on_failed=commits.not_stored,
-        # Twice over: connections stop reading before this, but what they hold has to fit too.
+        # Twice over: connections stop reading before this, but packets they have read must fit too.
         max_pending_bytes=2 * settings.publish_queue_bytes,
         publish_timeout=settings.publish_timeout,
         clock=clock,

@@ -38,7 +38,7 @@ def run(settings: Settings) -> int:
         return _failed(EXIT_PORT, "port", error)
     except TlsError as error:
         return _failed(EXIT_CONFIGURATION, "tls", error)
-    except ConfigurationError as error:  # in what a setting refers to: the settings themselves are sound
+    except ConfigurationError as error:  # in a file or plug-in that a setting names
         return _failed(EXIT_CONFIGURATION, "configuration", error)
     return EXIT_OK
 

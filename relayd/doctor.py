@@ -1,4 +1,4 @@
-"""`relayd doctor`: look at everything a relay needs here, and say what to do about what is wrong.
+"""`relayd doctor`: look at everything a relay needs here, and give advice about each problem.
 
 It changes nothing: it starts no embedded server, migrates nothing, and makes no folder.
 """
@@ -41,7 +41,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what was found and, unless it is fine, what to do."""
+    """One thing that was examined: the finding and, unless it is fine, advice."""
 
     name: str
     verdict: Verdict
@@ -133,7 +133,7 @@ def _clock(now: float) -> Check:
 
 
 def _clock_is_synchronised() -> bool:
-    """What the kernel says; False where it says nothing."""
+    """The kernel's word; False where the kernel does not tell."""
     if sys.platform != "linux":
         return False
     room = ctypes.create_string_buffer(1024)  # struct timex, all zero: a question that changes nothing

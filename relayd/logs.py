@@ -3,7 +3,7 @@
 Every logger is a named stdlib logger, so other libraries' lines take the same form. What each level says is
 listed in docs/guides/operations.md.
 
-Two rules hold whatever a caller does: a field that could carry content or a key is struck out (R-328), and
+Two rules hold for every caller: a field that could carry content or a key is struck out (R-328), and
 an address loses its host part (R-330), unless the operator asked for all of it and it is logged as
 `full_address`.
 """

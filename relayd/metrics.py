@@ -66,7 +66,7 @@ RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 """Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
 RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "pacing")
-"""What was refused for being over a limit; `pacing` is a page of history that was sent later instead."""
+"""The limits that refuse; `pacing` counts pages of history that were sent later instead."""
 CLOSE_REASONS = (
     "client",
     "going_away",
@@ -283,7 +283,7 @@ class Metrics:
         self.database_up = _gauge(
             registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
         )
-        # One process looks after the log at a time, not always the same: what was said last holds.
+        # One process looks after the log at a time, not always the same: the last value holds.
         waiting = Gauge(
             "relayd_retention_waiting_days",
             "Days past retention that stay until they are archived, by what keeps the oldest.",
@@ -328,7 +328,7 @@ def share_between_processes(directory: Path) -> None:
 
 
 def forget_process(pid: int) -> None:
-    """Drop the gauges of a worker that ended; what it counted stays counted."""
+    """Drop the gauges of a worker that ended; its counters stay."""
     if _DIRECTORY_VARIABLE in os.environ:
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 

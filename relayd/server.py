@@ -16,9 +16,10 @@ import gc
 import json
 import os
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -66,14 +67,14 @@ class PortTaken(Exception):
 
 
 def print_ready(addresses: dict[str, str]) -> None:
-    """The one line on stdout that says where the relay is."""
+    """Print the one line on stdout that says where the relay is."""
     print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
     """An event set by these signals (SIGTERM and SIGINT); one that comes later ends the process at once.
 
-    Supervisors often signal a process and its group: what comes within the first second is the same request.
+    Supervisors often signal a process and its group: signals within the first second are one request.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -213,7 +214,7 @@ class _Process:
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
         relay = self._relay
         await self._store.listen(relay.tail.ring)
-        jobs: list[asyncio.Task[Any]] = [
+        jobs: list[asyncio.Task[object]] = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("writer", relay.writer.run()),
@@ -267,10 +268,7 @@ class _Process:
             settings.port if shared_port is None else shared_port,
             responder,
             settings.path,
-            ssl=context,
-            # R-321: a stranger who is slow before the first byte is as slow as one who is slow after it.
-            ssl_handshake_timeout=settings.handshake_timeout if context else None,
-            ssl_shutdown_timeout=_CLOSE_TIMEOUT if context else None,
+            tls=context,
             reuse_port=reuse_port,
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -292,8 +290,16 @@ class _Process:
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 
     async def _open(
-        self, host: str, port: int, responder: HttpResponder, path: str | None, **options: Any
+        self,
+        host: str,
+        port: int,
+        responder: HttpResponder,
+        path: str | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        reuse_port: bool,
     ) -> int:
+        """Listen; returns the port, which the system chooses for 0. Raises `PortTaken`."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
@@ -301,7 +307,11 @@ class _Process:
                 host,
                 port,
                 backlog=_BACKLOG,
-                **{name: value for name, value in options.items() if value},
+                ssl=tls,
+                # R-321: a peer that is slow before the first byte is as slow as one that is slow after it.
+                ssl_handshake_timeout=None if tls is None else self._settings.handshake_timeout,
+                ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
+                reuse_port=reuse_port or None,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -316,7 +326,7 @@ class _Process:
         return self._metrics.render()
 
     def _count(self) -> None:
-        """Bring the metrics up to date with what was tallied since the last call."""
+        """Move what was tallied since the last call into the metrics."""
         relay, metrics = self._relay, self._metrics
         relay.tally.count(metrics)
         metrics.publish_queue.set(relay.admission.pending)
@@ -327,7 +337,7 @@ class _Process:
             return "draining"
         return None if self._database_up else "database"
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> dict[str, object]:
         return build_manifest(
             self._settings,
             relay_id=self._relay_id,
@@ -338,7 +348,7 @@ class _Process:
         )
 
     async def _drain(self) -> None:
-        """Answer what was taken, then send everyone away; they resume elsewhere by cursor."""
+        """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
         admission, registry = self._relay.admission, self._relay.registry
         registry.draining = True
         _log.info("draining", connections=len(registry), publishes=admission.pending)
@@ -376,7 +386,7 @@ class _Process:
             await asyncio.sleep(_HEALTH_INTERVAL)
 
     async def _maintain(self) -> None:
-        # Comparing days with the archive takes a while, so that the first round was left for now.
+        # Comparing days with the archive takes a while, so the first round runs here and not at start.
         await asyncio.sleep(0 if self._settings.retention_requires_archive else _MAINTENANCE_INTERVAL)
         while True:
             try:
@@ -386,7 +396,7 @@ class _Process:
             await asyncio.sleep(_MAINTENANCE_INTERVAL)
 
     async def _refresh_policy(self) -> None:
-        """Read the abuse table now and then; while it cannot be read, what was read last holds."""
+        """Read the abuse table now and then; while it cannot be read, the last reading holds."""
         while True:
             try:
                 self._abuse = await self._store.abuse(self._relay.clock())
@@ -404,7 +414,7 @@ class _Process:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 
     def _reload(self) -> None:
-        """SIGHUP: take certificate files and policy as they are now; what is wrong changes nothing."""
+        """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
         relay = self._relay
         try:
             reread = read_again(self._settings)

@@ -1,8 +1,8 @@
 """Several relay processes on one machine, sharing a port and a database (`--workers N`).
 
-The parent owns what there is one of: the embedded database, the migration, the port number. It holds a
-bound socket that never listens, so that a port chosen by the system stays chosen; every worker binds the
-same address with SO_REUSEPORT and the kernel spreads connections over them. A worker that dies is started
+The parent owns the things of which there is one: the embedded database, the migration, the port number. It
+holds a bound socket that never listens, so that a port chosen by the system stays chosen; every worker binds
+the same address with SO_REUSEPORT and the kernel spreads connections over them. A worker that dies is started
 again: its clients reconnect to another and resume by cursor.
 """
 
@@ -83,7 +83,7 @@ def _reserved(settings: Settings) -> Iterator[int]:
 
 
 def _reload(workers: list[_Worker]) -> None:
-    """SIGHUP: tell every worker to reload, once it is known that all of it can be taken over.
+    """SIGHUP: tell every worker to reload, once everything has been read and checked.
 
     A worker that is started later begins with the settings of now.
     """
@@ -116,7 +116,7 @@ class _Worker:
 
     def __init__(self, settings: Settings, database_url: str, port: int) -> None:
         self.settings = settings
-        """What the process is given when it starts."""
+        """The settings for the next start of the process."""
         self._database_url = database_url
         self._port = port
         self.start()
@@ -133,7 +133,7 @@ class _Worker:
         theirs.close()
 
     async def ready(self) -> dict[str, str]:
-        """Wait until the worker accepts connections; raises what kept it from it."""
+        """Wait until the worker accepts connections; raises the exception that kept it from starting."""
         said = await asyncio.to_thread(self._receive)
         if isinstance(said, dict):
             return said

@@ -4,15 +4,15 @@
         ▲                        │
         └──── failed ────────────┘   what the session was before stays as it was (R-283)
 
-No I/O, clock or randomness: times are Unix seconds and passed in, and so are a challenge's random bytes.
-A challenge belongs to the `Authentication` that issued it, which belongs to one connection, so no other
-session can answer it; it is forgotten at the first AUTH that names it, so nobody can answer it twice (R-268).
-It is signed together with the relay's DID, so an answer meant for another relay verifies nowhere else.
+No I/O, clock or randomness: times are Unix seconds and passed in, and so are a challenge's random bytes. A
+challenge belongs to the `Authentication` that issued it, which belongs to one connection, so no other session
+can answer it; it is forgotten at the first AUTH that names it, so it cannot be answered twice (R-268). It is
+signed together with the relay's DID, so an answer meant for another relay verifies nowhere else.
 
 An AUTH fails with `unauthenticated` (a challenge unknown or expired, an identity unknown) or with
 `invalid_signature`; what more is known goes into `detail` (A-025). Each failure is followed by a fresh
 challenge, the fifth in a row by the end of the connection (R-282). No challenge follows success: a client
-that answers each one as it comes would never stop. One that wants to become somebody else sends an AUTH with
+that answers each one as it comes would never stop. A session that wants another identity sends an AUTH with
 the challenge it has and gets a fresh one with the refusal.
 """
 
@@ -70,7 +70,7 @@ class AuthKeys(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What policy gives to whom.
+    """The capabilities that the settings grant.
 
     `require_auth` names what an anonymous session may not do (R-292). With `members` given, only they and
     `peers` gain from authenticating; without, everybody does. `peers` may replicate (R-290).
@@ -206,7 +206,7 @@ def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> None:
     assert fault is not None
     if fault.detail == "unresolved_key":  # R-279
         raise _refused(fault.reason, fault.detail, attempt.client_msg_id)
-    # R-281, A-025: whatever is known of the key's state, this code is one that plain clients understand.
+    # R-281, A-025: plain clients understand this code, whatever the state of the key is.
     raise _refused(fault.reason, fault.detail, attempt.client_msg_id, ErrorCode.INVALID_SIGNATURE)
 
 

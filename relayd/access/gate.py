@@ -1,8 +1,9 @@
-"""Who comes in, from where, and how often: what is decided before a session exists (RFC-0004 §8; R-321).
+"""The decisions before a session exists: addresses, origins, connection limits (RFC-0004 §8; R-321).
 
 A socket counts for its address from the moment it is accepted, whether it says anything or not. At the
 opening handshake the address may turn out to be another one, behind a proxy that is trusted; then that one
-counts. So nobody holds more than `max_connections_per_address` sessions, and twice as many sockets at most.
+counts. So no address holds more than `max_connections_per_address` sessions, and twice as many sockets at
+most.
 
 `unlimited_addresses` are networks that no rate limit and no connection cap holds for, by default the machine
 itself. A request that names somebody it speaks for never belongs to them: behind a proxy that nobody
@@ -78,7 +79,7 @@ class Turnaway:
 
 
 def grants_of(settings: Settings) -> Grants:
-    """What the settings grant."""
+    """The grants of these settings."""
     return Grants(
         require_auth=frozenset(settings.require_auth),
         members=frozenset(settings.members),
@@ -108,7 +109,7 @@ class Access:
         self.addresses = Quotas(anonymous)
         self.identities = Quotas(authenticated)
         self.restricted: frozenset[str] = frozenset()
-        """Identities held to the limits of anonymous sessions, whatever they prove."""
+        """Identities held to the limits of anonymous sessions, even when they authenticate."""
         self._restricted_quotas = Quotas(anonymous)
         self._max_sockets = settings.max_connections + _SPARE_SOCKETS
         self._per_address = settings.max_connections_per_address
@@ -120,12 +121,12 @@ class Access:
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
-        """Take over what may change while running; sessions that are open keep what they have."""
+        """Take over the settings that may change while running; open sessions keep their limits."""
         self.grants = grants_of(settings)
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
-        """A socket was accepted. False: there are so many that it is to be dropped without a word."""
+        """A socket was accepted. False: there are too many, and it is dropped without a word."""
         if open_sockets > self._max_sockets:
             return False
         address = visitor.peer = visitor.address = None if peer is None else parse_address(peer)
@@ -142,7 +143,7 @@ class Access:
     def identify(self, visitor: Visitor, headers: RequestHeaders, now: float) -> bool:
         """The request is there: settle whose address counts.
 
-        True the first time that an address without limits turns out to be a proxy nobody declared.
+        True the first time that an address without limits turns out to be an undeclared proxy.
         """
         hops = headers.get_all(self._header)
         address = client_address(visitor.peer, hops, self._header, self._trusted)
@@ -176,7 +177,7 @@ class Access:
         return None
 
     def shown(self, visitor: Visitor) -> dict[str, str]:
-        """What a line of the log may say about a visitor's address (R-330)."""
+        """The fields of a log line about a visitor's address (R-330)."""
         if self._log_addresses == "off" or visitor.address is None:
             return {}
         if self._log_addresses == "full":
@@ -186,7 +187,7 @@ class Access:
     def authenticated(self, visitor: Visitor, did: str, now: float) -> None:
         """The visitor has proved to be `did`: its requests are charged to that identity from now on.
 
-        An address without limits keeps its freedom, whoever connects from there.
+        An address without limits stays without limits, whichever identity connects from there.
         """
         self._release_identity(visitor, now)
         if visitor.quota is not None:

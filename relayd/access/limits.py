@@ -9,9 +9,9 @@ All sockets of a holder share the very same object, and it lives on one event lo
 between looking and taking: however many frames arrive together, no more than the limit pass. Each process
 has its own: `limit` holds for each of `--workers N`.
 
-`Quotas` keeps them. One that a connection holds is never dropped. One that nobody holds is kept until it is
-full, for a full quota is like a new one; beyond `max_idle` the one left longest ago goes, so that an
-attacker with many addresses costs memory up to a bound, and buys nothing but what those addresses had.
+`Quotas` keeps them. A quota that a connection holds is never dropped. An idle quota is kept until it is full,
+for a full quota is like a new one. Beyond `max_idle` the quota that was left longest ago goes, so that an
+attacker with many addresses costs bounded memory, and gains no more than the budgets of those addresses.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -31,7 +31,7 @@ _TOLERANCE: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one holder may do in each window of `window_seconds`; 0 sets no limit."""
+    """The limits of one holder in each window of `window_seconds`; 0 sets no limit."""
 
     publishes: int = 0
     subscribes: int = 0
@@ -80,7 +80,7 @@ class Budget:
         return math.ceil((self._full_at - now - self._window) * 1000) / 1000
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as good as new."""
+        """Whether all units are there."""
         return self._full_at <= now
 
     def excess(self, now: float) -> Excess:
@@ -88,7 +88,7 @@ class Budget:
 
         Those refused one after the other are sent back one after the other, each to a moment when its own
         unit has come back: a request repeated then is not refused for the same window (R-319), and a crowd
-        does not return in step. Nobody is put off for longer than it takes to fill the whole budget.
+        does not return in step. No wait is longer than the time in which the whole budget fills.
         """
         own_at = max(self._full_at + self._interval - self._window, now)
         due_at = max(own_at, self._promised_at + self._interval) if self._promised_at > now else own_at
@@ -114,7 +114,7 @@ class Quota:
         self.connect = self._budget(limits.connects)
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing would change if it were forgotten."""
+        """Whether every budget is full, so that the quota can be forgotten."""
         budgets = (self.publish, self.subscribe, self.backfill, self.auth, self.connect)
         return all(budget is None or budget.is_full(now) for budget in budgets)
 
@@ -144,7 +144,7 @@ class Quotas:
         return quota
 
     def holds(self, quota: Quota) -> bool:
-        """Whether `hold` of this object gave it."""
+        """Whether this quota is one that `hold` has given and `release` has not taken back."""
         return self._held.get(quota.key) is quota
 
     def release(self, quota: Quota, now: float) -> None:

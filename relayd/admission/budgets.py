@@ -26,7 +26,7 @@ _STRONG: Final = 0.5
 
 
 class TrustAct(enum.Enum):
-    """What is counted apart."""
+    """The acts of trust that are counted separately."""
 
     STRONG_EDGES = "strong_edges"
     WEAK_EDGES = "weak_edges"

@@ -1,4 +1,4 @@
-"""What the relay knows of everyone a packet names: its author, and whom its provenance header refers to."""
+"""The relay's knowledge of every DID in a packet: its author's, and those of its provenance header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Known", "known_of", "missing_for"]
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What was known when a packet was judged. A DID without a chain is a plain one: it is its own key."""
+    """The knowledge by which a packet is judged. A DID without a chain is plain: it is its own key."""
 
     generation: int
     """The directory's, when this was put together."""
@@ -38,16 +38,15 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def missing_for(packet: Packet, identities: Identities) -> list[str]:
-    """Whose chains and manifests have to be loaded before `known_of` can answer."""
+    """The DIDs whose chains and manifests have to be loaded before `known_of` can answer."""
     others = needed_dids(packet)
     return identities.missing((packet.author_id, *others), others)
 
 
 def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> Known | None:
-    """What is known of everyone the packet names; None where some of it has to be loaded first.
+    """The knowledge of every DID the packet names; None where some of it has to be loaded first.
 
-    `plain` is the answer for the usual packet, of whose people nothing is known but their DIDs: one object
-    serves them all.
+    `plain` is the answer for the usual packet, whose DIDs are all plain: one object serves all such packets.
     """
     author, others = packet.author_id, needed_dids(packet)
     is_plain = identities.is_plain(author) and packet.content_type not in IDENTITY_TYPES

@@ -2,21 +2,21 @@
 
     loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
     threads   signature, rules of its type, provenance
-    loop      what has to wait: budgets, plug-ins ─ its turn in the lane ─ the writer
+    loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
 Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
 in batches on several threads and large packets are parsed there too: each session has a `Lane`, and a
-packet leaves its lane only when all before it have a verdict. Refusals do not hold anybody up.
+packet leaves its lane only when all before it have a verdict. Refusals hold no other packet up.
 
-A verdict counts for the keys it was reached by. A packet leaves its lane only while those are still the
+A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
 author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
 the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074).
-What another process appends meanwhile is the writer's to notice; it asks `still_admitted`.
+The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
 packet up in the database first would double its work, so the question is asked where the answer matters:
-what passes all checks meets the duplicate index inside the append itself; what would be refused by a
-later check is looked up before the refusal is sent. A memory of recent ids answers most repeats at once.
+a packet that passes all checks meets the duplicate index inside the append itself; a packet that a later
+check refuses is looked up before the refusal is sent. A memory of recent ids answers most repeats at once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class AdmissionLimits:
 
 
 class Admission:
-    """Takes publishes from all sessions of a process; passes what is valid to the writer.
+    """Takes publishes from all sessions of a process; passes valid packets to the writer.
 
     `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
     `trust` may be replaced while running.
@@ -219,7 +219,7 @@ class Admission:
             self._advance_from(request)
         self._on_flush()
 
-    # What has to wait for something before the packet may enter the log.
+    # Checks that wait for something before the packet may enter the log.
 
     def _finish(self, request: PublishRequest) -> None:
         """The budgets of check 12 and then 13; the operator's plug-ins come last, for they may take long."""
@@ -349,7 +349,7 @@ class Admission:
                     self.failed(request, request.refusal or _FORGOTTEN)
             self._on_flush()
 
-    # What the writer and the feed tell.
+    # Told by the writer and the feed.
 
     def committed(
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
@@ -369,7 +369,7 @@ class Admission:
         )
 
     def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is refused, or could not be stored, or nobody knows whether it was."""
+        """The packet is refused, or could not be stored, or may have been stored."""
         self._finished(request)
         if request.is_parsed:
             self._unbar(request)
@@ -428,7 +428,7 @@ class Admission:
         return chain is not None and chain.is_pending(packet.packet_id, self._clock())
 
     def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` unless it is running: it takes what has gathered until there is no more."""
+        """Run `work` unless it runs already: it takes all that gathers until no more does."""
         task = self._tasks.get(name)
         if task is None or task.done():
             self._tasks[name] = asyncio.ensure_future(work())

@@ -77,9 +77,9 @@ class PublishRequest:
         self.packet: Packet
         """Unset until `parsed`."""
         self.known: Known
-        """What was known of the identities it names when it was last judged; unset until then."""
+        """The knowledge by which it was last judged; unset until then."""
         self.downgrade: Downgrade | None = None
-        """The relay's finding about its origin, where that is not what it claims."""
+        """The relay's finding about its origin, where the claim does not hold."""
         self.queued = False
         self.refusal: InvalidPacket | None = None
         self.is_by_keys = False
@@ -106,7 +106,7 @@ class PublishRequest:
 class Lane:
     """The publishes of one session that have no verdict yet, or wait for one before them.
 
-    `identity` is whom the session has authenticated as, if anybody.
+    `identity` is the DID that the session has authenticated as, if any.
     """
 
     __slots__ = ("identity", "publisher", "requests")

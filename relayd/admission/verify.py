@@ -1,11 +1,11 @@
 """Signature checks on threads of their own, in batches, so that the event loop never waits for one.
 
-The check releases the interpreter lock, so two threads nearly double what one does. Jobs gather during a
-step of the loop and are handed over at its end, shared out among the threads; a thread takes whatever has
-piled up, up to `BATCH`, and costs the loop one wake-up for all of it.
+The check releases the interpreter lock, so two threads nearly double what one does. Jobs gather during a step
+of the loop and are handed over at its end, shared out among the threads; a thread takes the jobs that have
+gathered, up to `BATCH`, and wakes the loop once for all of them.
 
 A lone job while nothing else is being checked is done on the loop: waking a thread and being woken by it
-takes longer than the check, and there is nobody to hold up.
+takes longer than the check, and nobody waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings: what there is to decide, where values come from, and what they must not be."""
+"""The settings: their table, the sources of their values, and the checks."""
 
 from __future__ import annotations
 

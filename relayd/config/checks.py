@@ -104,11 +104,11 @@ def _policy_problems(settings: Settings) -> list[str]:
 
 
 def advice(settings: Settings, given: Iterable[str]) -> tuple[str, ...]:
-    """What an operator may not expect of the values given."""
+    """Effects of the given values that an operator may not expect."""
     limits = sorted(_RATE_LIMITS.intersection(given))
     if not limits or not settings.unlimited_addresses or "unlimited_addresses" in given:
         return ()
-    # Whoever sets a limit and tries it out on the spot would find that it does nothing.
+    # An operator who sets a limit and tries it on this machine would see no effect.
     networks = ", ".join(settings.unlimited_addresses)
     return (f"{', '.join(limits)}: no limit holds for {networks} (unlimited_addresses)",)
 

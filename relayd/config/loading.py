@@ -29,7 +29,7 @@ from relayd.config.settings import (
 
 __all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
 
-# Variables of ours that are not settings: where the file is, and what the tests use.
+# Variables of ours that are not settings: the place of the file, and those of the tests.
 _OTHER_VARIABLES = ("RELAYD_CONFIG",)
 _OTHER_PREFIXES = ("RELAYD_TEST_",)
 
@@ -162,7 +162,7 @@ class Reloaded:
 def reloaded(settings: Settings) -> Reloaded:
     """Read the settings again from where they came from, and take over those that SIGHUP may change.
 
-    The command line and the environment are those of the start, for nobody can change them from outside. The
+    The command line and the environment of a process cannot change, so they are those of the start. The
     settings file and the files that `_FILE` variables name are read anew. Raises `ConfigurationError` for
     anything that is wrong, in settings that need a restart too.
     """
@@ -183,7 +183,7 @@ def reloaded(settings: Settings) -> Reloaded:
 
 
 def _clamped(settings: Settings) -> Settings:
-    """Bring what is too large down to what is used, with a warning for each (R-119, R-272)."""
+    """Lower values that are too large to the largest in use, with a warning for each (R-119, R-272)."""
     changed: dict[str, Any] = {}
     warnings = list(settings.warnings)
     for name, most, what in (

@@ -52,7 +52,7 @@ def _setting(default: _T, doc: str, *, unit: str = "", reload: bool = False, sec
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Settings:
-    """Everything an operator can decide. Built by `load`, which checks it; building one directly does not."""
+    """Everything an operator can decide. `load` checks what it builds; the constructor checks nothing."""
 
     host: str = _setting("127.0.0.1", "Address to listen on; `0.0.0.0` or `::` for every interface.")
     port: Annotated[int, Meta(ge=0, le=65_535)] = _setting(7447, "Port to listen on; 0 takes a free one.")
@@ -67,7 +67,7 @@ class Settings:
     )
     tls_key: Path | None = _setting(None, "Private key of `tls_cert` in PEM form.", reload=True)
     metrics_listen: str | None = _setting(
-        None, "`host:port` that serves `/metrics` in place of the main port, which then does not."
+        None, "`host:port` that serves `/metrics`; the main port then does not."
     )
     workers: Annotated[int, Meta(ge=1, le=256)] = _setting(
         1, "Relay processes that share the port and the database.", unit="processes"
@@ -77,11 +77,11 @@ class Settings:
         None, "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`.", secret=True
     )
     read_database_url: str | None = _setting(
-        None, "Replica that history is read from; without it `database_url` is.", secret=True
+        None, "Replica to read history from; without it, history is read from `database_url`.", secret=True
     )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
     allow_unsafe_database: bool = _setting(
-        False, "Start even on a database that could lose what was acknowledged, such as one with `fsync` off."
+        False, "Start even on a database that could lose acknowledged packets, such as one with `fsync` off."
     )
     read_connections: Annotated[int, Meta(ge=1, le=1000)] = _setting(
         4, "Connections for reading history, for each process.", unit="connections"
@@ -109,7 +109,7 @@ class Settings:
     )
     dedup_window_seconds: _LongSeconds = _setting(
         604_800,
-        "How long a packet id is remembered at least; never below `max_packet_age_seconds`.",
+        "Shortest time a packet id is remembered; never below `max_packet_age_seconds`.",
         unit="seconds",
     )
     retention_days: _Days = _setting(
@@ -126,7 +126,7 @@ class Settings:
         100, "Stored packets a subscription gets if it names no `limit`.", unit="packets"
     )
     max_limit: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
-        500, "Stored packets a subscription gets at most.", unit="packets"
+        500, "Most stored packets a subscription may ask for.", unit="packets"
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
     max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
@@ -135,10 +135,14 @@ class Settings:
         10_000, "Connections open at once, for each process.", unit="connections"
     )
     max_pending_publishes: _Count = _setting(
-        256, "Publishes of a connection that may wait for their answer; more pause reading.", unit="publishes"
+        256,
+        "Unanswered publishes of a connection at which the relay stops reading from it.",
+        unit="publishes",
     )
     publish_queue_bytes: _Bytes = _setting(
-        64 * 2**20, "Packets waiting for the database, for each process; more pause reading.", unit="bytes"
+        64 * 2**20,
+        "Packets under way to the database, for each process, at which the relay stops reading.",
+        unit="bytes",
     )
     publish_timeout: _Seconds = _setting(
         10.0, "How long a publish may wait for the database before it is refused.", unit="seconds"
@@ -147,7 +151,9 @@ class Settings:
         2, "Threads that check signatures, for each process.", unit="threads"
     )
     outbound_queue_bytes: _Bytes = _setting(
-        2**20, "Unsent bytes of a connection at which it leaves the live feed for the store.", unit="bytes"
+        2**20,
+        "Unsent bytes at which a connection leaves the live feed and reads on from the store.",
+        unit="bytes",
     )
     slow_consumer_timeout: _Seconds = _setting(
         60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
@@ -162,7 +168,7 @@ class Settings:
     )
     malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
     drain_timeout: _Seconds = _setting(
-        10.0, "How long a stopping relay waits for what it has begun.", unit="seconds"
+        10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
     )
 
     policies: tuple[str, ...] = _setting(
@@ -175,7 +181,7 @@ class Settings:
             "allowed_types",
             "abuse",
         ),
-        "Policies a packet has to pass, in the order they are asked; the first refusal is the answer.",
+        "Policies a packet has to pass, in this order; the first refusal is the answer.",
         reload=True,
     )
     challenge_lifetime: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
@@ -191,7 +197,7 @@ class Settings:
     )
     members: tuple[str, ...] = _setting(
         (),
-        "DIDs that gain by authenticating what `require_auth` keeps from the others; none listed: every DID.",
+        "DIDs that may authenticate for what `require_auth` names; an empty list means every DID.",
         reload=True,
     )
     replication_peers: tuple[str, ...] = _setting(
@@ -199,61 +205,67 @@ class Settings:
     )
 
     trusted_proxies: tuple[str, ...] = _setting(
-        (), "Networks (CIDR) of the reverse proxies that are believed about whose address a client has."
+        (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."
     )
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = _setting(
-        "x-forwarded-for", "The header in which `trusted_proxies` say it; the other one is ignored."
+        "x-forwarded-for",
+        "The header in which `trusted_proxies` name the client's address; the other header is ignored.",
     )
     allowed_origins: tuple[str, ...] = _setting(
         (),
-        "Web origins (`https://host`) whose pages may connect; none listed: any. Programs send no origin.",
+        "Web origins (`https://host`) whose pages may connect; an empty list means any. Programs send none.",
         reload=True,
     )
     log_addresses: Literal["off", "truncated", "full"] = _setting(
-        "off", "Whether a line about a connection names its client's address; `truncated`: /24 or /48 of it."
+        "off", "Whether log lines name the address of a client; `truncated` keeps its /24 or /48."
     )
     max_connections_per_address: _Limit = _setting(
         256, "Sessions open at once from one IPv4 address or IPv6 /64, for each process.", unit="connections"
     )
     unlimited_addresses: tuple[str, ...] = _setting(
         ("127.0.0.0/8", "::1/128"),
-        "Networks (CIDR) from which no limit below and no cap above holds; what comes through a proxy never"
-        " counts as one of them.",
+        "Networks (CIDR) without any limit below or cap above; a client behind a proxy never counts as one of"
+        " them.",
     )
     limit_window_seconds: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
-        60, "Window of the limits below: what is spent comes back evenly over this time.", unit="seconds"
+        60, "Window of the limits below; a spent limit comes back evenly over this time.", unit="seconds"
     )
     publish_limit: _Limit = _setting(
         12_000,
-        "PUBLISHes of an authenticated identity in each window, for each process; 0: any.",
+        "PUBLISHes of an authenticated identity in each window, for each process; 0 means no limit.",
         unit="messages",
     )
     subscribe_limit: _Limit = _setting(
-        1200, "SUBSCRIBEs of an authenticated identity in each window; 0: any.", unit="messages"
+        1200, "SUBSCRIBEs of an authenticated identity in each window; 0 means no limit.", unit="messages"
     )
     backfill_limit_bytes: _LimitBytes = _setting(
         2**30,
-        "Stored packets sent to an authenticated identity in each window; more is sent later. 0: any.",
+        "Stored packets sent to an authenticated identity in each window; more is sent later."
+        " 0 means no limit.",
         unit="bytes",
     )
     anonymous_publish_limit: _Limit = _setting(
-        1200, "PUBLISHes of anonymous sessions from one address in each window; 0: any.", unit="messages"
+        1200,
+        "PUBLISHes of anonymous sessions from one address in each window; 0 means no limit.",
+        unit="messages",
     )
     anonymous_subscribe_limit: _Limit = _setting(
         240,
         "SUBSCRIBEs and reads of `/packets/{packet_id}` of anonymous clients from one address in each window;"
-        " 0: any.",
+        " 0 means no limit.",
         unit="messages",
     )
     anonymous_backfill_limit_bytes: _LimitBytes = _setting(
         2**28,
         "Stored packets sent to anonymous sessions from one address in each window; more is sent later."
-        " 0: any.",
+        " 0 means no limit.",
         unit="bytes",
     )
-    auth_limit: _Limit = _setting(60, "AUTHs from one address in each window; 0: any.", unit="messages")
+    auth_limit: _Limit = _setting(
+        60, "AUTHs from one address in each window; 0 means no limit.", unit="messages"
+    )
     connection_limit: _Limit = _setting(
-        600, "Connections opened from one address in each window; 0: any.", unit="connections"
+        600, "Connections opened from one address in each window; 0 means no limit.", unit="connections"
     )
 
     bootstrap_file: Path | None = _setting(
@@ -261,21 +273,25 @@ class Settings:
     )
     clock_skew_seconds: int = _setting(
         300,
-        "How far clocks may disagree about a key's validity; 60 to 300, anything else counts as 300, and the"
-        " bootstrap file's value goes first.",
+        "How far clocks may differ when a key's validity is judged; 60 to 300, any other value counts as 300."
+        " A value in the bootstrap file goes first.",
         unit="seconds",
     )
     recovery_delay_seconds: Annotated[int, Meta(ge=0, le=365 * 86_400)] = _setting(
         86_400, "How long a key event signed by a recovery key waits for objections.", unit="seconds"
     )
     strong_edges_per_day: _Limit = _setting(
-        20, "Trust edges above 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+        20,
+        "Trust edges above 0.5 that an identity may publish in 24 hours; 0 means no limit.",
+        unit="packets",
     )
     weak_edges_per_day: _Limit = _setting(
-        100, "Trust edges up to 0.5 that an identity may publish in 24 hours; 0: any.", unit="packets"
+        100,
+        "Trust edges up to 0.5 that an identity may publish in 24 hours; 0 means no limit.",
+        unit="packets",
     )
     trust_revocations_per_day: _Limit = _setting(
-        120, "Trust revocations that an identity may publish in 24 hours; 0: any.", unit="packets"
+        120, "Trust revocations that an identity may publish in 24 hours; 0 means no limit.", unit="packets"
     )
     evidence_plugins: tuple[str, ...] = _setting(
         (), "Installed verifiers of platform evidence (entry points of `relayd.evidence`) to use."
@@ -286,29 +302,33 @@ class Settings:
     abuse_refresh_interval: _Seconds = _setting(60.0, "How often the abuse table is read.", unit="seconds")
 
     blocked_authors: tuple[str, ...] = _setting(
-        (), "DIDs whose packets are refused, and no longer served where stored.", reload=True
+        (), "DIDs whose packets are refused; stored ones are no longer served.", reload=True
     )
     blocked_packet_ids: _Hashes = _setting(
-        (), "Ids of packets that are refused, and no longer served where stored.", reload=True
+        (), "Ids of packets that are refused; stored ones are no longer served.", reload=True
     )
     blocked_media_hashes: _Hashes = _setting(
-        (), "Media hashes; packets that refer to one are refused, and no longer served.", reload=True
+        (),
+        "Media hashes; packets that refer to one are refused, and stored ones are no longer served.",
+        reload=True,
     )
     blocked_types: tuple[str, ...] = _setting(
-        (), "Content types whose packets are refused, and no longer served where stored.", reload=True
+        (), "Content types whose packets are refused; stored ones are no longer served.", reload=True
     )
     allowed_authors: tuple[str, ...] = _setting(
-        (), "DIDs whose packets alone are taken; empty means anyone's.", reload=True
+        (), "The only DIDs whose packets are accepted; an empty list means every DID.", reload=True
     )
     allowed_types: tuple[str, ...] = _setting(
-        (), "Content types that alone are taken, beside those of identities; empty means all.", reload=True
+        (),
+        "The only content types accepted, besides those of identities; an empty list means all.",
+        reload=True,
     )
     policy_plugins: tuple[str, ...] = _setting(
         (), "Entry points of the group `relayd.policies` that are asked last, in this order."
     )
     policy_timeout: _Seconds = _setting(1.0, "How long one plug-in may take over a packet.", unit="seconds")
     policy_failure: Literal["refuse", "accept"] = _setting(
-        "refuse", "What becomes of a packet about which a plug-in fails or takes too long."
+        "refuse", "What happens to a packet when a plug-in fails or takes too long."
     )
     provenance_downgrade: Literal["rewrite", "annotate"] = _setting(
         "rewrite",
@@ -319,7 +339,7 @@ class Settings:
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What `load` changed or advises against; for the log, not a setting."""
     origin: Origin | None = dataclasses.field(default=None, compare=False)
-    """Where `load` took the values from, for `reloaded`."""
+    """Where `load` took the values from; `reloaded` reads there again."""
 
     @property
     def max_frame_bytes(self) -> int:
@@ -340,7 +360,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known about one setting, beside its value."""
+    """What is known about one setting, besides its value."""
 
     name: str
     type: Any

@@ -35,7 +35,7 @@ def event_head(subscription_id: str) -> bytes:
 
 
 def event_tail(body: bytes, received_at: int, cursor: bytes | None) -> bytes:
-    """The second half of an EVENT: the packet as stored, unchanged (R-171), and what goes with it."""
+    """The second half of an EVENT: the packet as stored, unchanged (R-171), and its members."""
     if cursor is None:
         return b'%b,"received_at":%d}' % (body, received_at)
     return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)

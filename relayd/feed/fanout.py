@@ -4,7 +4,7 @@ A batch is matched against groups of equal filters; each packet is encoded once;
 joined once for each distinct subscription id and handed to every subscriber as one piece of bytes. What a
 subscriber costs is one call and, later, one write.
 
-No I/O: a `Sink` is whatever carries a subscriber's bytes away, and says when it has had enough.
+No I/O: a `Sink` carries a subscriber's bytes away, and says when its queue is full.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -112,7 +112,7 @@ class Fanout:
         self.position = max(self.position, sequence)
 
     def recent_after(self, position: int) -> list[LogEntry] | None:
-        """What is served of the entries after `position`, where the feed still holds them all; else None."""
+        """The served entries after `position`; None where the feed no longer holds them all."""
         if position < self._recent_after:
             return None
         newer: list[LogEntry] = []
@@ -135,10 +135,10 @@ class Fanout:
             self._recent_after = oldest.sequence
 
     def dispatch(self, entries: Sequence[LogEntry], now: int) -> int:
-        """Send the log's next entries to whoever wants them; return the number of EVENTs delivered.
+        """Send the log's next entries to their subscriptions; return the number of EVENTs delivered.
 
-        The entries must follow `position` without a gap in the log. What has expired or is declined is
-        passed over (R-100, R-323), and counts as delivered.
+        The entries must follow `position` without a gap in the log. Expired and declined entries are
+        passed over (R-100, R-323), and count as delivered.
         """
         before = self.position
         delivered = 0

@@ -22,7 +22,7 @@ __all__ = ["CompiledFilter", "compile_filter"]
 
 @dataclass(frozen=True, slots=True)
 class CompiledFilter:
-    """What a subscription wants; empty sets restrict nothing, bounds are inclusive Unix seconds."""
+    """The packets a subscription wants; empty sets restrict nothing, bounds are inclusive Unix seconds."""
 
     authors: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()

@@ -2,7 +2,7 @@
 
     HISTORY ──► CATCHING_UP ◄──► LIVE          any ──► CLOSED
 
-HISTORY reads what the client asked for, up to the **snapshot**: the head of the log when the SUBSCRIBE was
+HISTORY reads the packets asked for, up to the **snapshot**: the head of the log when the SUBSCRIBE was
 taken. CATCHING_UP reads on from there, everything that matches, at the reader's pace. LIVE is fed by the
 fan-out. The one number that carries the promise is `position`: every matching packet at or below it has
 been handed over, none above it has. A subscription goes live only while `position` equals the feed's own
@@ -57,7 +57,7 @@ class SubscriptionRequest:
     history_marker: bool = False
     client_msg_id: str | None = None
     signed: bool = False
-    """Packets as they were signed, whatever this relay found about them: for peers (R-211)."""
+    """Packets go out as they were signed, without this relay's findings: for peers (R-211)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Tail:
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
         delivered = self._fanout.dispatch(entries, self._clock())
-        # After the position has moved: whoever is told here may append behind these entries at once.
+        # After the position has moved: a caller that is told here may append behind these entries at once.
         self._on_entries(entries)
         self._release()
         self._on_dispatch(delivered)

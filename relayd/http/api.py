@@ -1,4 +1,4 @@
-"""What the relay answers to plain HTTP GET requests, without a socket.
+"""The answers to plain HTTP GET requests, without a socket.
 
 `HttpApi.respond` takes a request target and returns a whole response; the shell that owns the connection
 writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from strata.protocol.fields import is_content_id
 
@@ -41,7 +40,7 @@ class HttpApi:
         self,
         *,
         readiness: Callable[[], str | None],
-        manifest: Callable[[], dict[str, Any]],
+        manifest: Callable[[], Mapping[str, object]],
         by_id: Callable[[bytes, int], Awaitable[object]],
         identities: IdentityApi | None = None,
         form: Form = "rewrite",

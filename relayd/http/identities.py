@@ -1,4 +1,4 @@
-"""What is known of a DID, over HTTP (additive, decision A-022, R-058).
+"""The state of a DID, over HTTP (additive, decision A-022, R-058).
 
     /did/{did}                 its current document and the hash of it, its keys as they stand, its chain
     /did-docs/{did_doc_hash}   one document, its canonical bytes
@@ -10,7 +10,7 @@ and `strata.protocol.keys` draws the same conclusions from them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -29,13 +29,13 @@ from relayd.store.types import Declined, StoredPacket, StoreError
 __all__ = ["IdentityApi"]
 
 _BRIEFLY: Final = {"Cache-Control": "public, max-age=10", **PUBLIC}
-# The name says what the bytes are, for ever.
+# The bytes behind an id never change.
 _FOR_EVER: Final = {"Cache-Control": "public, max-age=31536000, immutable", **PUBLIC}
 _MULTIHASH_BYTES: Final = 2
 
 
 class IdentityApi:
-    """`by_key` finds a published document; `declined` is what policy serves nobody (R-323)."""
+    """`by_key` finds a published document; `declined` covers packets that are not served (R-323)."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class IdentityApi:
         return Response(200, JSON, document, _FOR_EVER)
 
 
-def _described(chain: KeyChain, at: int) -> dict[str, Any]:
+def _described(chain: KeyChain, at: int) -> dict[str, object]:
     head = chain.head
     return {
         "did": chain.did,
@@ -111,7 +111,7 @@ def _described(chain: KeyChain, at: int) -> dict[str, Any]:
     }
 
 
-def _key(key: KeyState, chain: KeyChain, at: int) -> dict[str, Any]:
+def _key(key: KeyState, chain: KeyChain, at: int) -> dict[str, object]:
     return {
         "key_id": key.key_id,
         "public_key": f"0x{key.public_key.hex()}",

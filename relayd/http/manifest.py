@@ -1,13 +1,13 @@
 """The relay's description of itself at `/.well-known/strata-relay.json` (RFC-0007 §11, R-389).
 
 It states what the running relay enforces and nothing else, and it establishes no trust (R-390): a client
-that pinned a relay keeps to its pin, whatever a manifest says.
+that pinned a relay keeps its pin, whatever a manifest says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from strata.protocol.documents import DidDocument
 from strata.protocol.keys import DEFAULT_CLOCK_SKEW_SECONDS
@@ -30,7 +30,7 @@ def build_manifest(
     status: str,
     clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS,
     did_docs: Iterable[DidDocument] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The manifest. `public_url` stands in for `ws_endpoint`; `status` is `ok` or why it is not ready.
 
     `did_docs` are the documents that the operator vouches for; it points to the newest of them (R-057).
@@ -66,7 +66,7 @@ def _limits(settings: Settings) -> dict[str, int]:
     }
 
 
-def _rates(settings: Settings) -> dict[str, Any]:
+def _rates(settings: Settings) -> dict[str, object]:
     """How much in each window, as enforced: by every process for itself (R-317). Absent means any."""
     anonymous = {
         "publishes": settings.anonymous_publish_limit,
@@ -97,7 +97,7 @@ def _enforced(limits: dict[str, int]) -> dict[str, int]:
     return {name: limit for name, limit in limits.items() if limit}
 
 
-def _auth(settings: Settings) -> dict[str, Any]:
+def _auth(settings: Settings) -> dict[str, object]:
     """What AUTH is for here (R-292); not who the members and peers are."""
     return {
         "required_for": list(settings.require_auth),
@@ -107,12 +107,12 @@ def _auth(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _policy(settings: Settings) -> dict[str, Any]:
-    """R-325: what is taken, how long it is kept, how it is served, and whether anything is declined.
+def _policy(settings: Settings) -> dict[str, object]:
+    """R-325: which packets are accepted, how long they are kept and how served, and if any are declined.
 
-    Not whom or what: a public list of blocked authors and packets would point at them.
+    The lists themselves stay private: a public list of blocked authors and packets would point at them.
     """
-    policy: dict[str, Any] = {
+    policy: dict[str, object] = {
         "accepts_public_packets": not settings.allowed_authors,
         "max_packet_age_seconds": settings.max_packet_age_seconds,
         "dedup_window_seconds": settings.dedup_window_seconds,

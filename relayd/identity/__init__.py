@@ -1,1 +1,1 @@
-"""Whose key counts now, and what the operator states about identities and origins."""
+"""The keys of every author, and the operator's statements about identities and origins."""

@@ -1,10 +1,10 @@
-"""The bootstrap file: what an operator states about identities before any packet does (RFC-0001 §3.4, R-056).
+"""The bootstrap file: an operator's statements about identities (RFC-0001 §3.4, R-056).
 
 One JSON object; every member is optional, and an unknown one is an error:
 
     did_documents       DID documents, trusted as they stand (A-021)
     keys                DID → Ed25519 key in base58btc multibase, for DIDs without a document (R-048)
-    clock_skew_seconds  60 to 300; goes before the setting of the same name (R-064)
+    clock_skew_seconds  60 to 300; takes precedence over the setting of this name (R-064)
     model_roots         who may vouch for `AI_MODEL` (R-219): name → key, or X.509 certificate in PEM
     hardware_roots      the same for `HARDWARE_SECURE_ENCLAVE`
     evidence            platform evidence that is verified here (R-222), by format:
@@ -40,7 +40,7 @@ _MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What the file says; the default is that of no file."""
+    """The contents of the file; the default stands for no file."""
 
     documents: Mapping[str, tuple[DidDocument, ...]] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def effective_clock_skew(setting: int, bootstrap: Bootstrap) -> int:
 
 
 def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
-    """What the validity of keys depends on here."""
+    """The rules of this relay for the validity of keys."""
     return KeyRules(
         clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
         recovery_delay_seconds=settings.recovery_delay_seconds,
@@ -111,7 +111,7 @@ def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
 
 
 def trust_of(settings: Settings, bootstrap: Bootstrap) -> ProvenanceTrust:
-    """Whom this relay believes about origins. Raises `ConfigurationError` for a plug-in that is not there."""
+    """The roots and verifiers this relay trusts. Raises `ConfigurationError` for a missing plug-in."""
     return ProvenanceTrust(
         model_roots=bootstrap.model_roots,
         hardware_roots=bootstrap.hardware_roots,

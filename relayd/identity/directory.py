@@ -1,16 +1,16 @@
 """The keys of every author, as this process knows them: the log's identity packets, applied in order.
 
-Most authors have published nothing about themselves, and their key stands in their DID. They cost one look
-into a set. For the others a `KeyChain` is read from the log when it is first needed, kept among the most
-recent, and brought forward by the feed: every entry of the log passes `observe` in sequence, in the step in
-which it is forwarded, whichever process appended it. So what this directory knows has a position, the feed's
-own, and `relay_append` refuses a batch that was judged behind a later identity packet (R-074).
+Most authors have published nothing about themselves, and their key stands in their DID. Such an author costs
+one look into a set. For the others a `KeyChain` is read from the log when it is first needed, kept among the
+most recent, and brought forward by the feed: every entry of the log passes `observe` in sequence, in the step
+in which it is forwarded, whichever process appended it. So what this directory knows has a position, the
+feed's own, and `relay_append` refuses a batch that was judged behind a later identity packet (R-074).
 
 Nothing here asks the network (R-056): the sources are the bootstrap file, the log, and the DID itself.
 
-A chain is immutable and changes by replacement; `generation` counts the replacements. Who has judged a packet
-by a chain may ask later, by one comparison, whether any has been replaced since, and then whether it was that
-one.
+A chain is immutable and changes by replacement; `generation` counts the replacements. Admission has judged a
+packet by a chain; one comparison tells it later whether any chain has been replaced since, and a second
+whether it was that one.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Identities:
         self._bootstrap = bootstrap
         self._on_change = on_change
         self._max_chains = max_chains
-        # Everybody whose keys take more than a look at the DID.
+        # The DIDs whose keys cannot be read from the DID alone.
         self._special: set[str] = set(bootstrap.names())
         self._publishers: set[str] = set()
-        """Everybody who has published a client manifest."""
-        # Whatever was read or changed last is last; the first goes when there is no more room.
+        """The DIDs that have published a client manifest."""
+        # In order of last use; the first goes when there is no more room.
         self._chains: dict[str, KeyChain] = {}
         self._manifests: OrderedDict[str, tuple[int, Packet]] = OrderedDict()
         self._loading: dict[str, _Loading] = {}
@@ -118,7 +118,7 @@ class Identities:
     async def resolve(self, did: str) -> KeyChain:
         """The DID's chain, loaded if need be; one of an unknown DID resolves no key. Raises `StoreError`.
 
-        Cancelling leaves the read going on for whoever else waits for it.
+        Cancelling does not stop the read: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
             await self.load([did])
@@ -177,14 +177,14 @@ class Identities:
             self._keep_manifest(packet, received_at)
 
     async def _read(self, dids: list[str]) -> None:
-        """One read for several DIDs; whoever waits for one of them gets the outcome."""
+        """One read for several DIDs; every caller that waits for one of them gets the outcome."""
         loading = {did: self._loading[did] for did in dids}
         try:
             rows = await self._log.packets_of(dids, DECISIVE_TYPES)
         except StoreError as error:
             for one in loading.values():
                 one.done.set_exception(error)
-                one.done.exception()  # seen: there may be nobody left who waits
+                one.done.exception()  # seen: perhaps no caller waits any more
             return
         except asyncio.CancelledError:
             for one in loading.values():
@@ -234,7 +234,7 @@ class Identities:
 
 
 def _parsed(body: bytes) -> Packet | None:
-    """A packet of the log. One that is none proves nothing, and must not keep the feed from what follows."""
+    """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
     try:
         return Packet.parse(body)
     except InvalidPacket as error:

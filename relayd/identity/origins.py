@@ -1,4 +1,4 @@
-"""Whom this relay believes about origins: its roots and its verifiers of platform evidence (R-219, R-222).
+"""What this relay trusts about origins: its roots and its verifiers of platform evidence (R-219, R-222).
 
 The bootstrap file names them, and `evidence_plugins` adds verifiers of formats this program does not know:
 each is an entry point of the group `relayd.evidence`, called once without arguments for a verifier.
@@ -51,7 +51,7 @@ class EvidenceFile(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 
 
 def read_roots(texts: Mapping[str, str], member: str, problems: list[str]) -> tuple[Root, ...]:
-    """Roots by name; what cannot be one is added to `problems`."""
+    """Roots by name; each text that is not a root adds a sentence to `problems`."""
     roots = []
     for name, text in texts.items():
         key = VerifyingKey.read(text)
@@ -92,7 +92,7 @@ def load_verifiers(names: Iterable[str]) -> dict[str, EvidenceVerifier]:
         try:
             verifier: EvidenceVerifier = offered[name].load()()
             verifiers[verifier.format] = verifier
-        except Exception as error:  # whatever a stranger's module raises, the relay does not start without it
+        except Exception as error:  # a foreign module may raise anything; the relay does not start without it
             problems.append(f"evidence_plugins: {name}: {type(error).__name__}: {error}")
     if problems:
         raise ConfigurationError(problems)

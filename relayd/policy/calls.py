@@ -89,7 +89,7 @@ class _TaskCaller:
         self._tasks.discard(task)
         self._places.release()
         if not task.cancelled():
-            task.exception()  # looked at, so that one nobody waits for any more is not reported as lost
+            task.exception()  # looked at, so that an exception without a waiter is not reported as lost
 
     def close(self) -> None:
         for task in self._tasks:

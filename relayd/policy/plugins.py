@@ -1,8 +1,8 @@
 """Policies of the operator's own: callables from the entry point group `relayd.policies`.
 
 A plug-in is asked last, about packets that passed every other check, and says no (`Refusal`) or nothing.
-It may ask a database or a service, so it can be slow, broken or gone. Then it costs the packets it was
-asked about a bounded wait and nobody else anything: each plug-in has a deadline for every packet, a bound
+It may ask a database or a service, so it can be slow, broken or gone. Then the packets it was asked about
+wait for a bounded time, and no other packet waits: each plug-in has a deadline for every packet, a bound
 on how many it is asked about at once, and a stated answer for want of its own (`policy_failure`).
 """
 
@@ -29,7 +29,7 @@ __all__ = ["ENTRY_POINT_GROUP", "VERDICTS", "Plugins", "PolicyRequest", "Refusal
 ENTRY_POINT_GROUP: Final = "relayd.policies"
 
 VERDICTS: Final = ("passed", "refused", "timeout", "raised", "invalid")
-"""What comes of asking a plug-in; the last three are failures."""
+"""The outcomes of asking a plug-in; the last three are failures."""
 
 _CODES: Final = (ErrorCode.POLICY_REJECTED, ErrorCode.BLOCKED_AUTHOR, ErrorCode.RATE_LIMITED)
 _MAX_TEXT: Final = 200
@@ -82,7 +82,7 @@ class Refusal:
 class Plugins:
     """The configured plug-ins, in their order; false when there are none. Use it on the event loop.
 
-    `on_verdict(name, verdict)` is told what came of every question, for the metrics; `verdict` is one of
+    `on_verdict(name, verdict)` is told the outcome of every question, for the metrics; `verdict` is one of
     `VERDICTS`. `timeout` is in seconds.
     """
 

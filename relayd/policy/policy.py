@@ -38,7 +38,7 @@ class Policy:
         # A policy without anything on its list refuses nothing, so the usual relay asks none at all.
         self._rules: tuple[Rule, ...] = tuple(RULES[name] for name in policies if getattr(lists, name))
         self.declined = _declined(lists, policies)
-        """What is served to nobody, though the log may hold it (R-323)."""
+        """Packets that are not served, though the log may hold them (R-323)."""
         self.slowed = slowed
         """Authors whom the abuse table holds to the limits of anonymous sessions."""
 
@@ -58,7 +58,7 @@ class Policy:
         return cls(lists, policies=settings.policies, slowed=slowed)
 
     def check(self, packet: Packet) -> None:
-        """Raise `InvalidPacket` for what the first policy to object says (R-185 … R-187)."""
+        """Raise `InvalidPacket` with the refusal of the first policy that refuses (R-185 … R-187)."""
         for rule in self._rules:
             refusal = rule(packet, self._lists)
             if refusal is not None:
@@ -66,10 +66,10 @@ class Policy:
 
 
 def _declined(lists: Lists, policies: Sequence[str]) -> Declined:
-    """What is on a list of things this relay wants nothing to do with is not served either.
+    """Packets on a block list are not served either.
 
-    The abuse table says that an author sends too much, for a time, and allow-lists say what is taken from
-    now on: neither withdraws what the log acknowledged before.
+    The abuse table slows or blocks an author for a time, and allow-lists say which packets are accepted from
+    now on: neither withdraws packets that were acknowledged before.
     """
     inert = Lists()
 

@@ -1,7 +1,7 @@
 """The built-in policies: each is a small function from a packet to a refusal or nothing.
 
 A policy has the name that the setting `policies` calls it by, and reads the one list of `Lists` with that
-name. So a policy whose list is empty can refuse nothing, and is left out where the others are put in order.
+name. So a policy whose list is empty can refuse nothing, and is left out where the policies are put in order.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -22,7 +22,7 @@ __all__ = ["RULES", "Lists", "Rule"]
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What the built-in policies look things up in."""
+    """The lists of the built-in policies."""
 
     blocked_authors: frozenset[str] = frozenset()
     blocked_packet_ids: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ Rule = Callable[[Packet, Lists], InvalidPacket | None]
 def _blocked_authors(packet: Packet, lists: Lists) -> InvalidPacket | None:
     if packet.author_id not in lists.blocked_authors:
         return None
-    # R-186: the same code whoever sends the packet, its author or a peer.
+    # R-186: the same code, whether the author sends the packet or a peer does.
     return InvalidPacket(ErrorCode.BLOCKED_AUTHOR, "this relay does not accept packets of this author")
 
 
@@ -51,7 +51,7 @@ def _blocked_packet_ids(packet: Packet, lists: Lists) -> InvalidPacket | None:
 
 
 def _blocked_media_hashes(packet: Packet, lists: Lists) -> InvalidPacket | None:
-    # The same question as when it is served, so that nothing is taken which nobody would get.
+    # The same question as at serving, so that the relay takes no packet that it would never serve.
     if not refers_to(packet.canonical, lists.blocked_media_hashes):
         return None
     return _rejected("this relay declines media of this packet", "blocked_media")

@@ -1,11 +1,11 @@
 """An embedded PostgreSQL: a real server on a folder of ours, living and dying with this process.
 
     <data_dir>/relayd.lock            held while a relay uses the folder
-    <data_dir>/postgres.log           what the server says
+    <data_dir>/postgres.log           the log of the server
     <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
 
-The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, however we
-die. A folder of another major version is never touched: it would need pg_upgrade.
+The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, in
+whatever way. A folder of another major version is never touched: it would need pg_upgrade.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class EmbeddedPostgres:
             )
         if process.returncode:
             raise EmbeddedPostgresError(f"initdb failed: {process.stdout.decode(errors='replace').strip()}")
-        # Whoever reaches the socket owns the folder around it, or is root; TCP asks for the password.
+        # Only the owner of the folder and root can reach the socket; TCP asks for the password.
         (fresh / "pg_hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
         self._write_private(fresh / "password", secrets.token_urlsafe(24))
         fresh.rename(self._cluster)

@@ -66,7 +66,7 @@ class ServerProcess:
             ready.set()
             self._process.wait()
             os.close(write_fd)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.exited.set)
 
         threading.Thread(target=keep, name="embedded-postgres", daemon=True).start()

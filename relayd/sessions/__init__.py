@@ -1,1 +1,1 @@
-"""One peer: its socket, its messages, who it is, how much it may ask for, and what it is sent."""
+"""One peer: its socket, its messages, its identity, its limits and its subscriptions."""

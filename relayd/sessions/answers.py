@@ -1,7 +1,7 @@
 """The messages a relay answers with, as the text of their frames: OK, AUTH_OK and every kind of ERROR.
 
-They say what the peer needs in order to go on, and nothing it may not know: not what policy holds about
-others, not who else is connected, and no part of what it sent (R-199).
+Each says what the peer needs in order to go on, and no more: nothing about policy for others or other
+connections, and no part of the peer's own message (R-199).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

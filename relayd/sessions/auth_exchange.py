@@ -1,8 +1,8 @@
 """AUTH on one connection: the asyncio part, for an identity's keys may have to be read from the log first.
 
-While that goes on, what the peer has sent after its AUTH waits, and nothing further is read from it. So an
-AUTH and the PUBLISH behind it may travel together, and the PUBLISH meets the outcome (R-133). What waits is
-no more than the socket had already given, a few hundred kilobytes at most.
+While that goes on, the messages behind the AUTH wait, and nothing further is read from the peer. So an AUTH
+and the PUBLISH behind it may travel together, and the PUBLISH meets the outcome (R-133). The bytes that wait
+are those the socket had already given, a few hundred kilobytes at most.
 
 An identity that cannot be looked up in time is no failure of the peer's: it hears `internal_error`, keeps its
 count of failures, and gets a fresh challenge.

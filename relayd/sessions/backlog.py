@@ -1,8 +1,8 @@
 """Reading on from the store, for the subscriptions of one connection that are not live.
 
-One task for a connection, alive only while there is something to read. It takes the subscriptions in turn,
-a page each, and waits for the socket before every page: the reader sets the pace, and what it has not taken
-stays in the store (A-067). A subscription that has caught up goes live in the same step.
+One task for a connection, alive only while there is something to read. It takes the subscriptions in turn, a
+page each, and waits for the socket before every page: the reader sets the pace, and packets it has not taken
+stay in the store (A-067). A subscription that has caught up goes live in the same step.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Backlog:
         self._send(frames, events)
 
     def _from_memory(self, subscription: Subscription) -> bool:
-        """Close the last gap from what the feed still holds, so that a busy log cannot outrun a read."""
+        """Close the last gap from the feed's memory, so that a busy log cannot outrun a read."""
         entries = self._relay.fanout.recent_after(subscription.position)
         if entries is None:
             return False

@@ -1,12 +1,11 @@
-"""One client connection: what its messages set in motion, and what comes back.
+"""One client connection: it acts on the peer's messages and queues the answers.
 
-Decisions live elsewhere: who comes in at all in `Access`, what a message means in `Session`, what a packet is
-worth in `Admission`, what to read in `Subscription`. A `WebSocket` moves the bytes. What is added here:
+Decisions live elsewhere: `Access` admits visitors, `Session` interprets messages, `Admission` judges packets,
+`Subscription` chooses reads. A `WebSocket` moves the bytes. Three rules are kept here:
 
 - A connection whose outbound queue is full takes no live delivery: its subscriptions read on from the store.
 - A peer with `max_pending_publishes` unanswered publishes is not read from until half are answered.
-- While the relay holds as many publishes as it may, no peer is read from that waits for an answer.
-- What follows an AUTH waits for its outcome.
+- While the relay holds as many publishes as it may, it reads from no peer that waits for an answer.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Connection:
         self._events_sent = 0
         self._publishes = 0
 
-    # Opening and closing: what the socket calls.
+    # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
         access, sockets = self._relay.access, len(self._relay.registry)
@@ -130,7 +129,7 @@ class Connection:
         return relay.access.judge(self._visitor, request.headers, now)
 
     def _opened(self) -> None:
-        """The WebSocket is open: say what a peer may sign, and count from now on what it asks for."""
+        """The WebSocket is open: send the first challenge, and charge requests to the address from now on."""
         self._is_websocket = True
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
@@ -177,7 +176,7 @@ class Connection:
     def tick(self) -> None:
         self._auth.check_deadline()
 
-    # What a peer sent.
+    # Messages of the peer.
 
     def received(self, data: bytes, is_text: bool, now: float) -> None:
         session = self._session
@@ -238,10 +237,10 @@ class Connection:
             self._has_room = has_room
             self.socket.allow_reading(has_room)
 
-    # What its AUTHs call.
+    # Called by AUTHs.
 
     def authenticated(self, outcome: Authenticated) -> None:
-        """The session speaks for another identity now: its limits and what it may have open follow."""
+        """The session speaks for another identity now: limits and open subscriptions follow."""
         self._session.use_quota(self._visitor.charged)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
@@ -249,7 +248,7 @@ class Connection:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
 
-    # Publisher: what admission calls.
+    # Publisher: called by admission.
 
     def publish_accepted(
         self,
@@ -292,7 +291,7 @@ class Connection:
         if not self._has_room:
             self._regulate()
 
-    # Subscriptions: what the fan-out and the backlog call.
+    # Subscriptions: called by the fan-out and the backlog.
 
     def deliver(self, frames: bytes, events: int) -> bool:
         if not self.socket.offer(frames):
@@ -316,7 +315,7 @@ class Connection:
             await self.socket.writable()
 
     def backfilled(self, sent_bytes: int) -> None:
-        """So much of what the store holds was queued for this peer."""
+        """So many bytes of history were queued for this peer."""
         if self._session.backfill_budget is not None:
             self._session.backfill_budget.spend(sent_bytes, time.monotonic())
 

@@ -1,7 +1,7 @@
-"""Plain HTTP on the relay's port: what is answered before and instead of a WebSocket.
+"""Plain HTTP on the relay's port.
 
-`turn_away` judges an opening handshake, `respond` answers every other request. What a session would need a
-capability or a budget for needs them here too: a packet by its id is a read like any other (R-288, R-292).
+`rejection` refuses an opening handshake, `respond` answers every other request. Capabilities and budgets
+count here too: a packet by its id is a read like any other (R-288, R-292).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relayd.responses import error_response
 __all__ = ["HttpResponder", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
-"""Paths that serve what a subscription would: packets, or what packets say."""
+"""Paths that serve packets or their contents, as a subscription would."""
 
 
 class HttpResponder(Protocol):
@@ -57,7 +57,7 @@ async def respond(
 def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | None:
     """Why this client may not read a packet now, if it may not: HTTP requests are always anonymous."""
     if SUBSCRIBE not in access.grants.anonymous:
-        # R-292: whoever may not subscribe without AUTH must not read around it.
+        # R-292: a client that may not subscribe without AUTH must not read around it.
         return error_response(
             401,
             "unauthenticated",

@@ -16,7 +16,7 @@ __all__ = ["Liveness", "PeerState"]
 
 
 class PeerState(enum.Enum):
-    """What a look at the deadlines has found."""
+    """The finding of one look at the deadlines."""
 
     FINE = "fine"
     SILENT = "silent"
@@ -29,7 +29,7 @@ class PeerState(enum.Enum):
 
 @dataclass(slots=True)
 class Liveness:
-    """What was last heard from a peer and taken by it; all times are monotonic seconds."""
+    """When a peer was last heard, and how much it has taken; all times are monotonic seconds."""
 
     ping_interval: float
     ping_misses: int

@@ -1,4 +1,4 @@
-"""The sockets of one process: which are open, and which have something to write at the end of a step."""
+"""The sockets of one process: all that are open, and those with bytes to write at the end of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OpenSocket(Protocol):
     """A socket, as the process that holds it sees it."""
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write the queued frames."""
 
     def check_deadlines(self, now: float) -> None:
         """Called about once a second; `now` is monotonic."""
@@ -30,7 +30,7 @@ class OpenSocket(Protocol):
 
 
 class Registry:
-    """The open sockets. While `draining`, none of them reads and no new one becomes a session."""
+    """The open sockets. While `draining`, no socket reads and no new one becomes a session."""
 
     def __init__(self) -> None:
         self.sockets: set[OpenSocket] = set()

@@ -1,16 +1,16 @@
-"""One peer's protocol state (RFC-0004 §3): what a frame means for this session, without I/O or clock.
+"""One peer's protocol state (RFC-0004 §3): the meaning of each frame, without I/O or clock.
 
 A frame goes in through `receive_text` or `receive_binary` and comes out as one action:
 
     PublishReceived       hand it to admission; exactly one answer must follow (R-192)
-    AuthReceived          begin it, look up the identity's keys, then tell the session what came of it
+    AuthReceived          begin it, look up the identity's keys, then tell the session the outcome
     SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
     SubscriptionClosed    end it
     Answer                send these bytes
     CloseConnection       send these bytes, then close with this code
     UnknownUnsubscribe    count it, and answer nothing
 
-Whatever a peer sends, nothing raises out of here: bad input becomes an Answer. A request is judged in the
+Nothing raises out of here: bad input becomes an Answer. A request is judged in the
 order of relay.md §11: its shape, then whether this session may ask for it, then whether it asks too often.
 """
 
@@ -131,7 +131,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """The session speaks for somebody now: send the AUTH_OK, and end what that identity may not have open."""
+    """The session is authenticated: send the AUTH_OK, and end the subscriptions it may no longer have."""
 
     payload: bytes
     ended: Sequence[tuple[Subscription, bytes]]
@@ -219,7 +219,7 @@ class Session:
 
     def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
         """Take an AUTH. After an `Attempt` nothing further of this peer is to be handled before
-        `authenticated` or `auth_failed` has been called, so that what follows meets the outcome."""
+        `authenticated` or `auth_failed` has been called, so that later messages meet the outcome."""
         budget = self._auth_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("auth", budget.excess(now), message.client_msg_id)

@@ -1,29 +1,29 @@
 """One socket as bytes and frames: the asyncio shell around the WebSocket protocol and the outbound queue.
 
-What is a legal frame is decided in the library's `ServerProtocol`, whether a peer is still there in
-`Liveness`. This shell moves bytes, keeps deadlines, and applies pressure:
+The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there. This
+shell moves bytes, keeps deadlines, and applies pressure:
 
 - Bytes for the peer collect in an outbox and leave in one write at the end of each step. When the
   transport holds more than `outbound_queue_bytes`, nothing further is read from the peer.
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
   not pass (R-170). Pings find half-open sockets (R-130).
-- `suspend` keeps what the peer sends next waiting until `resume`, and reads no more of it.
+- `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
 
-What the messages mean is the business of a `SocketHandler`.
+A `SocketHandler` gives the messages their meaning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import CLOSED, CONNECTING, OPEN
+from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
 from websockets.server import ServerProtocol
 
 from relayd.access.gate import Turnaway
@@ -35,13 +35,15 @@ from relayd.sessions.liveness import Liveness, PeerState
 
 __all__ = ["SocketHandler", "WebSocket"]
 
+_Received: TypeAlias = bytes | Event
+"""A whole text message, or anything else as the library gives it."""
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
 
 class SocketHandler(Protocol):
-    """What a socket tells: its events, in the order of a socket's life."""
+    """The owner of a socket, which hears of its events; they stand here in the order of a socket's life."""
 
     def accepted(self, peer: str | None) -> bool:
         """A socket was accepted from this address. False drops it without a word."""
@@ -103,7 +105,7 @@ class WebSocket(asyncio.Protocol):
         self._fragments: list[bytes] = []
         self._fragments_text = True
         self._suspended = False
-        self._held: list[Any] = []
+        self._held: list[_Received] = []
         self._close_sent = False
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
@@ -126,7 +128,7 @@ class WebSocket(asyncio.Protocol):
         """When the peer last gave a sign of life, on the monotonic clock."""
         return self._liveness.heard_at
 
-    # asyncio.Protocol: what the event loop calls.
+    # asyncio.Protocol: called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -144,7 +146,7 @@ class WebSocket(asyncio.Protocol):
         self._liveness.heard(now)
         if self._protocol.state is CONNECTING:
             self._protocol.receive_data(data)
-            events: list[Any] = self._protocol.events_received()
+            events: Sequence[_Received] = self._protocol.events_received()
         else:
             events = self._frames.receive(data)
         if self._suspended:
@@ -215,6 +217,7 @@ class WebSocket(asyncio.Protocol):
         """Queue whole frames if there is room for them; False means that nothing was queued."""
         if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
             return False
+        # As in `queue`, without the call: this runs once for each subscriber of each batch.
         if not self._outbox:
             self._relay.registry.wants_flush(self)
         self._outbox.append(frames)
@@ -240,18 +243,18 @@ class WebSocket(asyncio.Protocol):
                 self._resumed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._resumed)
 
-    # What a peer sent.
+    # Messages of the peer.
 
     def suspend(self) -> None:
-        """Keep what the peer has sent beyond this message, and what it sends next, until `resume`.
+        """Keep the messages behind this one waiting until `resume`.
 
-        What waits is bounded by one read of the socket, for no other read follows.
+        They are bounded by one read of the socket, for no other read follows.
         """
         self._suspended = True
         self._update_reading()
 
     def resume(self) -> None:
-        """Go on with what waits."""
+        """Go on with the messages that wait."""
         self._suspended = False
         held, self._held = self._held, []
         self._handle(held, time.monotonic())
@@ -259,7 +262,7 @@ class WebSocket(asyncio.Protocol):
         self._send_protocol_data()
         self._relay.registry.flush()
 
-    def _handle(self, events: Iterable[Any], now: float) -> None:
+    def _handle(self, events: Iterable[_Received], now: float) -> None:
         remaining = iter(events)
         for event in remaining:
             if isinstance(event, bytes):
@@ -296,7 +299,7 @@ class WebSocket(asyncio.Protocol):
 
     def _text(self, data: bytes, now: float) -> None:
         if self._protocol.state is not OPEN and (self._close_reason or self._protocol.close_rcvd is None):
-            return  # we are closing; what a peer sent before its own close frame still counts
+            return  # we are closing; messages before the peer's own close frame still count
         if not data.isascii():
             try:
                 data.decode()
@@ -309,12 +312,12 @@ class WebSocket(asyncio.Protocol):
     # Pressure and deadlines.
 
     def allow_reading(self, allowed: bool) -> None:
-        """Whether there is room for what the peer sends; while there is none, nothing is read from it."""
+        """Say whether there is room for messages; without room, nothing is read from the peer."""
         self._allowed = allowed
         self._update_reading()
 
     def _update_reading(self) -> None:
-        """Read from the peer only while its answers can leave and what it sends has room."""
+        """Read from the peer only while its answers can leave and its messages have room."""
         is_held_up = self._paused or self._suspended or self._relay.registry.draining
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._transport.is_closing():
@@ -383,7 +386,7 @@ class WebSocket(asyncio.Protocol):
         self._transport.abort()
 
     def _send_protocol_data(self) -> None:
-        """Write what the library wants written; an empty piece from it means: close after this."""
+        """Write the library's bytes; an empty piece means: close after this."""
         writes = self._protocol.data_to_send()
         if not writes:
             return
@@ -399,7 +402,7 @@ class WebSocket(asyncio.Protocol):
                 self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
 
     def _report_too_large(self) -> None:
-        """Say what was wrong before the library's close frame with 1009 (R-123)."""
+        """Send the ERROR before the library's close frame with 1009 (R-123)."""
         if self._close_reason is not None:
             return
         self._close_reason = "too_large"

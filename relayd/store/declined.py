@@ -1,4 +1,4 @@
-"""What the relay serves nobody: one meaning, as a predicate on a packet in memory and as SQL on its row.
+"""Declined packets, which are not served: as a predicate on a packet in memory and as SQL on its row.
 
 A media hash counts wherever an object of the packet has it as `media_hash`. Canonical JSON spells such a
 member one way only, and a string cannot contain that spelling, because its quotes would be escaped. So the

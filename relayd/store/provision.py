@@ -1,4 +1,4 @@
-"""What a new server of our own needs before the first migration: a database, and a password for TCP."""
+"""The first steps on a new server of our own: a database, and a password for TCP."""
 
 from __future__ import annotations
 

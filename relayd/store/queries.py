@@ -107,7 +107,7 @@ def page_statement(
 ) -> tuple[str, list[object], int]:
     """The statement for a page, its parameters and its limit; `after` and `up_to` stand in for the query's.
 
-    What is `declined` counts as not being in the log (R-323).
+    Declined packets count as absent from the log (R-323).
 
     A query with very many values gets shorter pages than asked for, to bound the work of one statement.
     """

@@ -60,7 +60,7 @@ _MOVE = {
 
 
 class Swept(NamedTuple):
-    """What one round of maintenance removed."""
+    """The result of one round of maintenance."""
 
     days: int
     generations: int
@@ -100,7 +100,7 @@ class Retention:
         self._generation_days = self._memory_days if retention_days else _YEAR_DAYS
 
     async def sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
-        """One round. Does nothing where another process is at it; what cannot be locked waits for the next.
+        """One round. Does nothing while another process does it; a partition that cannot be locked waits.
 
         The connection is for this alone: closing it ends the turn. Raises `StoreUnavailable`. Cancelling
         leaves every packet either where it was or removed.

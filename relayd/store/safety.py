@@ -1,4 +1,4 @@
-"""Refuse a database that could lose what was acknowledged (R-189, A-058)."""
+"""Refuse a database that could lose acknowledged packets (R-189, A-058)."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Store:
         url: str,
     ) -> None:
         self.identities = identities
-        """What admission asks about identities."""
+        """The identity packets of the log, for admission."""
         self._log = log
         self._reader = reader
         self._pools = pools
@@ -100,7 +100,7 @@ class Store:
         `archive_manifests` is the folder of a lake's manifests: given, `maintain` drops only days that they
         prove to be in the lake, and calls `on_retention_waiting` about the others (see `Retention`).
 
-        Raises `UnsafeDatabase` for a database that could lose what was acknowledged (unless `allow_unsafe`)
+        Raises `UnsafeDatabase` for a database that could lose acknowledged packets (unless `allow_unsafe`)
         or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
         """
 
@@ -147,7 +147,7 @@ class Store:
             with translate_errors():
                 await check_safety(connection, allow_unsafe=allow_unsafe)
                 await check_revision(connection)
-                # Whoever comes first decides; everybody reads what was decided.
+                # The first process decides; all read its decision.
                 await connection.execute(
                     "INSERT INTO relay_secrets (identity_seed, cursor_key, created_at) VALUES ($1, $2, $3)"
                     " ON CONFLICT DO NOTHING",
@@ -191,7 +191,7 @@ class Store:
 
     @property
     def declined(self) -> Declined:
-        """What `page` leaves out and `by_id` takes for gone (R-323); replace it at any time."""
+        """The packets that `page` leaves out and `by_id` takes for gone (R-323); replace it at any time."""
         return self._reader.declined
 
     @declined.setter
@@ -259,7 +259,7 @@ class Store:
         await self._reader.head()
 
     async def close(self) -> None:
-        """End every connection; what waits on one raises `StoreUnavailable`. Idempotent."""
+        """End every connection; calls that wait on one raise `StoreUnavailable`. Idempotent."""
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.wait({self._listener})

@@ -54,7 +54,7 @@ def day_of(sequence: int) -> int:
 
 
 class StoreError(Exception):
-    """The store could not do what was asked."""
+    """The store could not do its work."""
 
 
 class StoreUnavailable(StoreError):
@@ -66,7 +66,7 @@ class StoreTimeout(StoreError):
 
 
 class UnsafeDatabase(StoreError):
-    """The database could lose what was acknowledged, or is not one this program can use."""
+    """The database could lose acknowledged packets, or this program cannot use it."""
 
 
 class IdentitiesMoved(StoreError):
@@ -107,7 +107,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(enum.Enum):
-    """What became of one appended packet."""
+    """The outcome of appending one packet."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
@@ -178,7 +178,7 @@ class RelaySecrets:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """What this relay serves nobody, though the log may hold it (R-323)."""
+    """The packets this relay does not serve, though the log may hold them (R-323)."""
 
     authors: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Group commit: one loop that takes whatever has piled up, commits it, and answers.
+"""Group commit: one loop that takes the packets that have gathered, commits them, and answers.
 
 While a batch is being committed the next one gathers, so batches grow with the load by themselves and an
 idle relay commits a lone packet at once. Nothing waits on purpose.
@@ -38,7 +38,7 @@ class _Appender(Protocol):
 
 
 class KeyWatch(Protocol[_Watched]):
-    """Whoever knows which keys a packet was admitted under, and how current that knowledge is (R-074)."""
+    """Knows under which keys a packet was admitted, and how current that knowledge is (R-074)."""
 
     def followed(self) -> int:
         """The sequence up to which identity packets have been applied."""
@@ -119,7 +119,7 @@ class Writer(Generic[Ticket]):
         self._empty.clear()
 
     async def run(self) -> None:
-        """Commit batches until cancelled; what is not committed then stays queued, its tickets unanswered."""
+        """Commit batches until cancelled; uncommitted packets then stay queued, their tickets unanswered."""
         while True:
             await self._filled.wait()
             self._take()
@@ -162,7 +162,7 @@ class Writer(Generic[Ticket]):
             except IdentitiesMoved as moved:
                 await self._follow(moved.sequence)
             except (StoreUnavailable, StoreTimeout):
-                # Append the same again: what the lost attempt stored comes back as DUPLICATE, at its place.
+                # Append the same again: rows of the lost attempt come back as DUPLICATE, at their place.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
                 self._give_up()
@@ -176,7 +176,7 @@ class Writer(Generic[Ticket]):
                 self._on_commit(appended, batch, time.perf_counter() - started_at)
 
     def _recheck(self) -> None:
-        """Leave out what was admitted under keys that have changed since, and does not hold under the new."""
+        """Leave out packets whose author's keys have changed since, if the new keys do not admit them."""
         if self._keys is None:
             return
         dropped = [waiting for waiting in self._batch if not self._keys.still_admitted(waiting.ticket)]

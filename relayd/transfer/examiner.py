@@ -71,14 +71,14 @@ class Examiner:
         )
 
     async def refresh(self) -> None:
-        """Begin with what the log holds now, whoever brought it there. Raises `StoreError`."""
+        """Begin with the identity packets that the log holds now. Raises `StoreError`."""
         head = await self._store.head()
         self._identities = Identities(self._store.identities, self._bootstrap, self._rules)
         await self._identities.open()
         self.followed = head
 
     async def examine(self, candidates: Sequence[Candidate]) -> list[NewPacket | InvalidPacket]:
-        """What is to be stored of each candidate, or why it is not. Raises `StoreError`.
+        """The row to store for each candidate, or the refusal. Raises `StoreError`.
 
         Only the last may be of a decisive type. Cancelling it changes nothing.
         """

@@ -43,7 +43,7 @@ _CLOCK_TOLERANCE_SECONDS = 300
 
 @dataclass(slots=True)
 class ExportSummary:
-    """What an export did."""
+    """The totals of an export."""
 
     packets: int = 0
     bytes_written: int = 0
@@ -52,7 +52,7 @@ class ExportSummary:
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What an import did; `lines` is the sum of the three others."""
+    """The totals of an import; `lines` is the sum of the three others."""
 
     lines: int = 0
     stored: int = 0
@@ -280,7 +280,7 @@ async def _append(
 ) -> list[_Refused]:
     """Append what passed of items received in the same second; what was refused."""
     passed = [(item.line, item.verdict) for item in items if isinstance(item.verdict, NewPacket)]
-    # Decision 3 holds here too: what the log has is a duplicate, whatever is known of its keys by now.
+    # Decision 3 holds here too: a packet of the log is a duplicate, whatever its author's keys are by now.
     known = await store.find(
         [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
     )

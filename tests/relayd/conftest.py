@@ -1,4 +1,4 @@
-"""What tests of the store and of the server behind it share."""
+"""What tests of several rooms share."""
 
 from __future__ import annotations
 
@@ -57,3 +57,15 @@ def eventually() -> Callable[..., Any]:
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a settings file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "relayd.toml"
+        path.write_text(text)
+        return path
+
+    return write

@@ -150,8 +150,10 @@ async def test_a_connection_that_has_gone_is_not_told_of_room(rigs):
     rig = rigs(publish_queue_bytes=1)
     gone = Rig(rig.clock, relay=rig.relay, peer="198.51.100.7")
     gone.socket.data_received(publish(1))
+    gone.transport.abort()
     gone.socket.connection_lost(None)
-    gone.transport.resume_reading = lambda: pytest.fail("it has gone")
+    rig.socket.data_received(publish(2))
     writer = asyncio.create_task(rig.relay.writer.run())
-    await eventually(lambda: rig.relay.admission.pending == 0)
+    await eventually(lambda: rig.transport.reading)
+    assert not gone.transport.reading
     writer.cancel()

@@ -1,0 +1,67 @@
+"""What a commit sets in motion: answers first, then the feed, then one write for everybody."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import structlog
+from strata.protocol.errors import ErrorCode
+
+from relayd.admission.commits import Commits
+from relayd.metrics import Metrics
+from relayd.store import NewPacket
+from relayd.store.types import Appended, Disposition, Outcome
+
+NOW = 1_760_000_000
+
+
+@pytest.fixture
+def said() -> list[Any]:
+    """Everything that was called, in order."""
+    return []
+
+
+@pytest.fixture
+def commits(said: list[Any]) -> Commits:
+    admission = SimpleNamespace(
+        committed=lambda request, at, **more: said.append(("ok", request, at, more)),
+        failed=lambda request, error: said.append(("error", request, error.code, error.detail)),
+    )
+    tail = SimpleNamespace(committed=lambda *batch: said.append(("feed", *batch)))
+    return Commits(cast(Any, admission), cast(Any, tail), Metrics(), on_flush=lambda: said.append("flush"))
+
+
+def row(number: int) -> NewPacket:
+    return NewPacket(bytes([number]) * 32, "did:strata:a", "TEXT", NOW, None, b"{}")
+
+
+@pytest.mark.req("R-176", "R-189")
+def test_answers_come_before_the_feed_and_both_before_the_write(commits, said):
+    appended = Appended(
+        6, [Disposition(Outcome.STORED, 7, NOW), Disposition(Outcome.DUPLICATE, 3, NOW - 9, b"first")]
+    )
+    commits.committed(appended, [(row(1), "new"), (row(2), "old")], 0.001)
+    new, old, (feed, previous, entries), flush = said
+    assert new == ("ok", "new", NOW, {"duplicate": False})
+    assert old == ("ok", "old", NOW - 9, {"duplicate": True, "duplicate_of": b"first"})
+    assert (feed, previous, [entry.sequence for entry in entries]) == ("feed", 6, [7])
+    assert flush == "flush"
+
+
+def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed(commits, said):
+    with structlog.testing.capture_logs() as lines:
+        commits.committed(Appended(6, [Disposition(Outcome.INVALID, 0, 0)]), [(row(1), "bad")], 0.001)
+    assert said == [
+        ("error", "bad", ErrorCode.INTERNAL_ERROR, "not_storable"),
+        ("feed", 6, []),
+        "flush",
+    ]
+    assert [line["event"] for line in lines] == ["row_refused"]
+
+
+@pytest.mark.req("R-200")
+def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, said):
+    commits.not_stored(cast(Any, "late"))
+    assert said == [("error", "late", ErrorCode.INTERNAL_ERROR, "store_unavailable"), "flush"]

@@ -1,0 +1,99 @@
+"""Faults of settings that no type can express."""
+
+from __future__ import annotations
+
+import pytest
+
+from relayd.config import load
+from tests.relayd.settings_files import problems
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({"RELAYD_TLS_CERT": "c.pem"}, "tls_cert and tls_key"),
+        ({"RELAYD_TLS_KEY": "k.pem"}, "tls_cert and tls_key"),
+        ({"RELAYD_DEFAULT_LIMIT": "501"}, "default_limit (501) is above max_limit (500)"),
+        ({"RELAYD_PUBLIC_URL": "https://relay.example"}, "public_url: expected a ws://"),
+        ({"RELAYD_PUBLIC_URL": "ws://"}, "public_url: expected a ws://"),
+        ({"RELAYD_PUBLIC_URL": "ws://[bad"}, "public_url: expected a ws://"),
+        ({"RELAYD_DATABASE_URL": "mysql://h/d"}, "database_url: expected a postgresql://"),
+        ({"RELAYD_READ_DATABASE_URL": "postgresql://h/d"}, "read_database_url needs database_url"),
+        ({"RELAYD_METRICS_LISTEN": "9000"}, "metrics_listen: expected host:port"),
+        ({"RELAYD_METRICS_LISTEN": "h:99999"}, "metrics_listen: expected host:port"),
+        ({"RELAYD_PATH": "strata"}, "RELAYD_PATH: "),
+        ({"RELAYD_BLOCKED_AUTHORS": "nobody"}, "blocked_authors: nobody is not a DID"),
+        ({"RELAYD_BLOCKED_PACKET_IDS": "0xAB"}, "RELAYD_BLOCKED_PACKET_IDS: "),
+        ({"RELAYD_READ_TIMEOUT": "0"}, "RELAYD_READ_TIMEOUT: expected `float` > 0"),
+        ({"RELAYD_ALLOW_UNSAFE_DATABASE": "maybe"}, "RELAYD_ALLOW_UNSAFE_DATABASE: "),
+        (
+            {"RELAYD_RETENTION_REQUIRES_ARCHIVE": "true"},
+            "retention_requires_archive needs archive_manifests: the folder _manifests",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(environ, problem):
+    (found,) = problems(None, environ)
+    assert found.startswith(problem)
+
+
+def test_an_id_is_never_forgotten_while_its_packet_could_be_taken_again():
+    (found,) = problems(None, {"RELAYD_DEDUP_WINDOW_SECONDS": "3600"})
+    assert found == "dedup_window_seconds (3600) is below max_packet_age_seconds (86400)"
+
+
+@pytest.mark.req("R-270", "R-271", "R-272")
+def test_a_challenge_lives_for_one_to_ten_minutes():
+    assert load().challenge_lifetime == 120
+    assert load(None, {"RELAYD_CHALLENGE_LIFETIME": "60"}).challenge_lifetime == 60
+    (found,) = problems(None, {"RELAYD_CHALLENGE_LIFETIME": "59"})
+    assert found == "challenge_lifetime (59) is below 60"
+    long = load(None, {"RELAYD_CHALLENGE_LIFETIME": "3600"})
+    assert long.challenge_lifetime == 600
+    assert long.warnings == ("challenge_lifetime 3600 is above what clients accept; using 600",)
+    assert load(None, {"RELAYD_CHALLENGE_LIFETIME": "600"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("MEMBERS", "alice", "members: alice is not a DID"),
+        ("REPLICATION_PEERS", "did:strata:a,b", "replication_peers: b is not a DID"),
+        (
+            "TRUSTED_PROXIES",
+            "proxy.local",
+            "trusted_proxies: proxy.local is not a network such as 192.0.2.0/24",
+        ),
+        ("UNLIMITED_ADDRESSES", "1.2.3", "unlimited_addresses: 1.2.3 is not a network such as 192.0.2.0/24"),
+        (
+            "ALLOWED_ORIGINS",
+            "https://a.example/",
+            "allowed_origins: https://a.example/ is not an origin such as https://example.org",
+        ),
+    ],
+)
+def test_who_may_come_in_is_checked_at_start(variable, value, problem):
+    assert problems(None, {f"RELAYD_{variable}": value}) == [problem]
+
+
+@pytest.mark.parametrize("origin", ["https://a.example", "http://a.example:8080", "https://[::1]:1", "null"])
+def test_what_is_an_origin(origin):
+    assert load(None, {"RELAYD_ALLOWED_ORIGINS": origin}).allowed_origins == (origin,)
+
+
+def test_a_limit_that_does_nothing_on_the_spot_is_warned_about(toml):
+    (warning,) = load(None, {"RELAYD_PUBLISH_LIMIT": "5"}).warnings
+    assert warning == "publish_limit: no limit holds for 127.0.0.0/8, ::1/128 (unlimited_addresses)"
+    assert load(toml("publish_limit = 5\nunlimited_addresses = []")).warnings == ()
+    assert load(None, {"RELAYD_PORT": "1"}).warnings == ()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7447", "0.0.0.0:7447", "[::]:7447"])
+def test_metrics_have_an_address_of_their_own(address):
+    said = "metrics_listen is the relay's own address; choose another port, or leave it out"
+    assert problems(None, {"RELAYD_METRICS_LISTEN": address}) == [said]
+    everywhere = {"RELAYD_METRICS_LISTEN": "127.0.0.1:7447", "RELAYD_HOST": "0.0.0.0"}
+    assert problems(None, everywhere) == [said]
+    load(None, {"RELAYD_METRICS_LISTEN": address.replace("7447", "7448")})
+    load(None, {"RELAYD_METRICS_LISTEN": "127.0.0.2:7447"})
+    load(None, {"RELAYD_METRICS_LISTEN": "127.0.0.1:0", "RELAYD_PORT": "0"})

@@ -108,10 +108,11 @@ class TrustBudgets:
         }
 
 
-def _budget_of(content_type: str, strength: float | None) -> Budget:
+def _budget_of(content_type: str, strength: object) -> Budget:
     if content_type == "TRUST_REVOCATION":
         return Budget.REVOCATIONS
-    return Budget.STRONG_EDGES if strength is not None and strength > _STRONG else Budget.WEAK_EDGES
+    is_strong = isinstance(strength, int | float) and strength > _STRONG
+    return Budget.STRONG_EDGES if is_strong else Budget.WEAK_EDGES
 
 
 def _over(limit: int, received: list[int], under_way: int, now: int) -> InvalidPacket:

@@ -190,7 +190,7 @@ class StrataError(Exception):
         return _restore, (type(self), self.args, self.__dict__)
 
 
-def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, Any]) -> StrataError:
+def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, object]) -> StrataError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(members)
     return error

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 from blake3 import blake3
@@ -49,7 +49,7 @@ DEFAULT_MAX_PACKET_AGE_SECONDS = 86_400
 MAX_FUTURE_SECONDS = 300
 """How far in the future it may lie. Fixed: it does not follow the clock skew setting (R-095)."""
 
-MINIMAL_PROVENANCE_HEADER: Mapping[str, Any] = {
+MINIMAL_PROVENANCE_HEADER: Mapping[str, object] = {
     "origin_type": "UNKNOWN",
     "genesis_media_hash": None,
     "edit_history": [],
@@ -100,7 +100,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     signature: str
     """As received, in either case (R-024)."""
     signature_bytes: bytes
-    value: dict[str, Any]
+    value: dict[str, object]
     """The decoded packet. Read it only: the bytes above would not follow a change."""
 
     @classmethod
@@ -159,10 +159,9 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         )
 
     @property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """The payload; `content["type"]` is `content_type`."""
-        content: dict[str, Any] = self.value["content"]
-        return content
+        return cast(dict[str, object], self.value["content"])
 
     @property
     def size_bytes(self) -> int:
@@ -172,7 +171,8 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     @property
     def media_hashes(self) -> tuple[str, ...]:
         """The hashes of the media that `content.media` refers to."""
-        return tuple(reference["media_hash"] for reference in self.content.get("media") or ())
+        media: Any = self.content.get("media") or ()
+        return tuple(reference["media_hash"] for reference in media)
 
     def verify(self, now: float | None = None) -> None:
         """Check the signature by the key in the author's own DID and, if `now` is given, the expiry.
@@ -236,13 +236,13 @@ def check_freshness(
 
 def build(
     identity: ids.Signer,
-    content: Mapping[str, Any],
+    content: Mapping[str, object],
     *,
     timestamp: int,
     expires_at: int | None = None,
     nonce: str | None = None,
-    provenance_header: Mapping[str, Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
+    provenance_header: Mapping[str, object] | None = None,
+    extra: Mapping[str, object] | None = None,
     max_bytes: int = DEFAULT_MAX_PACKET_BYTES,
     allow_unattested: bool = False,
 ) -> Packet:
@@ -254,7 +254,7 @@ def build(
     the header claims an origin and has no `client_attestation` (R-230: `provenance.attest` adds it),
     unless `allow_unattested`: relays serve such a packet as one of unknown origin.
     """
-    packet: dict[str, Any] = dict(extra or {})
+    packet: dict[str, object] = dict(extra or {})
     if clash := packet.keys() & _BUILT_MEMBERS:
         raise ValueError(f"extra cannot set {', '.join(sorted(clash))}")
     if provenance_header is None and content.get("media"):
@@ -279,7 +279,7 @@ def build(
     return Packet.parse(canonical.encode(packet), max_bytes=max_bytes)
 
 
-def _require_attested(header: Mapping[str, Any]) -> None:
+def _require_attested(header: Mapping[str, object]) -> None:
     claim = header.get("origin_type")
     if claim not in (None, MINIMAL_PROVENANCE_HEADER["origin_type"]) and not header.get("client_attestation"):
         raise ValueError(f"a packet that claims the origin {claim} needs a client_attestation")
@@ -290,7 +290,7 @@ def byte_hash(data: bytes) -> str:
     return f"0x{blake3(data).hexdigest()}"
 
 
-def _read_signature(value: dict[str, Any]) -> tuple[str, bytes]:
+def _read_signature(value: dict[str, object]) -> tuple[str, bytes]:
     signature = value.get("signature")
     if type(signature) is str and len(signature) == _SIGNATURE_CHARACTERS and signature.startswith("0x"):
         try:
@@ -302,7 +302,7 @@ def _read_signature(value: dict[str, Any]) -> tuple[str, bytes]:
     _refuse("signature is not 0x and 128 hex digits")
 
 
-def _read_required(value: dict[str, Any]) -> tuple[int, int, str, str]:
+def _read_required(value: dict[str, object]) -> tuple[int, int, str, str]:
     version = _integer(value.get("version"), "version")
     if version != VERSION:
         _refuse(f"packet version {version} is not known here")  # R-017: the reason names it
@@ -318,7 +318,7 @@ def _read_required(value: dict[str, Any]) -> tuple[int, int, str, str]:
     return version, _integer(value.get("timestamp"), "timestamp"), author_id, content_type
 
 
-def _read_optional(value: dict[str, Any]) -> tuple[int | None, str | None]:
+def _read_optional(value: dict[str, object]) -> tuple[int | None, str | None]:
     expires_at = value.get("expires_at")
     if expires_at is not None:
         expires_at = _integer(expires_at, "expires_at")
@@ -349,7 +349,7 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
         _check_media_reference(reference)
 
 
-def _check_header(header: dict[str, Any]) -> None:
+def _check_header(header: dict[str, object]) -> None:
     """R-027 alone; what the header claims is judged by the relay's provenance check."""
     _check_byte_hash(header.get("genesis_media_hash"), "provenance_header.genesis_media_hash")
     edits = header.get("edit_history")
@@ -358,12 +358,12 @@ def _check_header(header: dict[str, Any]) -> None:
             _check_byte_hash(edit.get("resulting_media_hash"), "edit_history.resulting_media_hash")
 
 
-def _check_byte_hash(value: Any, name: str) -> None:
+def _check_byte_hash(value: object, name: str) -> None:
     if value is not None and not (type(value) is str and _is_hash(value)):
         _refuse(f"{name} is not 0x and 64 lowercase hex digits")
 
 
-def _check_media_reference(reference: Any) -> None:
+def _check_media_reference(reference: object) -> None:
     if type(reference) is not dict:
         _refuse("content.media is not an array of objects")
     media_hash = reference.get("media_hash")
@@ -380,7 +380,7 @@ def _check_media_reference(reference: Any) -> None:
 _KIND_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object"}
 
 
-def _optional(members: dict[str, Any], name: str, kind: type, path: str = "") -> Any:
+def _optional(members: dict[str, object], name: str, kind: type, path: str = "") -> Any:
     """An optional member, where null equals absence (R-032, A-004)."""
     value = members.get(name)
     if value is not None and type(value) is not kind:
@@ -388,7 +388,7 @@ def _optional(members: dict[str, Any], name: str, kind: type, path: str = "") ->
     return value
 
 
-def _integer(value: Any, name: str) -> int:
+def _integer(value: object, name: str) -> int:
     if type(value) is int:
         return value
     # R-013: 1760000000.0 and 1760000000 are one number in canonical form.

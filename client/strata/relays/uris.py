@@ -94,7 +94,7 @@ class RelayProposal:
         """The proposal as a JSON object (R-392, R-401)."""
         return msgspec.json.encode({"type": _JSON_TYPE} | self._members()).decode()
 
-    def _members(self) -> dict[str, Any]:
+    def _members(self) -> dict[str, object]:
         """What both forms carry; what a reader derives or takes for absent is left out."""
         is_derived = self.ws == RelayProposal(http=self.http).ws if self.ws else True
         members = {
@@ -139,10 +139,11 @@ def _from_uri(text: str) -> RelayProposal:
         or parts.fragment
     ):
         raise ValueError("a relay URI begins with strata://relay?")
-    members: dict[str, Any] = {"extra_ws": []}
+    extra_ws: list[str] = []
+    members: dict[str, object] = {"extra_ws": extra_ws}
     for name, value in _query_members(parts.query):
         if name == "extra_ws":
-            members["extra_ws"].append(value)
+            extra_ws.append(value)
         elif name in _SINGLE_MEMBERS:
             if name in members:
                 raise ValueError(f"{name} is given twice")
@@ -186,7 +187,8 @@ def _proposal(members: Mapping[str, Any]) -> RelayProposal:
     extra = [] if extra is None else extra
     if type(extra) is not list:
         raise ValueError("extra_ws is not a list")
-    if not all(type(value) is str for value in (http, *extra, *(v for v in (ws, label) if v is not None))):
+    texts = [http, *extra] + [value for value in (ws, label) if value is not None]
+    if not all(type(value) is str for value in texts):
         raise ValueError("a member is not text")
     return RelayProposal(
         http=http,

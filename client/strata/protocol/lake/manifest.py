@@ -8,7 +8,7 @@ of the last manifest can prove later that nothing before it was changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from blake3 import blake3
@@ -131,7 +131,7 @@ def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
 
 
 def _hash(manifest: Manifest) -> str:
-    members: dict[str, Any] = msgspec.to_builtins(manifest)
+    members: dict[str, object] = msgspec.to_builtins(manifest)
     del members["hash"]
     return blake3(canonical.encode(members)).hexdigest()
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import NewType
 
 from msgspec import Raw
 
@@ -297,7 +297,7 @@ class Publishing:
         self.wake_at = min(self.wake_at, moment)
 
 
-def _downgrade(annotations: dict[str, Any] | None) -> str | None:
+def _downgrade(annotations: dict[str, object] | None) -> str | None:
     """The origin a relay says it credits a packet with (R-209)."""
     finding = (annotations or {}).get("provenance")
     effective = finding.get("effective_origin_type") if type(finding) is dict else None

@@ -35,7 +35,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Raw
 
@@ -79,7 +79,7 @@ class QueuedEvent(NamedTuple):
     received_at: int
     cursor: str | None
     live: bool | None
-    annotations: dict[str, Any] | None = None
+    annotations: dict[str, object] | None = None
     """What the relay says about the packet beside it (R-209)."""
     arrived_at: float = 0.0
     """When it came in, on the connection's clock."""

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
 from strata.protocol.errors import RequestRefused, StrataError
 from strata.protocol.packets import Packet
@@ -109,7 +108,7 @@ class Checks:
         presence = math.inf if self._options.presence_delay is None else self._watch.get_timer()
         return min(presence, self._probe_at, *self._ping_at.values(), math.inf)
 
-    def _once(self, check: str, url: str, work: Coroutine[Any, Any, None]) -> None:
+    def _once(self, check: str, url: str, work: Coroutine[object, object, None]) -> None:
         if (check, url) in self._busy:
             work.close()
             return

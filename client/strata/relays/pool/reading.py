@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
 
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.connection.dialing import shown
@@ -290,7 +289,7 @@ class Reading:
         if packets >= _MEASURED_PACKETS and spent > 0:
             self._relays.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
 
-    def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _work(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._relays.spawn(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Delivery
@@ -150,7 +149,7 @@ class Relays:
         """Write what is observed to the scores file, if there is one, until cancelled."""
         await self._scores.run()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """A task that ends with the pool at the latest."""
         return self.tasks.create_task(work, name=name)
 

@@ -9,17 +9,15 @@ subscribers who want the same packets cost one match.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from strata.protocol.errors import InvalidMessage
+from strata.protocol.fields import is_content_id
 from strata.protocol.wire import Filters
 
 from relayd.store.types import LogEntry, LogQuery
 
 __all__ = ["CompiledFilter", "compile_filter"]
-
-_PACKET_ID = re.compile(r"0x[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
             f"more than {max_values} authors, types and packet ids", detail="too_many_filter_values"
         )
     for packet_id in packet_ids:
-        if not _PACKET_ID.fullmatch(packet_id):
+        if not is_content_id(packet_id):
             raise InvalidMessage("packet_ids must be 0x and 64 lowercase hex digits", detail="packet_ids")
     return CompiledFilter(
         authors=frozenset(authors),

@@ -14,10 +14,11 @@ writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+from strata.protocol.fields import is_content_id
 
 from relayd.feed.events import Form, annotated_tail, event_tail
 from relayd.http.identities import IdentityApi
@@ -25,8 +26,6 @@ from relayd.responses import JSON, NO_STORE, PUBLIC, Response, error_response, j
 from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
 
 __all__ = ["HttpApi", "MetricsApi"]
-
-_PACKET_ID = re.compile(r"0x[0-9a-f]{64}")  # no other spelling is an id
 
 
 class HttpApi:
@@ -87,7 +86,7 @@ class HttpApi:
         return error_response(503, "not_ready", reason)
 
     async def _packet(self, text: str) -> Response:
-        if _PACKET_ID.fullmatch(text) is None:
+        if not is_content_id(text):  # no other spelling is an id
             return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
         packet_id = bytes.fromhex(text[2:])
         try:

@@ -138,6 +138,13 @@ def test_the_paths_of_before_the_rings_lead_to_the_new_modules(old):
         assert getattr(before, name) is getattr(strata, name, getattr(now, name))
 
 
+@pytest.mark.parametrize("old", sorted(_renamed.OLD_NAMES))
+def test_a_name_of_before_leads_to_the_class_of_today(old):
+    new = importlib.import_module(old).__dict__["_new"]
+    for before, now in _renamed.OLD_NAMES[old].items():
+        assert getattr(importlib.import_module(old), before) is getattr(importlib.import_module(new), now)
+
+
 def test_what_stood_below_an_old_path_is_found_there_too():
     module = importlib.import_module("strata.relay.options")
     assert module.Options is strata.Options

@@ -10,10 +10,13 @@ from __future__ import annotations
 import binascii
 import re
 
-__all__ = ["base64url", "hex_bytes", "integer", "is_content_id", "number", "unpadded_base64url"]
+__all__ = ["CONTENT_ID", "base64url", "hex_bytes", "integer", "is_content_id", "number", "unpadded_base64url"]
 
-is_content_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
-"""Matches the form of every packet id and hash of bytes (R-020, R-027)."""
+CONTENT_ID = "0x[0-9a-f]{64}"
+"""The form of every packet id and every hash of bytes, as a regular expression (R-020, R-027)."""
+
+is_content_id = re.compile(CONTENT_ID).fullmatch
+"""Matches text of that form and no other spelling."""
 
 _is_base64url = re.compile(r"[A-Za-z0-9_-]*={0,2}").fullmatch
 

@@ -12,7 +12,6 @@ Members nobody here knows stay in the bytes, hence in the hash, in storage and i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
@@ -22,6 +21,7 @@ from blake3 import blake3
 from strata.protocol import canonical, ids
 from strata.protocol.canonical import MAX_DEPTH
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.fields import is_content_id
 
 __all__ = [
     "DEFAULT_MAX_PACKET_AGE_SECONDS",
@@ -74,7 +74,6 @@ _BUILT_MEMBERS = frozenset(
 _UNSIGNED = ("packet_id", "signature")
 """The members outside what is hashed and signed (R-022, R-023)."""
 
-_is_hash = re.compile(r"0x[0-9a-f]{64}").fullmatch
 _SIGNATURE_CHARACTERS = 2 + 2 * ids.SIGNATURE_BYTES
 
 
@@ -125,7 +124,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         if type(value) is not dict:
             _refuse("a packet is a JSON object")
         packet_id = value.get("packet_id")
-        if type(packet_id) is not str or not _is_hash(packet_id):
+        if type(packet_id) is not str or not is_content_id(packet_id):
             _refuse("packet_id is not 0x and 64 lowercase hex digits")
         signature, signature_bytes = _read_signature(value)
         version, timestamp, author_id, content_type = _read_required(value)
@@ -335,7 +334,7 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
     content = value["content"]
     _optional(content, "text", str, "content.")
     thread_ref = content.get("thread_ref")
-    if thread_ref is not None and not (type(thread_ref) is str and _is_hash(thread_ref)):
+    if thread_ref is not None and not (type(thread_ref) is str and is_content_id(thread_ref)):
         _refuse("content.thread_ref is not a packet id")
     header = _optional(value, "provenance_header", dict)
     if header:
@@ -359,7 +358,7 @@ def _check_header(header: dict[str, object]) -> None:
 
 
 def _check_byte_hash(value: object, name: str) -> None:
-    if value is not None and not (type(value) is str and _is_hash(value)):
+    if value is not None and not (type(value) is str and is_content_id(value)):
         _refuse(f"{name} is not 0x and 64 lowercase hex digits")
 
 
@@ -367,7 +366,7 @@ def _check_media_reference(reference: object) -> None:
     if type(reference) is not dict:
         _refuse("content.media is not an array of objects")
     media_hash = reference.get("media_hash")
-    if type(media_hash) is not str or not _is_hash(media_hash):  # R-035, R-027
+    if type(media_hash) is not str or not is_content_id(media_hash):  # R-035, R-027
         _refuse("media_hash is not 0x and 64 lowercase hex digits")
     _optional(reference, "media_type", str, "content.media.")
     if reference.get("size_bytes") is not None:

@@ -63,8 +63,8 @@ from strata.protocol.keys.statements import (
 from strata.protocol.keys.states import (
     DEFAULT_CLOCK_SKEW_SECONDS,
     KeyRules,
+    KeyStanding,
     KeyState,
-    Standing,
     Use,
     allowed_clock_skew,
 )
@@ -76,10 +76,10 @@ __all__ = [
     "KeyChain",
     "KeyEvent",
     "KeyRules",
+    "KeyStanding",
     "KeyState",
     "PublishedDocument",
     "RecoveryApproval",
-    "Standing",
     "Statement",
     "Use",
     "add_content",

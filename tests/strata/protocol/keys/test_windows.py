@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from alice import (
+from strata.protocol import packets
+from strata.protocol.documents import implicit_genesis, key_multibase
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import Identity, base58_encode
+from strata.protocol.keys import KeyChain, KeyStanding, Use
+
+from tests.support.alice import (
     ALICE,
     DAY,
     RULES,
@@ -22,11 +28,6 @@ from alice import (
     rotate,
     sign,
 )
-from strata.protocol import packets
-from strata.protocol.documents import implicit_genesis, key_multibase
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.ids import Identity, base58_encode
-from strata.protocol.keys import KeyChain, KeyStanding, Use
 
 NAMED = "did:strata:relay_1"
 

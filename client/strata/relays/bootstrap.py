@@ -1,4 +1,4 @@
-"""The bootstrap file: what a client knows before it has asked anyone (R-347, R-055).
+"""The bootstrap file: the relays and identities a client knows at the start (R-347, R-055).
 
 One JSON object; every member is optional, and those not known here are ignored, so that a relay and its
 clients may be given the same file:

@@ -41,7 +41,7 @@ _is_url_text = re.compile(r"[!-~]+").fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayProposal:
-    """A relay somebody proposes to use. Raises `ValueError` on construction for addresses that are none.
+    """A relay that somebody proposes to use. Raises `ValueError` on construction for malformed addresses.
 
     Two proposals are equal if they propose the same.
     """
@@ -75,7 +75,7 @@ class RelayProposal:
         """What the user should know before agreeing, as sentences; empty if there is nothing (R-402)."""
         found = []
         if not self.http.startswith("https:"):
-            found.append(f"{self.http} is not encrypted: what it says can be read and changed on the way")
+            found.append(f"{self.http} is not encrypted: others on the way can read and change its answers")
         for url in (self.ws, *self.extra_ws):
             if not url.startswith("wss:"):
                 found.append(f"{url} is not encrypted: others on the way see what you publish and read")
@@ -95,7 +95,7 @@ class RelayProposal:
         return msgspec.json.encode({"type": _JSON_TYPE} | self._members()).decode()
 
     def _members(self) -> dict[str, object]:
-        """What both forms carry; what a reader derives or takes for absent is left out."""
+        """The members that both forms carry, without those a reader derives or takes for absent."""
         is_derived = self.ws == RelayProposal(http=self.http).ws if self.ws else True
         members = {
             "v": _VERSION,
@@ -116,7 +116,7 @@ def is_relay_uri(text: str) -> bool:
 def parse(text: str) -> RelayProposal:
     """Read either form. Members not known here are ignored.
 
-    Raises `ValueError` with a sentence that says what is wrong and does not quote the text.
+    Raises `ValueError` with a sentence that names the fault and does not quote the text.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError("a relay URI is not that long")

@@ -1,4 +1,4 @@
-"""Canonical JSON: the one place where bytes become what is hashed, signed, stored and sent (R-009, R-010).
+"""Canonical JSON: the one place that makes the bytes to hash, sign, store and send (R-009, R-010).
 
 The form is RFC 8785 (JCS), exactly. Input that has no single canonical form is refused (R-011, R-012); so
 is a number whose canonical text would be an integer beyond ±(2**53 − 1), however it was spelled: a
@@ -198,7 +198,7 @@ def _constant(literal: str) -> NoReturn:
 
 
 def _require_canonical_form(value: object, depth: int) -> None:
-    """Refuse what RFC 8785 has no form for. Recursion ends at `depth`, so a cycle ends too."""
+    """Refuse values that RFC 8785 has no form for. Recursion ends at `depth`, so a cycle ends too."""
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):

@@ -112,10 +112,10 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DidDocument:
-    """A document whose form has been checked. Two are equal if their canonical bytes are."""
+    """A document whose form has been checked. Two documents are equal if their canonical bytes are."""
 
     canonical: bytes
-    """The document in canonical form: what is hashed, stored and served."""
+    """The document in canonical form, as it is hashed, stored and served."""
     hash: str
     """The `did_doc_hash` (R-052)."""
     did: str
@@ -142,7 +142,7 @@ class DidDocument:
 
     @property
     def value(self) -> dict[str, object]:
-        """The document decoded anew, with the members nobody here knows."""
+        """The document decoded anew, unknown members included."""
         return cast(dict[str, object], canonical.parse(self.canonical)[0])
 
     def method_of(self, public_key: bytes) -> VerificationMethod | None:
@@ -218,7 +218,7 @@ def document_hash(canonical_document: bytes) -> str:
 
 
 def is_document_hash(text: str) -> bool:
-    """Whether `text` is a BLAKE3 multihash in base58btc multibase; hex is none (R-052, A-010)."""
+    """Whether `text` is a BLAKE3 multihash in base58btc multibase; hex does not count (R-052, A-010)."""
     if _is_document_hash(text) is None:
         return False
     decoded = ids.base58_decode(text[1:])
@@ -231,7 +231,7 @@ def method_id(did: str, fragment: str = "keys-1") -> str:
 
 
 def key_multibase(public_key: bytes) -> str:
-    """The multibase text of a public key: what follows `did:strata:` in its DID."""
+    """The multibase text of a public key: the part after `did:strata:` in its DID."""
     return ids.did_from_public_key(public_key).removeprefix("did:strata:")
 
 

@@ -132,7 +132,7 @@ class Retry(enum.Enum):
 
 
 class ErrorCode(enum.StrEnum):
-    """Every code an ERROR may carry; `code.retry` says what a client may do about it."""
+    """Every code an ERROR may carry; `code.retry` gives the advice to a client."""
 
     retry: Retry
 
@@ -197,7 +197,7 @@ def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, 
 
 
 class IdentityError(StrataError, ValueError):
-    """A DID, public key or seed that cannot be what it claims to be."""
+    """A DID, public key or seed that is not what it claims to be."""
 
 
 class InvalidInput(StrataError):

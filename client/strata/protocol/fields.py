@@ -29,7 +29,7 @@ def integer(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """The value, if it is a number; a boolean is none."""
+    """The value, if it is a number; a boolean is not."""
     return float(value) if type(value) is int or type(value) is float else None
 
 

@@ -1,4 +1,4 @@
-"""Packets: parse what arrived, check it, build what is sent (RFC-0002 §3–§4).
+"""Packets: parsed, checked and built (RFC-0002 §3–§4).
 
 A packet is its canonical bytes. `Packet` is a view of them whose existence says: the schema holds, the form
 is canonical, and `packet_id` is the BLAKE3 hash of the rest. It does not say that the signature is the
@@ -84,9 +84,9 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     """
 
     canonical: bytes
-    """The whole packet in canonical form: what is stored and sent (R-016)."""
+    """The whole packet in canonical form, as it is stored and sent (R-016)."""
     signed_bytes: bytes
-    """The canonical form without `packet_id` and `signature`: what is hashed and signed (R-022, R-023)."""
+    """The canonical form without `packet_id` and `signature`, as it is hashed and signed (R-022, R-023)."""
     digest: bytes
     """BLAKE3-256 of `signed_bytes`, 32 bytes."""
     packet_id: str
@@ -349,7 +349,7 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
 
 
 def _check_header(header: dict[str, object]) -> None:
-    """R-027 alone; what the header claims is judged by the relay's provenance check."""
+    """R-027 alone; the relay's provenance check judges the claims of the header."""
     _check_byte_hash(header.get("genesis_media_hash"), "provenance_header.genesis_media_hash")
     edits = header.get("edit_history")
     for edit in edits if type(edits) is list else ():

@@ -105,7 +105,7 @@ class KeyChain:
 
     @property
     def head(self) -> DidDocument | None:
-        """The current document; None if none is known or several claim to be it."""
+        """The current document; None if no document is known or several claim to be it."""
         return self._ledger.head
 
     @property
@@ -229,7 +229,7 @@ class KeyChain:
         return KeyChain(self._genesis, before, ledger, tuple(held), tuple(second)), refusals
 
     def _state_at(self, at: int, *, ingest: bool) -> KeyLedger:
-        """All that counts at `at`. A reader does not know yet what was received later."""
+        """The state that counts at `at`. A reader does not know later packets yet."""
         ledger = self._ledger
         if at < self._last:
             if ingest:

@@ -187,7 +187,7 @@ class KeyLedger:
     # KEY_EVENT
 
     def _decide(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
-        """An event by a signing key: it takes effect at once, and overrides what is pending (R-086)."""
+        """An event by a signing key: it takes effect at once, and overrides pending events (R-086)."""
         _require_begun(signer, at)
         overridden = self._overridden_by(event)
         is_veto = event.event == "REVOKE" and bool(overridden) and self.named(event.key_id) is None
@@ -210,7 +210,7 @@ class KeyLedger:
             self._pending[packet_id] = PendingEvent(packet_id, event, signer.public_key, due_at, approved_by)
 
     def _fulfil(self, pending: PendingEvent, at: int) -> None:
-        """A pending event takes effect, unless what it names has been taken since."""
+        """A pending event takes effect, unless the id or key it names has been taken since."""
         try:
             self._check_names(pending.event)
             # Twice the room: whoever has stolen a key must not be able to fill what recovery needs.

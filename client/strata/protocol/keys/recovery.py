@@ -1,4 +1,4 @@
-"""Recovery: events that wait, and who has to agree to them (RFC-0001 §5.3; R-079, R-084…R-088)."""
+"""Recovery: pending events, and whose approval they need (RFC-0001 §5.3; R-079, R-084…R-088)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 

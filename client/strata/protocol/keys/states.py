@@ -1,4 +1,4 @@
-"""One key at one moment: its window, what it may sign, and how to say why it may not."""
+"""One key at one moment: its window, its uses, and why a use is refused."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 KeysOf = Callable[[str, int], tuple[bytes, ...]]
-"""The Ed25519 keys that may sign for a DID at a time, newest first; none for a DID that does not resolve."""
+"""The Ed25519 keys that may sign for a DID at a time, newest first; empty for a DID that does not resolve."""
 
 ManifestOf = Callable[[str], Packet | None]
 """The newest CLIENT_MANIFEST of a client's DID, or None (R-236)."""
@@ -62,7 +62,7 @@ class ClientAttestation(NamedTuple):
 
 
 def read_attestation(header: Mapping[str, object]) -> ClientAttestation | None:
-    """The header's client attestation; None if there is none, or it is malformed."""
+    """The header's client attestation; None if it is missing or malformed."""
     value = header.get("client_attestation")
     if type(value) is not dict:
         return None

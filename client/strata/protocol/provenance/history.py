@@ -40,7 +40,7 @@ from strata.protocol.provenance.origins import (
 __all__ = ["Level", "edit_hash", "history_holds", "level_of", "platform_attested"]
 
 _APP_FORMATS = frozenset({"apple-app-attest", "play-integrity"})
-"""The formats that speak for an app; none of them says that hardware captured anything (R-228)."""
+"""The formats that vouch for an app; none of them proves that hardware captured anything (R-228)."""
 
 
 class Level(enum.IntEnum):

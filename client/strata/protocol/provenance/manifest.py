@@ -1,4 +1,4 @@
-"""CLIENT_MANIFEST: who a piece of client software is, and the keys it attests with (RFC-0002 §11.3)."""
+"""CLIENT_MANIFEST: the identity of client software, and the keys it attests with (RFC-0002 §11.3)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 

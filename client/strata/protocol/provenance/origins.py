@@ -43,7 +43,7 @@ def header_of(packet: dict[str, object]) -> dict[str, object] | None:
 
 
 def read_origin(value: object) -> str:
-    """The origin a header member stands for: `UNKNOWN` for whatever is none of the four (R-036, R-204)."""
+    """The origin a header member stands for: `UNKNOWN` for anything but the four (R-036, R-204)."""
     return value if type(value) is str and value in _RANK else UNKNOWN
 
 

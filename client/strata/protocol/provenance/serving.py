@@ -1,4 +1,4 @@
-"""A downgraded packet: what the relay keeps about it, how it is served, how a client gets it back (A-077).
+"""A downgraded packet: the relay's record of it, how it is served, how a client restores it (A-077).
 
 The log holds the packet as it was signed. What a subscriber sees is a copy in which `origin_type` is the
 effective one and a `client_attestation` that failed is gone, so its id and signature no longer hold. The

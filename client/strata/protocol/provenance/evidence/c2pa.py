@@ -65,7 +65,7 @@ class _Signature(NamedTuple):
 
 
 class C2paVerifier:
-    """Verifies c2pa evidence against a trust list, the certificates (DER) of those who issue to signers."""
+    """Verifies c2pa evidence against a trust list, the certificates (DER) of the issuers of signers."""
 
     format = "c2pa"
 

@@ -19,7 +19,8 @@ MAX_CBOR_DEPTH = 32
 def decode(data: bytes) -> object:
     """The value of one CBOR item. Tags keep their number (`cbor2.CBORTag`) where they mean no Python type.
 
-    Raises `InvalidPacket` (`invalid_attestation`) for what is no CBOR, nests too deeply or repeats a key.
+    Raises `InvalidPacket` (`invalid_attestation`) if the bytes are not CBOR, nest too deeply or
+    repeat a key.
     """
     try:
         return cbor2.loads(data, max_depth=MAX_CBOR_DEPTH, allow_duplicate_keys=False)
@@ -28,7 +29,7 @@ def decode(data: bytes) -> object:
 
 
 def decode_map(data: bytes) -> dict[object, object]:
-    """As `decode`, for what must be a map."""
+    """As `decode`, for an item that must be a map."""
     value = decode(data)
     if type(value) is not dict:
         refuse_evidence("the evidence is not a CBOR map", "malformed_evidence")

@@ -5,7 +5,7 @@
         async for delivery in relay.subscribe(types=["POST"]):
             print(delivery.packet.content)
 
-The names below are loaded when they are first used, so that importing one part costs no other.
+Each name below is loaded at its first use, so importing one part does not load the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where modules stood before the rings: `strata.channel` is `strata.txrx` now, and so on.
 
-The old paths lead to the new modules until 1.0, so that programs written for them keep running; nothing in
-this project uses them. Classes are the same objects under either path (docs/reference/versioning.md).
+Until 1.0 the old paths lead to the new modules, so that programs written for them keep running. Nothing in
+this project uses them. A class is the same object under either path (docs/reference/versioning.md).
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ __all__ = ["OLD_MODULES", "OLD_NAMES", "install"]
 
 _RINGS = {
     "protocol": (
-        *("auth", "canonical", "documents", "equivalence", "errors", "fields", "ids", "keys", "lake"),
-        *("packets", "provenance", "secret_files", "typed", "wire"),
+        "auth canonical documents equivalence errors fields ids keys lake packets provenance secret_files "
+        "typed wire"
     ),
-    "relays": ("backoff", "bootstrap", "curation", "pool", "resolver", "uris"),
-    "channels": (
-        *("encryption", "messaging", "nodes", "persistence", "rate_limit", "reliable", "sds"),
-        "segmentation",
-    ),
-    "tools": ("cli", "conformance", "sim"),
+    "relays": "backoff bootstrap curation pool resolver uris",
+    "channels": "encryption messaging nodes persistence rate_limit reliable sds segmentation",
+    "tools": "cli conformance sim",
 }
 _MERGED_IN_SDS = {
     "fresh": "outgoing",
@@ -39,7 +36,7 @@ _MERGED_IN_SDS = {
     "tips": "history",
 }
 OLD_MODULES = {
-    **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names},
+    **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names.split()},
     "strata.channel": "strata.txrx",
     "strata.relay": "strata.relays.connection",
     **{f"strata.sds.{old}": f"strata.channels.sds.{new}" for old, new in _MERGED_IN_SDS.items()},
@@ -53,12 +50,13 @@ OLD_NAMES: dict[str, dict[str, str]] = {
     "strata.sds.ledger": {"Ledger": "History"},
     "strata.sds.log": {"Entry": "LoggedMessage", "Log": "MessageLog"},
     "strata.sds.tips": {"Tips": "Unreferenced"},
+    "strata.keys": {"Standing": "KeyStanding"},
 }
 """By old module: names that are called otherwise in the new one."""
 
 
 class _OldModule(ModuleType):
-    """A module under its old path; its names are looked up in the new one when they are asked for."""
+    """A module under its old path; its names are looked up in the new module when a program asks for them."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old)
@@ -69,7 +67,7 @@ class _OldModule(ModuleType):
             raise AttributeError(name)
         renamed = OLD_NAMES.get(self.__name__, {}).get(name, name)
         strata = sys.modules["strata"]
-        if renamed in strata.__all__:  # what a program gets there is the outermost class of that name
+        if renamed in strata.__all__:  # `strata` has the outermost class of that name
             return getattr(strata, renamed)
         return getattr(importlib.import_module(self.__dict__["_new"]), renamed)
 
@@ -80,7 +78,7 @@ class _OldModule(ModuleType):
 
 
 class _Finder(MetaPathFinder, InspectLoader):
-    """Finds old modules, after everybody else has found nothing under that name."""
+    """Finds old modules, once the other finders have found nothing under that name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -121,5 +119,5 @@ def _moved(fullname: str) -> str | None:
 
 
 def install() -> None:
-    """Let the old paths be imported. Done once, when `strata` is."""
+    """Let the old paths be imported. Importing `strata` does this, once."""
     sys.meta_path.append(_Finder())

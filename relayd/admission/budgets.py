@@ -108,10 +108,11 @@ class TrustBudgets:
         }
 
 
-def _budget_of(content_type: str, strength: float | None) -> TrustAct:
+def _budget_of(content_type: str, strength: object) -> TrustAct:
     if content_type == "TRUST_REVOCATION":
         return TrustAct.REVOCATIONS
-    return TrustAct.STRONG_EDGES if strength is not None and strength > _STRONG else TrustAct.WEAK_EDGES
+    is_strong = isinstance(strength, int | float) and strength > _STRONG
+    return TrustAct.STRONG_EDGES if is_strong else TrustAct.WEAK_EDGES
 
 
 def _over(limit: int, received: list[int], under_way: int, now: int) -> InvalidPacket:

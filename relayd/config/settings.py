@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 from msgspec import Meta
+from strata.protocol.fields import CONTENT_ID
 
 __all__ = ["ENV_PREFIX", "HARD_MAX_PACKET_BYTES", "Origin", "Setting", "Settings", "setting_table"]
 
@@ -31,7 +32,7 @@ _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _LimitBytes = Annotated[int, Meta(ge=0, le=2**40)]
 _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
-_Hashes = tuple[Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}$")], ...]
+_Hashes = tuple[Annotated[str, Meta(pattern=f"^{CONTENT_ID}$")], ...]
 
 
 class Origin(NamedTuple):

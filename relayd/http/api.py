@@ -85,7 +85,7 @@ class HttpApi:
         return error_response(503, "not_ready", reason)
 
     async def _packet(self, text: str) -> Response:
-        if is_content_id(text) is None:  # no other spelling is an id
+        if not is_content_id(text):  # no other spelling is an id
             return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
         packet_id = bytes.fromhex(text[2:])
         try:

@@ -14,12 +14,14 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from strata.protocol.fields import CONTENT_ID
+
 from relayd.store.columns import string_key
 from relayd.store.types import Declined, NewPacket
 
 __all__ = ["DECLINED_CONDITIONS", "covers", "declined_parameters", "refers_to"]
 
-_MEDIA_HASH: Final = re.compile(rb'"media_hash":"(0x[0-9a-f]{64})"')
+_MEDIA_HASH: Final = re.compile(f'"media_hash":"({CONTENT_ID})"'.encode())
 
 DECLINED_CONDITIONS: Final = {
     "declined_authors": "p.author_id <> ALL ({}::bytea[])",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,49 @@ def test_a_relay_and_a_pool_show_what_a_program_needs_and_no_plumbing(made, surf
     assert {name for name in dir(made) if not name.startswith("_")} == surface
 
 
+OPTIONS_OF_CHANNELS = {"Pool.channel(options)", "Relay.channel(options)", "create_reliable_channel(options)"}
+
+
+def annotations(name, value):
+    """What the annotations of a function, or of a class's public members, say."""
+    if inspect.isfunction(value):
+        yield from ((f"{name}({of})", text) for of, text in value.__annotations__.items())
+    if not inspect.isclass(value):
+        return
+    for base in value.__mro__:
+        if not base.__module__.startswith("strata."):
+            continue
+        fields = inspect.get_annotations(base)
+        yield from ((f"{name}.{of}", text) for of, text in fields.items() if not of.startswith("_"))
+        for of, member in vars(base).items():
+            if of == "__init__" or not of.startswith("_"):
+                member = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                if inspect.isfunction(member):
+                    yield from annotations(f"{name}.{of}", member)
+
+
+def public_names():
+    yield from ((name, getattr(strata, name)) for name in strata.__all__)
+    for info in pkgutil.walk_packages(strata.__path__, "strata."):
+        if info.name.startswith(("strata.protocol.", "strata.relays.")):
+            module = importlib.import_module(info.name)
+            for name in module.__all__:
+                value = getattr(module, name)
+                if getattr(value, "__module__", None) == info.name:
+                    yield f"{info.name}.{name}", value
+
+
+def test_no_public_signature_says_any():
+    """Content that others wrote is `object`; options that a program types are a TypedDict."""
+    said = {
+        where
+        for name, value in public_names()
+        for where, text in annotations(name, value)
+        if re.search(r"\bAny\b", str(text))
+    }
+    assert said <= OPTIONS_OF_CHANNELS
+
+
 def test_every_module_says_what_is_public():
     for info in pkgutil.walk_packages(strata.__path__, "strata."):
         if info.name.rpartition(".")[2] == "__main__":
@@ -91,6 +136,13 @@ def test_the_paths_of_before_the_rings_lead_to_the_new_modules(old):
     before, now = importlib.import_module(old), importlib.import_module(_renamed.OLD_MODULES[old])
     for name in now.__all__:
         assert getattr(before, name) is getattr(strata, name, getattr(now, name))
+
+
+@pytest.mark.parametrize("old", sorted(_renamed.OLD_NAMES))
+def test_a_name_of_before_leads_to_the_class_of_today(old):
+    new = importlib.import_module(old).__dict__["_new"]
+    for before, now in _renamed.OLD_NAMES[old].items():
+        assert getattr(importlib.import_module(old), before) is getattr(importlib.import_module(new), now)
 
 
 def test_what_stood_below_an_old_path_is_found_there_too():

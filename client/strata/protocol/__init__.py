@@ -1,7 +1,6 @@
-"""What both ends must agree on: packets, identities and their keys, the wire, errors.
+"""The rules that both ends must agree on: packets, identities and their keys, the wire, errors.
 
-The innermost ring. It imports nothing of the others and does no I/O; relayd and the pipeline rest on it as
-the client does.
+The innermost ring: it imports no other ring, and relayd and the pipeline rest on it as the client does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What AUTH signs, and what must hold before a client signs it (RFC-0004 §3.7).
+"""The bytes that AUTH signs, and the checks before a client signs them (RFC-0004 §3.7).
 
 The relay sends a challenge and its own DID; the client answers with a signature over both. Nothing separates
 the two and no tag says what the signature is for (A-070), so a hostile relay could pass on another relay's

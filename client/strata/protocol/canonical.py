@@ -1,4 +1,4 @@
-"""Canonical JSON: the one place where bytes become what is hashed, signed, stored and sent (R-009, R-010).
+"""Canonical JSON: the one place that makes the bytes to hash, sign, store and send (R-009, R-010).
 
 The form is RFC 8785 (JCS), exactly. Input that has no single canonical form is refused (R-011, R-012); so
 is a number whose canonical text would be an integer beyond ±(2**53 − 1), however it was spelled: a
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import rfc8785
@@ -58,7 +58,7 @@ _decode = msgspec.json.Decoder().decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
-def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[Any, bytes]:
+def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[object, bytes]:
     """Decode JSON text and return the value with its canonical bytes.
 
     Zero-fraction numbers keep the type they were decoded as: `1.0` is a float whose canonical text is `1`.
@@ -79,7 +79,7 @@ def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[Any, bytes]:
 
 def parse_without(
     raw: bytes, members: Sequence[str], *, max_depth: int = MAX_DEPTH
-) -> tuple[Any, bytes, bytes]:
+) -> tuple[object, bytes, bytes]:
     """As `parse`, and the canonical bytes of the same object without these members.
 
     The third is empty for what is no object. What is left of an object that msgspec writes as RFC 8785 does
@@ -108,7 +108,7 @@ def canonicalize(raw: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
     return parse(raw, max_depth=max_depth)[1]
 
 
-def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
+def encode(value: object, *, max_depth: int = MAX_DEPTH) -> bytes:
     """The canonical bytes of a Python value made of dict, list, tuple, str, int, float, bool and None.
 
     Raises `InvalidPacket` as `parse` does, with detail `not_json` for a value that JSON cannot express.
@@ -119,10 +119,10 @@ def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
     except (TypeError, UnicodeEncodeError):
         pass  # A member name or a string that the check below names.
     _require_canonical_form(value, max_depth)
-    return rfc8785.dumps(value)
+    return rfc8785.dumps(cast(Any, value))
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def _is_plain(value: object, depth: int) -> bool:
     """Whether msgspec's sorted text of `value` is certainly its canonical form."""
     if type(value) is dict:
         names = "".join(value)
@@ -173,7 +173,7 @@ def _parse_strictly(raw: bytes) -> Any:
         _refuse("the text is not JSON", "malformed_json")
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
         _refuse("an object has two members of one name", "duplicate_member")
@@ -197,8 +197,8 @@ def _constant(literal: str) -> NoReturn:
     _refuse("NaN and Infinity are not JSON", "malformed_json")
 
 
-def _require_canonical_form(value: Any, depth: int) -> None:
-    """Refuse what RFC 8785 has no form for. Recursion ends at `depth`, so a cycle ends too."""
+def _require_canonical_form(value: object, depth: int) -> None:
+    """Refuse values that RFC 8785 has no form for. Recursion ends at `depth`, so a cycle ends too."""
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):
@@ -221,7 +221,7 @@ def _require_canonical_form(value: Any, depth: int) -> None:
         _refuse("the value has no form in JSON", "not_json")
 
 
-def _require_text(value: Any) -> None:
+def _require_text(value: object) -> None:
     if not isinstance(value, str):
         _refuse("a member name is not a string", "not_json")
     if value.isascii():

@@ -72,9 +72,9 @@ class VerificationMethod:
     custody: Custody = "unknown"
     """Where its holder says the private key is kept (R-091)."""
 
-    def encode(self, did: str) -> dict[str, Any]:
+    def encode(self, did: str) -> dict[str, object]:
         """The method as a member of the document of `did`, with both spellings of its key."""
-        members: dict[str, Any] = {
+        members: dict[str, object] = {
             "id": self.key_id,
             "type": _METHOD_TYPE,
             "controller": did,
@@ -105,17 +105,17 @@ class RecoveryPolicy:
     key_ids: tuple[str, ...] = ()
     """The eligible keys; empty: every recovery key of the document."""
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, object]:
         """The policy as a member of a document."""
         return {"threshold": self.threshold, "key_ids": list(self.key_ids)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DidDocument:
-    """A document whose form has been checked. Two are equal if their canonical bytes are."""
+    """A document whose form has been checked. Two documents are equal if their canonical bytes are."""
 
     canonical: bytes
-    """The document in canonical form: what is hashed, stored and served."""
+    """The document in canonical form, as it is hashed, stored and served."""
     hash: str
     """The `did_doc_hash` (R-052)."""
     did: str
@@ -136,14 +136,14 @@ class DidDocument:
         return _read(value, text)
 
     @classmethod
-    def from_value(cls, value: Any) -> DidDocument:
+    def from_value(cls, value: object) -> DidDocument:
         """Read a decoded document, for instance the one inside a packet. Raises as `parse` does."""
         return _read(value, canonical.encode(value))
 
     @property
-    def value(self) -> dict[str, Any]:
-        """The document decoded anew, with the members nobody here knows."""
-        return cast(dict[str, Any], canonical.parse(self.canonical)[0])
+    def value(self) -> dict[str, object]:
+        """The document decoded anew, unknown members included."""
+        return cast(dict[str, object], canonical.parse(self.canonical)[0])
 
     def method_of(self, public_key: bytes) -> VerificationMethod | None:
         """The method with this key."""
@@ -189,14 +189,14 @@ def build_document(
     authentication: Iterable[str] | None = None,
     assertion: Iterable[str] | None = None,
     recovery_policy: RecoveryPolicy | None = None,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> DidDocument:
     """Write a document; one with a `previous` succeeds it.
 
     None for `authentication` or `assertion` leaves the array out: every signing key counts. `extra` adds
     members such as services. Raises `InvalidPacket` for a document that a reader would refuse.
     """
-    value: dict[str, Any] = dict(extra or {})
+    value: dict[str, object] = dict(extra or {})
     value |= {
         "id": did,
         "verification_method": [method.encode(did) for method in methods],
@@ -218,7 +218,7 @@ def document_hash(canonical_document: bytes) -> str:
 
 
 def is_document_hash(text: str) -> bool:
-    """Whether `text` is a BLAKE3 multihash in base58btc multibase; hex is none (R-052, A-010)."""
+    """Whether `text` is a BLAKE3 multihash in base58btc multibase; hex does not count (R-052, A-010)."""
     if _is_document_hash(text) is None:
         return False
     decoded = ids.base58_decode(text[1:])
@@ -231,7 +231,7 @@ def method_id(did: str, fragment: str = "keys-1") -> str:
 
 
 def key_multibase(public_key: bytes) -> str:
-    """The multibase text of a public key: what follows `did:strata:` in its DID."""
+    """The multibase text of a public key: the part after `did:strata:` in its DID."""
     return ids.did_from_public_key(public_key).removeprefix("did:strata:")
 
 
@@ -257,7 +257,7 @@ def spelled_key(key_id: str) -> bytes | None:
         return None
 
 
-def _read(value: Any, text: bytes) -> DidDocument:
+def _read(value: object, text: bytes) -> DidDocument:
     if type(value) is not dict:
         refuse("a DID document is a JSON object")
     if len(text) > MAX_DOCUMENT_BYTES:
@@ -328,14 +328,14 @@ def _read_method(did: str, members: Any) -> VerificationMethod:
     )
 
 
-def _read_key_ids(did: str, value: dict[str, Any], name: str) -> tuple[str, ...] | None:
+def _read_key_ids(did: str, value: dict[str, object], name: str) -> tuple[str, ...] | None:
     key_ids = _members.optional_texts(value, name)
     for key_id in key_ids or ():
         check_key_id(did, key_id, None)
     return key_ids
 
 
-def _read_recovery_policy(value: Any) -> RecoveryPolicy | None:
+def _read_recovery_policy(value: object) -> RecoveryPolicy | None:
     if value is None:
         return None
     if type(value) is not dict:

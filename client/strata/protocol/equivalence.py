@@ -13,8 +13,6 @@ relayd computes it when it stores a packet, and the pipeline when it restores on
 
 from __future__ import annotations
 
-from typing import Any
-
 from blake3 import blake3
 
 from strata.protocol import canonical
@@ -50,7 +48,7 @@ def document_key(digest: bytes) -> bytes:
     return blake3(_DOMAIN + b"DID_DOCUMENT" + digest).digest()
 
 
-def _attestation(content: dict[str, Any]) -> list[Any] | None:
+def _attestation(content: dict[str, object]) -> list[object] | None:
     attestation = content.get("attestation")
     if type(attestation) is not dict:
         return None

@@ -132,7 +132,7 @@ class Retry(enum.Enum):
 
 
 class ErrorCode(enum.StrEnum):
-    """Every code an ERROR may carry; `code.retry` says what a client may do about it."""
+    """Every code an ERROR may carry; `code.retry` gives the advice to a client."""
 
     retry: Retry
 
@@ -190,14 +190,14 @@ class StrataError(Exception):
         return _restore, (type(self), self.args, self.__dict__)
 
 
-def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, Any]) -> StrataError:
+def _restore(kind: type[StrataError], args: tuple[Any, ...], members: dict[str, object]) -> StrataError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(members)
     return error
 
 
 class IdentityError(StrataError, ValueError):
-    """A DID, public key or seed that cannot be what it claims to be."""
+    """A DID, public key or seed that is not what it claims to be."""
 
 
 class InvalidInput(StrataError):

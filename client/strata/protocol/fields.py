@@ -9,29 +9,34 @@ from __future__ import annotations
 
 import binascii
 import re
-from typing import Any
 
-__all__ = ["base64url", "hex_bytes", "integer", "is_content_id", "number", "unpadded_base64url"]
+__all__ = ["CONTENT_ID", "base64url", "hex_bytes", "integer", "is_content_id", "number", "unpadded_base64url"]
 
-is_content_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
-"""Matches the form of every packet id and hash of bytes (R-020, R-027)."""
+CONTENT_ID = "0x[0-9a-f]{64}"
+"""The form of every packet id and every hash of bytes, as a regular expression (R-020, R-027)."""
 
+_is_content_id = re.compile(CONTENT_ID).fullmatch
 _is_base64url = re.compile(r"[A-Za-z0-9_-]*={0,2}").fullmatch
 
 
-def integer(value: Any) -> int | None:
+def is_content_id(text: str) -> bool:
+    """Whether text has that form, and no other spelling of it."""
+    return _is_content_id(text) is not None
+
+
+def integer(value: object) -> int | None:
     """The value, if it is a whole number; `1.0` and `1` are one number in canonical form (R-013)."""
     if type(value) is int:
         return value
     return int(value) if type(value) is float and value.is_integer() else None
 
 
-def number(value: Any) -> float | None:
-    """The value, if it is a number; a boolean is none."""
+def number(value: object) -> float | None:
+    """The value, if it is a number; a boolean is not."""
     return float(value) if type(value) is int or type(value) is float else None
 
 
-def hex_bytes(value: Any, size: int) -> bytes | None:
+def hex_bytes(value: object, size: int) -> bytes | None:
     """The `size` bytes that `0x` and hex digits of either case stand for (R-024)."""
     if type(value) is not str or len(value) != 2 + 2 * size or not value.startswith("0x"):
         return None
@@ -42,7 +47,7 @@ def hex_bytes(value: Any, size: int) -> bytes | None:
     return decoded if len(decoded) == size else None  # fromhex skips blanks
 
 
-def base64url(value: Any, max_bytes: int) -> bytes | None:
+def base64url(value: object, max_bytes: int) -> bytes | None:
     """What base64url text stands for, with padding or without, if it is at most `max_bytes` long."""
     if type(value) is not str or len(value) > -(-max_bytes // 3) * 4 or not _is_base64url(value):
         return None

@@ -6,7 +6,7 @@ never quotes it.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
@@ -19,7 +19,7 @@ def refuse(reason: str, detail: str | None = None) -> NoReturn:
     raise InvalidPacket(ErrorCode.INVALID_SCHEMA, reason, detail=detail)
 
 
-def text(members: dict[str, Any], name: str) -> str:
+def text(members: dict[str, object], name: str) -> str:
     """A string that must be there."""
     value = optional_text(members, name)
     if value is None:
@@ -27,7 +27,7 @@ def text(members: dict[str, Any], name: str) -> str:
     return value
 
 
-def optional_text(members: dict[str, Any], name: str) -> str | None:
+def optional_text(members: dict[str, object], name: str) -> str | None:
     """A string, or None."""
     value = members.get(name)
     if value is not None and type(value) is not str:
@@ -35,7 +35,7 @@ def optional_text(members: dict[str, Any], name: str) -> str | None:
     return value
 
 
-def integer(members: dict[str, Any], name: str) -> int:
+def integer(members: dict[str, object], name: str) -> int:
     """An integer from 0 up that must be there."""
     value = optional_integer(members, name)
     if value is None:
@@ -43,7 +43,7 @@ def integer(members: dict[str, Any], name: str) -> int:
     return value
 
 
-def optional_integer(members: dict[str, Any], name: str) -> int | None:
+def optional_integer(members: dict[str, object], name: str) -> int | None:
     """An integer from 0 up, or None."""
     value = members.get(name)
     if value is None:
@@ -54,7 +54,7 @@ def optional_integer(members: dict[str, Any], name: str) -> int | None:
     return number
 
 
-def optional_texts(members: dict[str, Any], name: str) -> tuple[str, ...] | None:
+def optional_texts(members: dict[str, object], name: str) -> tuple[str, ...] | None:
     """An array of strings, or None."""
     value = members.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""Packets: parse what arrived, check it, build what is sent (RFC-0002 §3–§4).
+"""Packets: parsed, checked and built (RFC-0002 §3–§4).
 
 A packet is its canonical bytes. `Packet` is a view of them whose existence says: the schema holds, the form
 is canonical, and `packet_id` is the BLAKE3 hash of the rest. It does not say that the signature is the
@@ -12,9 +12,8 @@ Members nobody here knows stay in the bytes, hence in the hash, in storage and i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 from blake3 import blake3
@@ -22,6 +21,7 @@ from blake3 import blake3
 from strata.protocol import canonical, ids
 from strata.protocol.canonical import MAX_DEPTH
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.fields import is_content_id
 
 __all__ = [
     "DEFAULT_MAX_PACKET_AGE_SECONDS",
@@ -49,7 +49,7 @@ DEFAULT_MAX_PACKET_AGE_SECONDS = 86_400
 MAX_FUTURE_SECONDS = 300
 """How far in the future it may lie. Fixed: it does not follow the clock skew setting (R-095)."""
 
-MINIMAL_PROVENANCE_HEADER: Mapping[str, Any] = {
+MINIMAL_PROVENANCE_HEADER: Mapping[str, object] = {
     "origin_type": "UNKNOWN",
     "genesis_media_hash": None,
     "edit_history": [],
@@ -74,7 +74,6 @@ _BUILT_MEMBERS = frozenset(
 _UNSIGNED = ("packet_id", "signature")
 """The members outside what is hashed and signed (R-022, R-023)."""
 
-_is_hash = re.compile(r"0x[0-9a-f]{64}").fullmatch
 _SIGNATURE_CHARACTERS = 2 + 2 * ids.SIGNATURE_BYTES
 
 
@@ -85,9 +84,9 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     """
 
     canonical: bytes
-    """The whole packet in canonical form: what is stored and sent (R-016)."""
+    """The whole packet in canonical form, as it is stored and sent (R-016)."""
     signed_bytes: bytes
-    """The canonical form without `packet_id` and `signature`: what is hashed and signed (R-022, R-023)."""
+    """The canonical form without `packet_id` and `signature`, as it is hashed and signed (R-022, R-023)."""
     digest: bytes
     """BLAKE3-256 of `signed_bytes`, 32 bytes."""
     packet_id: str
@@ -100,7 +99,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     signature: str
     """As received, in either case (R-024)."""
     signature_bytes: bytes
-    value: dict[str, Any]
+    value: dict[str, object]
     """The decoded packet. Read it only: the bytes above would not follow a change."""
 
     @classmethod
@@ -125,7 +124,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         if type(value) is not dict:
             _refuse("a packet is a JSON object")
         packet_id = value.get("packet_id")
-        if type(packet_id) is not str or not _is_hash(packet_id):
+        if type(packet_id) is not str or not is_content_id(packet_id):
             _refuse("packet_id is not 0x and 64 lowercase hex digits")
         signature, signature_bytes = _read_signature(value)
         version, timestamp, author_id, content_type = _read_required(value)
@@ -159,10 +158,9 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         )
 
     @property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """The payload; `content["type"]` is `content_type`."""
-        content: dict[str, Any] = self.value["content"]
-        return content
+        return cast(dict[str, object], self.value["content"])
 
     @property
     def size_bytes(self) -> int:
@@ -172,7 +170,8 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     @property
     def media_hashes(self) -> tuple[str, ...]:
         """The hashes of the media that `content.media` refers to."""
-        return tuple(reference["media_hash"] for reference in self.content.get("media") or ())
+        media: Any = self.content.get("media") or ()
+        return tuple(reference["media_hash"] for reference in media)
 
     def verify(self, now: float | None = None) -> None:
         """Check the signature by the key in the author's own DID and, if `now` is given, the expiry.
@@ -236,13 +235,13 @@ def check_freshness(
 
 def build(
     identity: ids.Signer,
-    content: Mapping[str, Any],
+    content: Mapping[str, object],
     *,
     timestamp: int,
     expires_at: int | None = None,
     nonce: str | None = None,
-    provenance_header: Mapping[str, Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
+    provenance_header: Mapping[str, object] | None = None,
+    extra: Mapping[str, object] | None = None,
     max_bytes: int = DEFAULT_MAX_PACKET_BYTES,
     allow_unattested: bool = False,
 ) -> Packet:
@@ -254,7 +253,7 @@ def build(
     the header claims an origin and has no `client_attestation` (R-230: `provenance.attest` adds it),
     unless `allow_unattested`: relays serve such a packet as one of unknown origin.
     """
-    packet: dict[str, Any] = dict(extra or {})
+    packet: dict[str, object] = dict(extra or {})
     if clash := packet.keys() & _BUILT_MEMBERS:
         raise ValueError(f"extra cannot set {', '.join(sorted(clash))}")
     if provenance_header is None and content.get("media"):
@@ -279,7 +278,7 @@ def build(
     return Packet.parse(canonical.encode(packet), max_bytes=max_bytes)
 
 
-def _require_attested(header: Mapping[str, Any]) -> None:
+def _require_attested(header: Mapping[str, object]) -> None:
     claim = header.get("origin_type")
     if claim not in (None, MINIMAL_PROVENANCE_HEADER["origin_type"]) and not header.get("client_attestation"):
         raise ValueError(f"a packet that claims the origin {claim} needs a client_attestation")
@@ -290,7 +289,7 @@ def byte_hash(data: bytes) -> str:
     return f"0x{blake3(data).hexdigest()}"
 
 
-def _read_signature(value: dict[str, Any]) -> tuple[str, bytes]:
+def _read_signature(value: dict[str, object]) -> tuple[str, bytes]:
     signature = value.get("signature")
     if type(signature) is str and len(signature) == _SIGNATURE_CHARACTERS and signature.startswith("0x"):
         try:
@@ -302,7 +301,7 @@ def _read_signature(value: dict[str, Any]) -> tuple[str, bytes]:
     _refuse("signature is not 0x and 128 hex digits")
 
 
-def _read_required(value: dict[str, Any]) -> tuple[int, int, str, str]:
+def _read_required(value: dict[str, object]) -> tuple[int, int, str, str]:
     version = _integer(value.get("version"), "version")
     if version != VERSION:
         _refuse(f"packet version {version} is not known here")  # R-017: the reason names it
@@ -318,7 +317,7 @@ def _read_required(value: dict[str, Any]) -> tuple[int, int, str, str]:
     return version, _integer(value.get("timestamp"), "timestamp"), author_id, content_type
 
 
-def _read_optional(value: dict[str, Any]) -> tuple[int | None, str | None]:
+def _read_optional(value: dict[str, object]) -> tuple[int | None, str | None]:
     expires_at = value.get("expires_at")
     if expires_at is not None:
         expires_at = _integer(expires_at, "expires_at")
@@ -335,7 +334,7 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
     content = value["content"]
     _optional(content, "text", str, "content.")
     thread_ref = content.get("thread_ref")
-    if thread_ref is not None and not (type(thread_ref) is str and _is_hash(thread_ref)):
+    if thread_ref is not None and not (type(thread_ref) is str and is_content_id(thread_ref)):
         _refuse("content.thread_ref is not a packet id")
     header = _optional(value, "provenance_header", dict)
     if header:
@@ -349,8 +348,8 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
         _check_media_reference(reference)
 
 
-def _check_header(header: dict[str, Any]) -> None:
-    """R-027 alone; what the header claims is judged by the relay's provenance check."""
+def _check_header(header: dict[str, object]) -> None:
+    """R-027 alone; the relay's provenance check judges the claims of the header."""
     _check_byte_hash(header.get("genesis_media_hash"), "provenance_header.genesis_media_hash")
     edits = header.get("edit_history")
     for edit in edits if type(edits) is list else ():
@@ -358,16 +357,16 @@ def _check_header(header: dict[str, Any]) -> None:
             _check_byte_hash(edit.get("resulting_media_hash"), "edit_history.resulting_media_hash")
 
 
-def _check_byte_hash(value: Any, name: str) -> None:
-    if value is not None and not (type(value) is str and _is_hash(value)):
+def _check_byte_hash(value: object, name: str) -> None:
+    if value is not None and not (type(value) is str and is_content_id(value)):
         _refuse(f"{name} is not 0x and 64 lowercase hex digits")
 
 
-def _check_media_reference(reference: Any) -> None:
+def _check_media_reference(reference: object) -> None:
     if type(reference) is not dict:
         _refuse("content.media is not an array of objects")
     media_hash = reference.get("media_hash")
-    if type(media_hash) is not str or not _is_hash(media_hash):  # R-035, R-027
+    if type(media_hash) is not str or not is_content_id(media_hash):  # R-035, R-027
         _refuse("media_hash is not 0x and 64 lowercase hex digits")
     _optional(reference, "media_type", str, "content.media.")
     if reference.get("size_bytes") is not None:
@@ -380,7 +379,7 @@ def _check_media_reference(reference: Any) -> None:
 _KIND_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object"}
 
 
-def _optional(members: dict[str, Any], name: str, kind: type, path: str = "") -> Any:
+def _optional(members: dict[str, object], name: str, kind: type, path: str = "") -> Any:
     """An optional member, where null equals absence (R-032, A-004)."""
     value = members.get(name)
     if value is not None and type(value) is not kind:
@@ -388,7 +387,7 @@ def _optional(members: dict[str, Any], name: str, kind: type, path: str = "") ->
     return value
 
 
-def _integer(value: Any, name: str) -> int:
+def _integer(value: object, name: str) -> int:
     if type(value) is int:
         return value
     # R-013: 1760000000.0 and 1760000000 are one number in canonical form.

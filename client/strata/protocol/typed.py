@@ -9,7 +9,7 @@ is admitted must not depend on what arrived before it (R-253, A-093).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from strata.protocol import canonical, fields, ids
@@ -57,7 +57,7 @@ def trust_strength(packet: Packet) -> float | None:
     return fields.number(packet.content.get("strength"))
 
 
-def attestation_signature_holds(attestation: dict[str, Any], keys: _Keys) -> bool:
+def attestation_signature_holds(attestation: dict[str, object], keys: _Keys) -> bool:
     """Whether the inner signature of an attestation object is by one of these keys (R-254; vector V6)."""
     signature = fields.hex_bytes(attestation.get("signature"), ids.SIGNATURE_BYTES)
     if signature is None:
@@ -171,7 +171,7 @@ _CHECKS: dict[str, Callable[[Packet, _Keys], None]] = {
 }
 
 
-def is_websocket_url(value: Any) -> bool:
+def is_websocket_url(value: object) -> bool:
     """Whether the value is an absolute ws or wss URL without a fragment (RFC 6455 §3)."""
     if type(value) is not str or not value.isascii() or not value.isprintable() or " " in value:
         return False
@@ -194,14 +194,14 @@ def _target(packet: Packet) -> str:
     return target
 
 
-def _integer(content: dict[str, Any], name: str) -> int:
+def _integer(content: dict[str, object], name: str) -> int:
     value = fields.integer(content.get(name))
     if value is None:
         _refuse(f"{name} is not an integer", name)
     return value
 
 
-def _is_did(value: Any) -> bool:
+def _is_did(value: object) -> bool:
     return type(value) is str and ids.is_did(value)
 
 

@@ -126,7 +126,7 @@ class Event(_Message, frozen=True, kw_only=True, tag="EVENT"):
     received_at: int
     subscription_id: str | None = None
     cursor: str | None = None
-    relay_annotations: dict[str, Any] | None = None
+    relay_annotations: dict[str, object] | None = None
 
 
 class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
@@ -138,7 +138,7 @@ class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
     duplicate: bool | None = None
     duplicate_of: str | None = None
     received_at: int | None = None
-    relay_annotations: dict[str, Any] | None = None
+    relay_annotations: dict[str, object] | None = None
 
 
 class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):

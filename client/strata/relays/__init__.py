@@ -1,7 +1,7 @@
 """Talking to relays: `connection` keeps one connected, `pool` makes one of many.
 
-Beside them: where relays are found (`bootstrap`, `uris`, `resolver`), how long to wait (`backoff`), and what
-readers make of curation packets (`curation`). Imports only `strata.protocol`.
+Beside them: where relays are found (`bootstrap`, `uris`, `resolver`), how long to wait (`backoff`), and how
+readers judge curation packets (`curation`). It imports `strata.protocol` alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 __all__ = ["MAX_RETRY_AFTER_SECONDS", "Backoff", "after_retry_after", "full_jitter"]
 
 MAX_RETRY_AFTER_SECONDS = 3600
-"""What waits without a deadline of its own waits no longer than this; a relay that wants more has refused."""
+"""The longest wait without a deadline of its own; a relay that asks for a longer one has refused."""
 
 _MAX_DOUBLINGS = 32
 _SPREAD = 0.2

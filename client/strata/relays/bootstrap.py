@@ -1,4 +1,4 @@
-"""The bootstrap file: what a client knows before it has asked anyone (R-347, R-055).
+"""The bootstrap file: the relays and identities a client knows at the start (R-347, R-055).
 
 One JSON object; every member is optional, and those not known here are ignored, so that a relay and its
 clients may be given the same file:
@@ -104,7 +104,7 @@ def parse_bootstrap(raw: bytes) -> Bootstrap:
     )
 
 
-def _list(members: Mapping[str, Any], name: str) -> list[Any]:
+def _list(members: Mapping[str, object], name: str) -> list[object]:
     value = members.get(name)
     if value is None:
         return []
@@ -125,7 +125,7 @@ def _each(name: str, items: Sequence[Any], read: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _relay(item: Any) -> KnownRelay:
+def _relay(item: object) -> KnownRelay:
     relay_id = item.get("relay_id") if type(item) is dict else None
     if relay_id is not None and not (type(relay_id) is str and ids.is_did(relay_id)):
         raise ValueError("relay_id is not a DID")
@@ -147,7 +147,7 @@ def _documents(items: Sequence[Any]) -> dict[str, tuple[DidDocument, ...]]:
     return documents
 
 
-def _pointer(item: Any) -> tuple[str, str]:
+def _pointer(item: object) -> tuple[str, str]:
     members = item if type(item) is dict else {}
     did, document_hash = members.get("did"), members.get("did_doc_hash")
     if type(did) is not str or not ids.is_did(did):

@@ -55,7 +55,7 @@ class TrustEdge:
 class StandingAttestation:
     """An attestation and what has become of it."""
 
-    attestation: Mapping[str, Any]
+    attestation: Mapping[str, object]
     packet: Packet
     received_at: int
     retraction: Packet | None
@@ -133,7 +133,7 @@ def attestations(
     remarks = _Remarks(known)
     return [
         StandingAttestation(
-            packet.content["attestation"],
+            _attestation(packet),
             packet,
             received_at,
             remarks.retraction(packet),
@@ -143,13 +143,13 @@ def attestations(
     ]
 
 
-def embedded_attestations(host: Packet) -> list[dict[str, Any]]:
+def embedded_attestations(host: Packet) -> list[dict[str, object]]:
     """The attestations inside a packet that speak of that packet (R-255).
 
     Others carry no weight; nothing is read from anywhere else in the packet (R-257). In practice this is
     empty, for an attestation cannot name the hash of what contains it (A-014).
     """
-    embedded = host.value.get("attestations") or ()
+    embedded: Any = host.value.get("attestations") or ()
     return [item for item in embedded if item.get("target_packet") == host.packet_id]
 
 
@@ -199,7 +199,7 @@ def _by_creation(item: Received) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _edge(packet: Packet) -> TrustEdge:
-    content = packet.content
+    content: dict[str, Any] = packet.content
     context = content.get("context")
     return TrustEdge(
         source=packet.author_id,
@@ -216,17 +216,31 @@ def _own_key(did: str, at: int) -> Sequence[bytes]:
     return () if key is None else (key,)
 
 
+def _attestation(packet: Packet) -> dict[str, Any]:
+    """The attestation of a packet whose content is sound."""
+    content: dict[str, Any] = packet.content
+    attestation: dict[str, Any] = content["attestation"]
+    return attestation
+
+
+def _target(packet: Packet) -> str:
+    """What a packet whose content is sound speaks of."""
+    content: dict[str, Any] = packet.content
+    target: str = content["target_packet"]
+    return target
+
+
 def _triple(packet: Packet) -> tuple[str, str, str]:
-    return packet.author_id, packet.content["attestation"]["attestation_id"], packet.content["target_packet"]
+    return packet.author_id, _attestation(packet)["attestation_id"], _target(packet)
 
 
 def _attests(item: Received, types: Mapping[str, str], keys_at: KeysAt) -> bool:
     packet = item.packet
     if packet.content_type != "ATTESTATION" or not _is_sound(packet):
         return False
-    attestation = packet.content["attestation"]
+    attestation = _attestation(packet)
     if attestation.get("domain") == "INFRASTRUCTURE":  # R-256, A-091
-        if types.get(packet.content["target_packet"]) != "RELAY_DESCRIPTOR":
+        if types.get(_target(packet)) != "RELAY_DESCRIPTOR":
             return False
     return attestation_signature_holds(attestation, keys_at(packet.author_id, item.received_at))
 

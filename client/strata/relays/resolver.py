@@ -36,7 +36,7 @@ _MAX_POINTERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A document and what speaks for it."""
+    """A document, and why it is trusted."""
 
     document: DidDocument
     is_trusted: bool
@@ -72,7 +72,7 @@ class DocumentResolver:
     async def resolve(self, did: str, *, now: float) -> Found | None:
         """The document of `did`, or None if none can be found. `now` is any clock, in seconds.
 
-        Cancelling loses nothing. Raises nothing for what stores and relays do wrong.
+        Cancelling loses nothing. Faults of stores and relays raise nothing.
         """
         known = self._resolved.get(did)
         if known is not None and now - known[1] < self._fresh_interval:
@@ -103,7 +103,7 @@ class DocumentResolver:
             try:
                 document = DidDocument.parse(raw)
             except InvalidInput as error:
-                _log.debug("a store of documents gave what is none: %s", error)
+                _log.debug("a store of documents gave something else: %s", error)
                 continue
             if document.hash == document_hash and document.did == did:
                 self._by_hash[document_hash] = document

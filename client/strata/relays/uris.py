@@ -41,7 +41,7 @@ _is_url_text = re.compile(r"[!-~]+").fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayProposal:
-    """A relay somebody proposes to use. Raises `ValueError` on construction for addresses that are none.
+    """A relay that somebody proposes to use. Raises `ValueError` on construction for malformed addresses.
 
     Two proposals are equal if they propose the same.
     """
@@ -75,7 +75,7 @@ class RelayProposal:
         """What the user should know before agreeing, as sentences; empty if there is nothing (R-402)."""
         found = []
         if not self.http.startswith("https:"):
-            found.append(f"{self.http} is not encrypted: what it says can be read and changed on the way")
+            found.append(f"{self.http} is not encrypted: others on the way can read and change its answers")
         for url in (self.ws, *self.extra_ws):
             if not url.startswith("wss:"):
                 found.append(f"{url} is not encrypted: others on the way see what you publish and read")
@@ -94,8 +94,8 @@ class RelayProposal:
         """The proposal as a JSON object (R-392, R-401)."""
         return msgspec.json.encode({"type": _JSON_TYPE} | self._members()).decode()
 
-    def _members(self) -> dict[str, Any]:
-        """What both forms carry; what a reader derives or takes for absent is left out."""
+    def _members(self) -> dict[str, object]:
+        """The members that both forms carry, without those a reader derives or takes for absent."""
         is_derived = self.ws == RelayProposal(http=self.http).ws if self.ws else True
         members = {
             "v": _VERSION,
@@ -116,7 +116,7 @@ def is_relay_uri(text: str) -> bool:
 def parse(text: str) -> RelayProposal:
     """Read either form. Members not known here are ignored.
 
-    Raises `ValueError` with a sentence that says what is wrong and does not quote the text.
+    Raises `ValueError` with a sentence that names the fault and does not quote the text.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError("a relay URI is not that long")
@@ -139,10 +139,11 @@ def _from_uri(text: str) -> RelayProposal:
         or parts.fragment
     ):
         raise ValueError("a relay URI begins with strata://relay?")
-    members: dict[str, Any] = {"extra_ws": []}
+    extra_ws: list[str] = []
+    members: dict[str, object] = {"extra_ws": extra_ws}
     for name, value in _query_members(parts.query):
         if name == "extra_ws":
-            members["extra_ws"].append(value)
+            extra_ws.append(value)
         elif name in _SINGLE_MEMBERS:
             if name in members:
                 raise ValueError(f"{name} is given twice")
@@ -186,7 +187,8 @@ def _proposal(members: Mapping[str, Any]) -> RelayProposal:
     extra = [] if extra is None else extra
     if type(extra) is not list:
         raise ValueError("extra_ws is not a list")
-    if not all(type(value) is str for value in (http, *extra, *(v for v in (ws, label) if v is not None))):
+    texts = [http, *extra] + [value for value in (ws, label) if value is not None]
+    if not all(type(value) is str for value in texts):
         raise ValueError("a member is not text")
     return RelayProposal(
         http=http,

@@ -33,8 +33,8 @@ added after it may do everything, one that replaces another does what that one d
 
 **Two questions.** A relay asks whether to accept a packet *now*: all it knows counts. A reader asks whether
 one received *then* was rightly accepted: only what was known then counts (`ingest=False`), so that no
-back-dated revocation rewrites history (A-028, A-029). A reader is told seconds alone; what may have come
-first within one second gets the benefit of it.
+back-dated revocation rewrites history (A-028, A-029). A reader knows only the second of
+receipt: a packet that may have come first within its second is accepted.
 
 **Conflict.** Two successors of one document leave no way to tell which is meant: no key resolves (R-054).
 
@@ -63,8 +63,8 @@ from strata.protocol.keys.statements import (
 from strata.protocol.keys.states import (
     DEFAULT_CLOCK_SKEW_SECONDS,
     KeyRules,
+    KeyStanding,
     KeyState,
-    Standing,
     Use,
     allowed_clock_skew,
 )
@@ -76,10 +76,10 @@ __all__ = [
     "KeyChain",
     "KeyEvent",
     "KeyRules",
+    "KeyStanding",
     "KeyState",
     "PublishedDocument",
     "RecoveryApproval",
-    "Standing",
     "Statement",
     "Use",
     "add_content",

@@ -11,9 +11,9 @@ from strata.protocol import ids
 from strata.protocol.documents import DidDocument
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys.entries import Entry, in_seconds, read_entries
-from strata.protocol.keys.ledger import Ledger, conflict_refusal
+from strata.protocol.keys.ledger import KeyLedger, conflict_refusal
 from strata.protocol.keys.statements import IDENTITY_TYPES, PublishedDocument
-from strata.protocol.keys.states import KeyRules, KeyState, Standing, Use, explain, newest_first, refused
+from strata.protocol.keys.states import KeyRules, KeyStanding, KeyState, Use, explain, newest_first, refused
 from strata.protocol.packets import Packet
 
 __all__ = ["KeyChain"]
@@ -42,9 +42,9 @@ class KeyChain:
 
     def __init__(
         self,
-        genesis: Ledger,
-        before: Ledger,
-        ledger: Ledger,
+        genesis: KeyLedger,
+        before: KeyLedger,
+        ledger: KeyLedger,
         held: tuple[Entry, ...],
         second: tuple[Entry, ...],
     ) -> None:
@@ -72,7 +72,7 @@ class KeyChain:
         self-certifying DID has its own key (R-060); any other has none, and nothing it signs counts (R-047).
         Raises `InvalidPacket` for another DID's document and `IdentityError` for text that is no DID.
         """
-        ledger = Ledger.begin(did, documents, static_key, rules or KeyRules())
+        ledger = KeyLedger.begin(did, documents, static_key, rules or KeyRules())
         return cls(ledger, ledger, ledger, (), ())
 
     @classmethod
@@ -105,7 +105,7 @@ class KeyChain:
 
     @property
     def head(self) -> DidDocument | None:
-        """The current document; None if none is known or several claim to be it."""
+        """The current document; None if no document is known or several claim to be it."""
         return self._ledger.head
 
     @property
@@ -198,7 +198,7 @@ class KeyChain:
         """The second in which the last packet was received."""
         return self._second[-1].received_at if self._second else -1
 
-    def _admit(self, entry: Entry) -> Ledger:
+    def _admit(self, entry: Entry) -> KeyLedger:
         """The state after one packet more, if that comes last. Raises `InvalidPacket`."""
         ledger = self._ledger.copy()
         ledger.receive(entry)
@@ -228,8 +228,8 @@ class KeyChain:
             refusals |= refused_here
         return KeyChain(self._genesis, before, ledger, tuple(held), tuple(second)), refusals
 
-    def _state_at(self, at: int, *, ingest: bool) -> Ledger:
-        """All that counts at `at`. A reader does not know yet what was received later."""
+    def _state_at(self, at: int, *, ingest: bool) -> KeyLedger:
+        """The state that counts at `at`. A reader does not know later packets yet."""
         ledger = self._ledger
         if at < self._last:
             if ingest:
@@ -263,7 +263,7 @@ class KeyChain:
             keys = tuple(
                 key.public_key
                 for key in newest_first(state.keys.values())
-                if key.may(use) and key.standing(at, skew) is Standing.VALID
+                if key.may(use) and key.standing(at, skew) is KeyStanding.VALID
             )
         return _Window(
             max((edge for edge in edges if edge <= at), default=float("-inf")),
@@ -297,7 +297,7 @@ class KeyChain:
         for entry in within:
             if ledger.conflict is None:
                 for key in newest_first(ledger.keys.values()):
-                    if key.may(use) and key.standing(at, skew) is Standing.VALID:
+                    if key.may(use) and key.standing(at, skew) is KeyStanding.VALID:
                         yield key.public_key
             ledger.receive(entry)
 
@@ -317,7 +317,7 @@ _Refusals = dict[str, InvalidPacket]
 """Why packets do not hold, by packet id."""
 
 
-def _receive_second(before: Ledger, entries: Iterable[Entry]) -> tuple[Ledger, list[Entry], _Refusals]:
+def _receive_second(before: KeyLedger, entries: Iterable[Entry]) -> tuple[KeyLedger, list[Entry], _Refusals]:
     """The state after the packets of one second, those that hold in their order, and why others do not.
 
     R-074: the smallest packet id that holds is next, but a document goes before events: it speaks of the

@@ -16,7 +16,7 @@ __all__ = ["Entry", "in_seconds", "read_entries"]
 
 
 class Entry:
-    """A packet, what it says, when it was received, and which keys its signature was tried against."""
+    """A packet, its statement, its time of receipt, and the keys its signature was tried against."""
 
     __slots__ = ("_tried", "packet", "received_at", "statement")
 

@@ -1,8 +1,8 @@
 """The running state of a chain: keys, documents and pending recovery, moved on packet by packet.
 
-`Ledger` is the one mutable thing in this package. A chain copies it before moving it on and never shares one
-that moves. `receive` judges a packet completely before it changes anything, so a refused one leaves only this
-trace: time has passed.
+`KeyLedger` is the one mutable thing in this package. A chain copies its ledger before moving it on, and never
+shares a ledger that moves. `receive` judges a packet completely before it changes anything, so a refused
+packet leaves only this trace: time has passed.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,10 +19,10 @@ from strata.protocol.keys.entries import Entry
 from strata.protocol.keys.recovery import PendingEvent, eligible_keys, threshold
 from strata.protocol.keys.roles import earlier, under_document
 from strata.protocol.keys.statements import KeyEvent, PublishedDocument, RecoveryApproval
-from strata.protocol.keys.states import KeyRules, KeyState, Standing, Use, explain, newest_first, refused
+from strata.protocol.keys.states import KeyRules, KeyStanding, KeyState, Use, explain, newest_first, refused
 from strata.protocol.members import refuse
 
-__all__ = ["MAX_CHAIN_EVENTS", "MAX_CHAIN_EVENTS_A_SECOND", "Ledger", "conflict_refusal"]
+__all__ = ["MAX_CHAIN_EVENTS", "MAX_CHAIN_EVENTS_A_SECOND", "KeyLedger", "conflict_refusal"]
 
 MAX_CHAIN_EVENTS = 1024
 """Identity packets of one DID that hold. Past that, a key can still be revoked, once."""
@@ -34,7 +34,7 @@ _EFFECTIVE = frozenset({"ADD", "ROTATE", "REVOKE"})
 """The events that mean something; others are kept and have no effect (R-071)."""
 
 
-class Ledger:
+class KeyLedger:
     """Everything known about one DID once some packets have been received."""
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Ledger:
     @classmethod
     def begin(
         cls, did: str, documents: Iterable[DidDocument], static_key: bytes | None, rules: KeyRules
-    ) -> Ledger:
+    ) -> KeyLedger:
         """What is known beforehand: documents, else a configured key, else the DID's own (R-056, R-060)."""
         ledger = cls(did, rules)
         ledger._begin_with(documents)
@@ -80,9 +80,9 @@ class Ledger:
                 ledger.keys[key] = KeyState(method_id(did), key, valid_from=0)
         return ledger
 
-    def copy(self) -> Ledger:
+    def copy(self) -> KeyLedger:
         """An equal ledger that moves on by itself."""
-        twin = Ledger(self.did, self.rules)
+        twin = KeyLedger(self.did, self.rules)
         twin.keys = dict(self.keys)
         twin.documents = self.documents
         twin.conflict = self.conflict
@@ -175,7 +175,7 @@ class Ledger:
         at, skew = entry.received_at, self.rules.clock_skew_seconds
         recovery_too = not isinstance(entry.statement, PublishedDocument)  # R-079, R-080
         for key in newest_first(self.keys.values()):
-            if key.standing(at, skew) is Standing.VALID and (
+            if key.standing(at, skew) is KeyStanding.VALID and (
                 key.may(Use.PACKET) or (key.recovery and recovery_too)
             ):
                 if entry.is_signed_by(key.public_key):
@@ -187,7 +187,7 @@ class Ledger:
     # KEY_EVENT
 
     def _decide(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
-        """An event by a signing key: it takes effect at once, and overrides what is pending (R-086)."""
+        """An event by a signing key: it takes effect at once, and overrides pending events (R-086)."""
         _require_begun(signer, at)
         overridden = self._overridden_by(event)
         is_veto = event.event == "REVOKE" and bool(overridden) and self.named(event.key_id) is None
@@ -210,7 +210,7 @@ class Ledger:
             self._pending[packet_id] = PendingEvent(packet_id, event, signer.public_key, due_at, approved_by)
 
     def _fulfil(self, pending: PendingEvent, at: int) -> None:
-        """A pending event takes effect, unless what it names has been taken since."""
+        """A pending event takes effect, unless the id or key it names has been taken since."""
         try:
             self._check_names(pending.event)
             # Twice the room: whoever has stolen a key must not be able to fill what recovery needs.

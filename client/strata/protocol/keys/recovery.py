@@ -1,4 +1,4 @@
-"""Recovery: events that wait, and who has to agree to them (RFC-0001 §5.3; R-079, R-084…R-088)."""
+"""Recovery: pending events, and whose approval they need (RFC-0001 §5.3; R-079, R-084…R-088)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from strata.protocol.documents import RecoveryPolicy, spelled_key
 from strata.protocol.keys.statements import KeyEvent
-from strata.protocol.keys.states import KeyState, Standing
+from strata.protocol.keys.states import KeyStanding, KeyState
 
 __all__ = ["PendingEvent", "eligible_keys", "threshold"]
 
@@ -44,7 +44,7 @@ class PendingEvent:
 def eligible_keys(keys: Iterable[KeyState], policy: RecoveryPolicy | None, at: int) -> set[bytes]:
     """The declared, unrevoked recovery keys, or those of them that the policy names."""
     eligible = {
-        key.public_key: key for key in keys if key.recovery and key.standing(at, 0) is not Standing.REVOKED
+        key.public_key: key for key in keys if key.recovery and key.standing(at, 0) is not KeyStanding.REVOKED
     }
     if policy is None or not policy.key_ids:
         return set(eligible)

@@ -61,7 +61,7 @@ def _introduced(method: VerificationMethod, document: DidDocument, introduced_by
 
 
 def _unlisted(key: KeyState, did: str, ids_given: set[str]) -> KeyState:
-    """A key that a new head does not list: no longer the DID's, and kept to say whose a signature was.
+    """A key that a new head does not list: not the DID's any more, but kept to explain old signatures.
 
     If the document gives its id to another key, it goes on under the one that spells it.
     """

@@ -90,7 +90,7 @@ def add_content(
     valid_from: int,
     valid_until: int | None = None,
     reason: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The content of a KEY_EVENT that adds a key."""
     return _event_content(
         "ADD",
@@ -110,7 +110,7 @@ def rotate_content(
     valid_from: int,
     valid_until: int | None = None,
     reason: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The content of a KEY_EVENT that puts a key in the place of another, which ends at `valid_from`."""
     return _event_content(
         "ROTATE",
@@ -123,12 +123,12 @@ def rotate_content(
     )
 
 
-def revoke_content(key_id: str, *, revoked_at: int, reason: str | None = None) -> dict[str, Any]:
+def revoke_content(key_id: str, *, revoked_at: int, reason: str | None = None) -> dict[str, object]:
     """The content of a KEY_EVENT that ends a key for good."""
     return _event_content("REVOKE", key_id, reason, revoked_at=revoked_at)
 
 
-def approval_content(target_event: str, *, approved_at: int, note: str | None = None) -> dict[str, Any]:
+def approval_content(target_event: str, *, approved_at: int, note: str | None = None) -> dict[str, object]:
     """The content of a RECOVERY_APPROVAL.
 
     Give the packet a random `nonce`: a packet's id covers neither its signature nor who signed it, so that of
@@ -138,17 +138,17 @@ def approval_content(target_event: str, *, approved_at: int, note: str | None = 
     return content if note is None else content | {"note": note}
 
 
-def document_content(document: DidDocument) -> dict[str, Any]:
+def document_content(document: DidDocument) -> dict[str, object]:
     """The content of a DID_DOCUMENT."""
     return {"type": "DID_DOCUMENT", "document": document.value}
 
 
-def _event_content(event: str, key_id: str, reason: str | None, **members: Any) -> dict[str, Any]:
+def _event_content(event: str, key_id: str, reason: str | None, **members: Any) -> dict[str, object]:
     content = {"type": "KEY_EVENT", "event": event, "key_id": key_id, **members}
     return content if reason is None else content | {"reason": reason}
 
 
-def _read_key_event(did: str, content: dict[str, Any]) -> KeyEvent:
+def _read_key_event(did: str, content: dict[str, object]) -> KeyEvent:
     event = _members.text(content, "event")
     key_id = _members.text(content, "key_id")
     check_key_id(did, key_id, None)
@@ -165,7 +165,7 @@ def _read_key_event(did: str, content: dict[str, Any]) -> KeyEvent:
 
 
 def _read_introduction(
-    did: str, event: str, key_id: str, content: dict[str, Any], *, replaces: str | None
+    did: str, event: str, key_id: str, content: dict[str, object], *, replaces: str | None
 ) -> KeyEvent:
     try:
         public_key = ids.public_key_from_method(None, _members.text(content, "public_key_multibase"))
@@ -179,7 +179,7 @@ def _read_introduction(
     return KeyEvent(event, key_id, public_key, valid_from, valid_until, replaces=replaces)
 
 
-def _read_approval(content: dict[str, Any]) -> RecoveryApproval:
+def _read_approval(content: dict[str, object]) -> RecoveryApproval:
     target_event = _members.text(content, "target_event")
     if not fields.is_content_id(target_event):
         refuse("target_event is not a packet id")

@@ -1,4 +1,4 @@
-"""One key at one moment: its window, what it may sign, and how to say why it may not."""
+"""One key at one moment: its window, its uses, and why a use is refused."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -15,8 +15,8 @@ __all__ = [
     "DEFAULT_CLOCK_SKEW_SECONDS",
     "MAX_DEAD_KEYS_TRIED",
     "KeyRules",
+    "KeyStanding",
     "KeyState",
-    "Standing",
     "Use",
     "allowed_clock_skew",
     "explain",
@@ -41,7 +41,7 @@ class Use(enum.Enum):
     AUTH = "auth"
 
 
-class Standing(enum.Enum):
+class KeyStanding(enum.Enum):
     """What the window of a key says of a moment."""
 
     VALID = "valid"
@@ -79,19 +79,19 @@ class KeyState:
     introduced_by: str | None = None
     """The `packet_id` of the KEY_EVENT or DID_DOCUMENT; None: known beforehand."""
 
-    def standing(self, at: int, skew: int) -> Standing:
+    def standing(self, at: int, skew: int) -> KeyStanding:
         """What the window says of `at`: both ends count in (R-062); a revocation has no skew (R-076)."""
         if self.revoked_at is not None and at > self.revoked_at:
-            return Standing.REVOKED
+            return KeyStanding.REVOKED
         if self.valid_until is not None and at > self.valid_until + skew:
-            return Standing.EXPIRED
+            return KeyStanding.EXPIRED
         if at < self.valid_from - skew:
-            return Standing.NOT_YET_VALID
-        return Standing.VALID
+            return KeyStanding.NOT_YET_VALID
+        return KeyStanding.VALID
 
     def is_over(self, at: int, skew: int) -> bool:
         """Whether the key can never be valid again."""
-        return self.standing(at, skew) in (Standing.REVOKED, Standing.EXPIRED)
+        return self.standing(at, skew) in (KeyStanding.REVOKED, KeyStanding.EXPIRED)
 
     def may(self, use: Use) -> bool:
         """Whether the key has the part that `use` asks for, whatever its window says (R-061, R-080)."""
@@ -133,9 +133,9 @@ def refused(reason: str, detail: str | None = None) -> InvalidPacket:
 
 
 _STANDING_CODES = {
-    Standing.REVOKED: (ErrorCode.KEY_REVOKED, "the signing key is revoked"),
-    Standing.EXPIRED: (ErrorCode.KEY_EXPIRED, "the signing key has expired"),
-    Standing.NOT_YET_VALID: (ErrorCode.KEY_NOT_YET_VALID, "the signing key is not valid yet"),
+    KeyStanding.REVOKED: (ErrorCode.KEY_REVOKED, "the signing key is revoked"),
+    KeyStanding.EXPIRED: (ErrorCode.KEY_EXPIRED, "the signing key has expired"),
+    KeyStanding.NOT_YET_VALID: (ErrorCode.KEY_NOT_YET_VALID, "the signing key is not valid yet"),
 }
 
 

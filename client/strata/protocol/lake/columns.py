@@ -1,4 +1,4 @@
-"""How a relay's log, and what is restored into one, writes strings into columns.
+"""How strings are written into the columns of a relay's log, and of a log that is restored.
 
 author_id and content_type are their UTF-8 in bytea, for a JSON string may hold U+0000, which PostgreSQL's
 text may not. A string too long to be indexed stands there as a hash behind 0xFF, a byte that no UTF-8

@@ -1,14 +1,14 @@
 """Manifests: one for each batch of the archive, each holding the hash of the one before. No I/O.
 
 A batch is part of the lake when its manifest is there, and not before. The chain says what the lake must
-hold: which sequences, how many packets, and by `rows` a hash over every id in its place. Who keeps the hash
-of the last manifest can prove later that nothing before it was changed.
+hold: which sequences, how many packets, and by `rows` a hash over every id in its place. With the
+hash of the last manifest anybody can prove later that nothing before it was changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from blake3 import blake3
@@ -33,7 +33,7 @@ FORMAT = 1
 """The version of lakes that this program reads and writes."""
 
 GENESIS = "0" * 64
-"""What the first manifest has in place of a hash before."""
+"""Stands in the first manifest for the hash of the one before."""
 
 
 class LakeError(StrataError):
@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     packets: int
     """Rows under `packets/`."""
     quarantined: int
-    """Rows under `quarantine/`: in the log, but not what they must be."""
+    """Rows under `quarantine/`: rows of the log that are not valid packets."""
     rows: str
     """The digest of all of them in log order (see `digest`)."""
     body_bytes: int
@@ -89,7 +89,7 @@ def decode(text: bytes, name: str) -> Manifest:
     try:
         head = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise LakeError(f"{name} is damaged: it is no JSON") from None
+        raise LakeError(f"{name} is damaged: it is not JSON") from None
     version = head.get("format") if type(head) is dict else None
     if version != FORMAT:
         _refuse(
@@ -126,12 +126,12 @@ def check_chain(manifests: Iterable[Manifest]) -> None:
 
 
 def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
-    """Those of a checked chain whose packets were received on a day."""
+    """The manifests of a checked chain whose packets were received on a day."""
     return [manifest for manifest in manifests if day_of(manifest.up_to) == day]
 
 
 def _hash(manifest: Manifest) -> str:
-    members: dict[str, Any] = msgspec.to_builtins(manifest)
+    members: dict[str, object] = msgspec.to_builtins(manifest)
     del members["hash"]
     return blake3(canonical.encode(members)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Provenance: what a packet says about the origin of its media, and whether that holds (RFC-0002 §5–§12).
+"""Provenance: a packet's claims about the origin of its media, and whether they hold (RFC-0002 §5–§12).
 
     origins       the four origins and their order
     attestation   client attestation: the software vouches for the claim; its keys are in `manifest`

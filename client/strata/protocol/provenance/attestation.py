@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 KeysOf = Callable[[str, int], tuple[bytes, ...]]
-"""The Ed25519 keys that may sign for a DID at a time, newest first; none for a DID that does not resolve."""
+"""The Ed25519 keys that may sign for a DID at a time, newest first; empty for a DID that does not resolve."""
 
 ManifestOf = Callable[[str], Packet | None]
 """The newest CLIENT_MANIFEST of a client's DID, or None (R-236)."""
@@ -58,11 +58,11 @@ class ClientAttestation(NamedTuple):
     client_id: str
     client_version: str
     signature: bytes
-    platform_attestation: dict[str, Any] | None
+    platform_attestation: dict[str, object] | None
 
 
-def read_attestation(header: Mapping[str, Any]) -> ClientAttestation | None:
-    """The header's client attestation; None if there is none, or it is malformed."""
+def read_attestation(header: Mapping[str, object]) -> ClientAttestation | None:
+    """The header's client attestation; None if it is missing or malformed."""
     value = header.get("client_attestation")
     if type(value) is not dict:
         return None
@@ -76,7 +76,7 @@ def read_attestation(header: Mapping[str, Any]) -> ClientAttestation | None:
 
 def attestation_fault(
     packet: Packet,
-    header: Mapping[str, Any],
+    header: Mapping[str, object],
     *,
     now: int,
     clock_skew_seconds: int,
@@ -107,7 +107,7 @@ def attestation_fault(
     return fault
 
 
-def preimage(value: Mapping[str, Any]) -> bytes:
+def preimage(value: Mapping[str, object]) -> bytes:
     """The canonical packet without `packet_id`, `signature` and `provenance_header.client_attestation`."""
     rest = {name: member for name, member in value.items() if name not in ("packet_id", "signature")}
     header = rest.get("provenance_header")
@@ -118,9 +118,10 @@ def preimage(value: Mapping[str, Any]) -> bytes:
     return canonical.encode(rest, max_depth=DEEPEST)
 
 
-def platform_nonce(value: Mapping[str, Any]) -> bytes:
+def platform_nonce(value: Mapping[str, object]) -> bytes:
     """What a platform attestation must be bound to: SHA-256(preimage ‖ first `media_hash`) (R-233, A-078)."""
-    media = value["content"].get("media") or ()
+    content: Any = value["content"]
+    media = content.get("media") or ()
     first = media[0].get("media_hash", "") if media else ""
     return hashlib.sha256(preimage(value) + first.encode()).digest()
 
@@ -135,16 +136,16 @@ def attest(
     author: ids.Signer,
     client: ids.Signer,
     client_version: str,
-    content: Mapping[str, Any],
+    content: Mapping[str, object],
     *,
     timestamp: int,
     origin_type: str,
     genesis_media_hash: str | None = None,
-    header: Mapping[str, Any] | None = None,
-    platform_attestation: Callable[[bytes], Mapping[str, Any]] | None = None,
+    header: Mapping[str, object] | None = None,
+    platform_attestation: Callable[[bytes], Mapping[str, object]] | None = None,
     expires_at: int | None = None,
     nonce: str | None = None,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
     max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
 ) -> Packet:
     """Make and sign a packet that claims an origin, with the attestation that such a claim needs (R-230).
@@ -164,7 +165,7 @@ def attest(
         claim["genesis_media_hash"] = genesis_media_hash
     claim.pop("client_attestation", None)
     # The members as `packets.build` will write them, so that the author signs once and last.
-    unsigned: dict[str, Any] = {
+    unsigned: dict[str, object] = {
         **(extra or {}),
         "version": packets.VERSION,
         "timestamp": timestamp,
@@ -174,7 +175,7 @@ def attest(
         **({} if expires_at is None else {"expires_at": expires_at}),
         **({} if nonce is None else {"nonce": nonce}),
     }
-    attestation: dict[str, Any] = {
+    attestation: dict[str, object] = {
         "client_id": client.did,
         "client_version": client_version,
         "client_signature": f"0x{client.sign(_signing_digest(preimage(unsigned), claim)).hex()}",

@@ -57,7 +57,7 @@ class _Link:
 
 
 def follow_chain(
-    chain: Any, roots: Sequence[Root], *, now: int, clock_skew_seconds: int = 0
+    chain: object, roots: Sequence[Root], *, now: int, clock_skew_seconds: int = 0
 ) -> CertifiedChain:
     """Follow an `issuer_chain` to one of the roots (R-219, R-220).
 
@@ -82,7 +82,7 @@ def statement(
     issuer: Signer, subject: str, public_key: VerifyingKey, *, valid_from: int, valid_until: int
 ) -> dict[str, str]:
     """One entry of an `issuer_chain` in the statement form, signed by `issuer`."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "subject": subject,
         "issuer": issuer.did,
         "public_key": f"0x{public_key.value.hex()}",
@@ -99,7 +99,7 @@ def refuse_chain(reason: str, detail: str) -> NoReturn:
     raise InvalidPacket(ErrorCode.INVALID_ISSUER_CHAIN, reason, detail=detail)
 
 
-def _read_links(chain: Any) -> list[_Link]:
+def _read_links(chain: object) -> list[_Link]:
     if type(chain) is not list:
         refuse_chain("issuer_chain is not an array", "malformed_chain")
     if len(chain) > MAX_CHAIN_LENGTH:
@@ -151,14 +151,14 @@ def _check_statement(
     return key
 
 
-def _parse_statement(certificate: bytes) -> dict[str, Any]:
+def _parse_statement(certificate: bytes) -> dict[str, object]:
     try:
         members, text = canonical.parse(certificate, max_depth=_STATEMENT_DEPTH)
     except InvalidPacket:
         refuse_chain("a certificate is not JSON", "malformed_statement")
     if type(members) is not dict or text != certificate:
         refuse_chain("a statement is not in canonical form", "malformed_statement")
-    result: dict[str, Any] = members
+    result: dict[str, object] = members
     return result
 
 
@@ -174,7 +174,7 @@ def _follow_certificates(
     return CertifiedChain(links[0].subject, (leaf.key,), names_subject=links[0].subject in leaf.names)
 
 
-def read_chain_signature(header: Mapping[str, Any]) -> Any:
+def read_chain_signature(header: Mapping[str, object]) -> Any:
     """Where the issuer's signature over the claim stands: in the header, or in the last link."""
     if header.get("issuer_signature") is not None:
         return header["issuer_signature"]

@@ -40,7 +40,7 @@ from strata.protocol.provenance.origins import (
 __all__ = ["Level", "edit_hash", "history_holds", "level_of", "platform_attested"]
 
 _APP_FORMATS = frozenset({"apple-app-attest", "play-integrity"})
-"""The formats that speak for an app; none of them says that hardware captured anything (R-228)."""
+"""The formats that vouch for an app; none of them proves that hardware captured anything (R-228)."""
 
 
 class Level(enum.IntEnum):
@@ -96,7 +96,7 @@ def level_of(
     return _LEVELS[origin]
 
 
-def history_holds(header: Mapping[str, Any], media_hash: str | None) -> bool:
+def history_holds(header: Mapping[str, object], media_hash: str | None) -> bool:
     """Whether the edit history leads from the genesis to this medium without a gap (R-226).
 
     A header on a packet without media has nothing to lead to: then the links alone must hold.
@@ -113,7 +113,7 @@ def history_holds(header: Mapping[str, Any], media_hash: str | None) -> bool:
     return media_hash is None or result == media_hash
 
 
-def edit_hash(edit: Mapping[str, Any]) -> str:
+def edit_hash(edit: Mapping[str, object]) -> str:
     """What the next edit's `prev_edit_hash` must be."""
     return byte_hash(canonical.encode(dict(edit), max_depth=DEEPEST))
 
@@ -138,9 +138,10 @@ def platform_attested(
     stated = fields.base64url(evidence.get("nonce"), hashlib.sha256().digest_size)
     if verifier is None or not payload or stated != nonce or manifest.author_id != attestation.client_id:
         return False
+    genesis: Any = header.get("genesis_media_hash")
     claim = EvidenceClaim(
         read_origin(header.get("origin_type")),
-        header.get("genesis_media_hash"),
+        genesis,
         app_ids=frozenset(_texts(manifest.content.get("bundle_ids"))),
     )
     try:
@@ -150,19 +151,19 @@ def platform_attested(
     return True
 
 
-def _edits(header: Mapping[str, Any]) -> list[Any]:
+def _edits(header: Mapping[str, object]) -> list[object]:
     edits = header.get("edit_history")
     return edits if type(edits) is list else []
 
 
-def _every_edit_is_signed(header: Mapping[str, Any]) -> bool:
+def _every_edit_is_signed(header: Mapping[str, object]) -> bool:
     return all(
         type(edit) is dict and fields.hex_bytes(edit.get("signature"), SIGNATURE_BYTES) is not None
         for edit in _edits(header)
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """The strings in an array or in the values of an object: both are seen for `bundle_ids`."""
     if type(value) is str:
         yield value

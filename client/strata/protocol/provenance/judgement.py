@@ -111,19 +111,19 @@ def judge(
     return Downgrade(claimed, UNKNOWN, fault, drops_client_attestation=fault != ATTESTATION_MISSING)
 
 
-def claim_bytes(header: Mapping[str, Any]) -> bytes:
+def claim_bytes(header: Mapping[str, object]) -> bytes:
     """What the device and the issuer of a model sign: the claim, absent members left out (R-221, A-085)."""
     members = {name: header[name] for name in _CLAIM_MEMBERS if name in header}
     return canonical.encode(members, max_depth=DEEPEST)
 
 
-def evidence_nonce(header: Mapping[str, Any]) -> bytes:
+def evidence_nonce(header: Mapping[str, object]) -> bytes:
     """What evidence in a header must be bound to: SHA-256(`genesis_id` ‖ `genesis_media_hash`), as text."""
     parts = (header.get("genesis_id"), header.get("genesis_media_hash"))
     return hashlib.sha256("".join(part for part in parts if type(part) is str).encode()).digest()
 
 
-def _check_model(header: Mapping[str, Any], now: int, trust: ProvenanceTrust) -> None:
+def _check_model(header: Mapping[str, object], now: int, trust: ProvenanceTrust) -> None:
     """R-214: a chain to a model root, and a signature over the claim by a key of that chain."""
     chain = _follow(header, trust.model_roots, now, trust)
     signature = _signature(read_chain_signature(header), "issuer_signature")
@@ -135,7 +135,7 @@ def _check_model(header: Mapping[str, Any], now: int, trust: ProvenanceTrust) ->
         _check_evidence(header, evidence, now, trust)
 
 
-def _check_hardware(header: Mapping[str, Any], now: int, trust: ProvenanceTrust, keys_of: KeysOf) -> None:
+def _check_hardware(header: Mapping[str, object], now: int, trust: ProvenanceTrust, keys_of: KeysOf) -> None:
     """R-215: the device's signature, by a key that a hardware maker vouches for, and sound evidence."""
     device = header.get("device_id")
     if device is None:
@@ -157,14 +157,14 @@ def _check_hardware(header: Mapping[str, Any], now: int, trust: ProvenanceTrust,
 
 
 def _follow(
-    header: Mapping[str, Any], roots: Sequence[Root], now: int, trust: ProvenanceTrust
+    header: Mapping[str, object], roots: Sequence[Root], now: int, trust: ProvenanceTrust
 ) -> CertifiedChain:
     return follow_chain(
         header.get("issuer_chain"), roots, now=now, clock_skew_seconds=trust.clock_skew_seconds
     )
 
 
-def _signature(value: Any, name: str) -> bytes:
+def _signature(value: object, name: str) -> bytes:
     if value is None:
         _refuse(ErrorCode.MISSING_PROOF, f"the claim needs {name}", name)
     signature = fields.hex_bytes(value, SIGNATURE_BYTES)
@@ -173,13 +173,13 @@ def _signature(value: Any, name: str) -> bytes:
     return signature
 
 
-def _signed(header: Mapping[str, Any], signature: bytes, keys: tuple[VerifyingKey, ...]) -> bool:
+def _signed(header: Mapping[str, object], signature: bytes, keys: tuple[VerifyingKey, ...]) -> bool:
     message = claim_bytes(header)
     return any(key.verify(message, signature) for key in keys)
 
 
-def _check_evidence(header: Mapping[str, Any], evidence: Any, now: int, trust: ProvenanceTrust) -> None:
-    """R-222: evidence that nobody here can check has not been checked."""
+def _check_evidence(header: Mapping[str, Any], evidence: object, now: int, trust: ProvenanceTrust) -> None:
+    """R-222: evidence without a verifier here counts as not checked."""
     members = evidence if type(evidence) is dict else {}
     verifier = _verifier(members, trust)
     if verifier is None:
@@ -192,12 +192,12 @@ def _check_evidence(header: Mapping[str, Any], evidence: Any, now: int, trust: P
     verifier.verify(payload, nonce=nonce, claim=claim, now=now)
 
 
-def _verifier(evidence: Mapping[str, Any], trust: ProvenanceTrust) -> EvidenceVerifier | None:
+def _verifier(evidence: Mapping[str, object], trust: ProvenanceTrust) -> EvidenceVerifier | None:
     kind = evidence.get("format")
     return trust.evidence.get(kind) if type(kind) is str else None
 
 
-def _nonce(header: Mapping[str, Any], evidence: Mapping[str, Any]) -> bytes | None:
+def _nonce(header: Mapping[str, object], evidence: Mapping[str, object]) -> bytes | None:
     """The nonce the evidence must carry, or None if it states none; a stated one must be the right one."""
     if evidence.get("nonce") is None:
         return None

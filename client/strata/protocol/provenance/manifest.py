@@ -1,4 +1,4 @@
-"""CLIENT_MANIFEST: who a piece of client software is, and the keys it attests with (RFC-0002 §11.3)."""
+"""CLIENT_MANIFEST: the identity of client software, and the keys it attests with (RFC-0002 §11.3)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -72,7 +72,8 @@ _OPTIONAL: dict[str, type] = {"description": str, "homepage": str}
 
 def client_keys(manifest: Packet, at: float, clock_skew_seconds: int) -> Iterator[bytes]:
     """The keys with which this client may have signed at `at`, latest `valid_from` first (R-232)."""
-    keys = (_read_key(entry) for entry in manifest.content.get("public_keys") or ())
+    entries: Any = manifest.content.get("public_keys") or ()
+    keys = (_read_key(entry) for entry in entries)
     active = [key for key in keys if key is not None and key.is_active(at, clock_skew_seconds)]
     active.sort(key=lambda key: key.valid_from, reverse=True)
     return (key.public_key for key in active[:MAX_CLIENT_KEYS])
@@ -88,8 +89,8 @@ def manifest_content(
     name: str,
     keys: Sequence[ClientKey],
     *,
-    extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    extra: Mapping[str, object] | None = None,
+) -> dict[str, object]:
     """The content of a CLIENT_MANIFEST, to be published by the identity `client_id` itself (R-234).
 
     `extra` adds optional members such as `homepage`, `bundle_ids` or `attestation_support`.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 __all__ = [
     "AI_MODEL",
@@ -36,14 +36,14 @@ DEEPEST = 512
 _RANK = {origin: rank for rank, origin in enumerate(ORIGIN_TYPES)}
 
 
-def header_of(packet: dict[str, Any]) -> dict[str, Any] | None:
+def header_of(packet: dict[str, object]) -> dict[str, object] | None:
     """The provenance header of a decoded packet; null equals absence (A-004)."""
     header = packet.get("provenance_header")
     return header if type(header) is dict else None
 
 
-def read_origin(value: Any) -> str:
-    """The origin a header member stands for: `UNKNOWN` for whatever is none of the four (R-036, R-204)."""
+def read_origin(value: object) -> str:
+    """The origin a header member stands for: `UNKNOWN` for anything but the four (R-036, R-204)."""
     return value if type(value) is str and value in _RANK else UNKNOWN
 
 

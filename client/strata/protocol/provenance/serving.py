@@ -1,4 +1,4 @@
-"""A downgraded packet: what the relay keeps about it, how it is served, how a client gets it back (A-077).
+"""A downgraded packet: the relay's record of it, how it is served, how a client restores it (A-077).
 
 The log holds the packet as it was signed. What a subscriber sees is a copy in which `origin_type` is the
 effective one and a `client_attestation` that failed is gone, so its id and signature no longer hold. The
@@ -62,7 +62,7 @@ def served(
     leaves it as signed; the annotation is the same in both, so that a reader need not know the mode.
     Replication sessions get `signed` itself (R-211).
     """
-    value, _ = canonical.parse(signed, max_depth=DEEPEST)
+    value: Any = canonical.parse(signed, max_depth=DEEPEST)[0]
     header = value["provenance_header"]
     annotations = {
         "provenance": {
@@ -84,7 +84,7 @@ def served(
 
 def restore(
     raw: bytes | bytearray | memoryview | msgspec.Raw,
-    annotations: dict[str, Any] | None = None,
+    annotations: dict[str, object] | None = None,
     *,
     max_bytes: int | None = None,
 ) -> tuple[Packet, str | None]:
@@ -109,9 +109,9 @@ def restore(
 
 
 def _rebuild(
-    raw: bytes, finding: dict[str, Any], mismatch: InvalidPacket, max_bytes: int | None
+    raw: bytes, finding: dict[str, object], mismatch: InvalidPacket, max_bytes: int | None
 ) -> tuple[Packet, str | None]:
-    value, _ = canonical.parse(raw)
+    value: Any = canonical.parse(raw)[0]
     served_header = header_of(value)
     if served_header is None:
         raise mismatch  # a relay downgrades what claims something, and leaves the header in place
@@ -134,7 +134,7 @@ def _rebuild(
     raise mismatch
 
 
-def _effective(packet: Packet, finding: dict[str, Any]) -> str | None:
+def _effective(packet: Packet, finding: dict[str, object]) -> str | None:
     header = header_of(packet.value)
     if header is None:
         return None

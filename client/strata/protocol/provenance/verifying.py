@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from strata.protocol import ids
 
@@ -30,7 +30,7 @@ class VerifyingKey:
         return cls("ed25519", value)
 
     @classmethod
-    def read(cls, text: Any) -> VerifyingKey | None:
+    def read(cls, text: object) -> VerifyingKey | None:
         """A key as statements spell it: `0x` and hex, or base58btc multibase for Ed25519; None otherwise."""
         if type(text) is not str or len(text) > 2 + 2 * _UNCOMPRESSED_BYTES:
             return None

@@ -5,8 +5,8 @@
            ├─── ERROR, silence ─────┘                          │
            └─────────────────────── connection lost ───────────┘
 
-Only AUTH_OK leads to AUTHENTICATED (R-293): the absence of an ERROR is no success (R-297), and an answer that
-comes after its time is none either. Authentication ends with the connection (R-284).
+Only AUTH_OK leads to AUTHENTICATED (R-293): the absence of an ERROR is no success (R-297), and neither is an
+answer that comes too late. Authentication ends with the connection (R-284).
 
 A relay sends challenges when it likes, and the client keeps the latest. A challenge is answered once, and
 only after `check_challenge`. Authentication is *wanted* from the moment somebody asks for it, over all
@@ -50,7 +50,7 @@ _CLOCK_ERROR_SECONDS = 5.0
 
 
 class AuthState(enum.Enum):
-    """Whom the session speaks for, as far as the relay has said (R-293)."""
+    """Where authentication stands, by the relay's word alone (R-293)."""
 
     UNAUTHENTICATED = "unauthenticated"
     AUTHENTICATING = "authenticating"
@@ -75,9 +75,9 @@ class _Challenge:
 class Authenticating:
     """Answers challenges for one relay, across connections; appends frames to `outbox`.
 
-    `signer` None means that there is nobody to authenticate as. `server_id` is the DID the relay must show
-    (R-298); None takes the first one shown, and holds the relay to it from then on. `random` gives values in
-    [0, 1), for jitter.
+    `signer` None means that there is no identity to authenticate as. `server_id` is the DID the relay must
+    show (R-298); None takes the first one shown, and holds the relay to it from then on. `random` gives
+    values in [0, 1), for jitter.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Authenticating:
         return True
 
     def handle_timer(self, now: float) -> None:
-        """Give up what has taken too long, go on with what has waited long enough."""
+        """Give up an attempt that has taken too long; go on after a backoff that is over."""
         if now < self.wake_at:
             return
         self.wake_at = math.inf
@@ -247,7 +247,7 @@ class Authenticating:
         self._proceed(now)
 
     def _proceed(self, now: float) -> None:
-        """Send AUTH if it is time and there is a challenge; else wait for what is missing."""
+        """Send AUTH if it is time and there is a challenge; else wait for the one or the other."""
         if now < self._retry_at:
             self.wake_at = self._retry_at
         elif self._challenge is not None and now <= self._challenge.usable_until:

@@ -1,10 +1,10 @@
 """The client's side of one relay, across any number of connections: no I/O, no clock, no random source.
 
-The shell tells it what happens (`connection_made`, `receive_message`, `connection_lost`, `handle_timer`) and
-what the application asks for. After every call the shell does the same three things: sends `data_to_send()`,
-acts on `changes()`, and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
+The shell reports events (`connection_made`, `receive_message`, `connection_lost`, `handle_timer`) and passes
+on the application's requests. After every step it does the same three things: it sends `data_to_send()`, acts
+on `changes()`, and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
 
-Nothing a relay sends raises out of here: it is counted and dropped.
+A relay's bad message never raises out of here: it is counted and dropped.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -53,7 +53,7 @@ class Core:
     to come first (`authenticate="always"`, or a reconnect after it was needed) they are *held*: nothing but
     AUTH goes out until that is decided (R-339).
 
-    `signer` is whom to authenticate as. `random` gives values in [0, 1), for jitter.
+    `signer` is the identity to authenticate as. `random` gives values in [0, 1), for jitter.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Core:
     def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
         """A new connection is there: send what has no answer, go on where each subscription stands.
 
-        `unix_now` is the same moment as `now`, in Unix seconds: what challenges are dated by.
+        `unix_now` is the same moment as `now`, in Unix seconds, by which challenges are dated.
         """
         assert self.announced is None
         self.announced = announced
@@ -298,7 +298,7 @@ class Core:
     def _receive_event(self, message: wire.Event, now: float) -> None:
         self.statistics.events_received += 1
         wire_id = message.subscription_id
-        # R-174: an unsolicited event has no taker. Nor has one for a stream that was left.
+        # R-174: nobody takes an unsolicited event, nor an event of a subscription that was left.
         stream = None if wire_id is None else self._by_wire_id.get(wire_id)
         if stream is None:
             self.statistics.events_unclaimed += 1
@@ -324,7 +324,7 @@ class Core:
         stream = None if wire_id is None else self._by_wire_id.get(wire_id)
         park = False
         if refusal.retry is Retry.AUTHENTICATE and (stream is not None or self._publishing.awaits(message)):
-            # Only for a request of ours: nobody's stray ERROR makes us say who we are.
+            # Only for a request of ours: a stray ERROR must not make us authenticate.
             park = self._authenticating.want(now)
             refusal.__cause__ = self._authenticating.error
         if self._publishing.receive_error(message, refusal, now, park=park):

@@ -1,7 +1,7 @@
 """What a relay announces in its manifest: one small HTTP GET beside the WebSocket connection (R-139).
 
 The manifest establishes no trust (R-390): it says which additions may be asked for, and every answer is
-checked all the same. Whatever goes wrong here means "a plain relay", never an error.
+checked all the same. Any failure here means "a plain relay", never an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DECODER = msgspec.json.Decoder(_Manifest)
 
 
 async def discover(url: str, *, ssl: ssl_module.SSLContext | None, timeout: float) -> Announced:
-    """Fetch the manifest of the relay at a ws or wss URL; a plain relay's where there is none in time.
+    """Fetch the manifest of the relay at a ws or wss URL; that of a plain relay if no manifest comes in time.
 
     At most 256 KiB are read. Raises nothing; cancelling closes the socket.
     """

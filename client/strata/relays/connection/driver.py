@@ -31,7 +31,7 @@ _log = logging.getLogger("strata.relay")
 
 
 class _Step:
-    """`with step as core:` calls into the core; at the end of the block, what came of it is carried out."""
+    """`with step as core:` calls into the core; at the end of the block its results are carried out."""
 
     __slots__ = ("_carry_out", "_core")
 
@@ -98,7 +98,7 @@ class Driver:
     async def open(self) -> None:
         """Connect.
 
-        Raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`;
+        Raises `ConnectionFailed`: at once if trying again cannot help, else after `connect_timeout`;
         `IdentityError` and `OSError` for a pin file that cannot be read. Then, and after cancelling, `stop`
         and `stopped` are still owed.
         """
@@ -291,7 +291,7 @@ class Driver:
                 await self._may_read.wait()
 
     async def _write(self, socket: ClientConnection) -> None:
-        """Send what waits. A relay that takes nothing for `write_timeout` is cut off; `_read` then ends."""
+        """Send waiting frames. A relay that takes none for `write_timeout` is cut off; `_read` then ends."""
         while True:
             self._writable.clear()
             for frame in self._core.data_to_send():
@@ -308,7 +308,7 @@ class Driver:
     # After every step.
 
     def _deliver(self) -> None:
-        """Send what waits, pass on what happened, arm the timer."""
+        """Send waiting frames, pass on changes, arm the timer."""
         core = self._core
         for change in core.changes():
             if isinstance(change, AuthenticationSettled):

@@ -1,4 +1,4 @@
-"""One subscription's access to its relay: where its packets come from, and what it may ask for."""
+"""One subscription's access to its relay: it takes events, ends the subscription and asks for keys."""
 
 from __future__ import annotations
 

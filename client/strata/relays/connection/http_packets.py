@@ -27,7 +27,7 @@ _DECODER = msgspec.json.Decoder(_Found)
 async def fetch_packet(
     url: str, packet_id: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int, timeout: float
 ) -> QueuedEvent | None:
-    """What `GET /packets/{id}` of the relay at a ws or wss URL answers, unchecked; None if it has it not.
+    """What `GET /packets/{id}` of the relay at a ws or wss URL answers, unchecked; None if there is none.
 
     Raises `OSError` and `TimeoutError` if there is no answer. Cancelling closes the socket.
     """

@@ -1,4 +1,4 @@
-"""What every received packet goes through before anyone sees it: no I/O, no clock."""
+"""The checks of every received packet, before a program sees it: no I/O, no clock."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -67,7 +67,7 @@ class Inspector:
         return delivery
 
     def read(self, event: QueuedEvent) -> Candidate | None:
-        """The event's packet if it is whole, new and wanted; all that can be known without the signature."""
+        """The event's packet, if it is whole, new and wanted: every check but the signature's."""
         try:
             packet, origin_type = _restore(event)  # R-183: recomputes the id
         except InvalidPacket as error:
@@ -117,7 +117,7 @@ class Inspector:
 
 
 class Collector(Inspector):
-    """Passes on what is whole, new and wanted, whoever signed it: for who judges signatures by themselves."""
+    """Passes on packets that are whole, new and wanted; the caller checks the signatures."""
 
     def _verify(self, candidate: Candidate) -> bool:
         return True
@@ -131,7 +131,7 @@ _AUTHORED = msgspec.json.Decoder(_Authored)
 
 
 def author_of(event: QueuedEvent) -> str | None:
-    """Who an event claims to be by, at a glance; nothing is checked. None if it cannot be read."""
+    """The author an event claims, unchecked. None if the event cannot be read."""
     try:
         return _AUTHORED.decode(event.packet).author_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

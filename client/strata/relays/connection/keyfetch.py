@@ -20,7 +20,7 @@ MAX_AUTHORS = 500
 
 _MAX_EVENTS = 2 * MAX_CHAIN_EVENTS
 _MAX_BYTES = 8 * 2**20
-"""What is read of one author's identity packets. A relay of ours keeps fewer; who has more fails closed."""
+"""How much is read of one author's identity packets. This project's relay keeps less; more fails closed."""
 
 _EVENTS_AT_ONCE = 16
 """Chains longer than this are verified on a thread: about 1 ms."""
@@ -103,7 +103,7 @@ class KeyFetcher:
         return answered
 
     async def _work(self) -> None:
-        """Put questions until none is wanted."""
+        """Ask until no author is wanted any more."""
         try:
             while self._wanted:
                 batch = tuple(self._wanted)[:MAX_AUTHORS]

@@ -6,8 +6,8 @@ could sign in the second in which a relay received a packet.
 
 The ring need not be told of every change at once. A packet that does not verify may be signed by a key that
 is younger than what is known here. So a verdict against a packet stands only if the relay was asked after
-that packet had arrived, for a relay holds a key event before it takes what the new key signs (R-074). What a
-reader cannot notice by itself, a revocation, is found out by asking again now and then
+that packet had arrived, for a relay holds a key event before it takes packets by the new key (R-074). A
+reader cannot notice a revocation by itself, so it asks again from time to time
 (`Options.key_refresh_interval`).
 """
 
@@ -33,7 +33,7 @@ Event = tuple[Packet, int]
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """What is trusted about identities before any packet says anything: by configuration or bootstrap."""
+    """Documents and keys trusted before any packet is read: by configuration or bootstrap."""
 
     documents: Mapping[str, Sequence[DidDocument]] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The relays a client has met before, in one small file: address and DID, nothing secret (R-298).
 
 Trust on first use: the DID a relay shows when it is first authenticated to is written down, and from then on
-no challenge of another relay at that address is signed. A pin is never replaced here: who runs the client
-removes the line when a relay has a new identity for a good reason.
+no challenge of another relay at that address is signed. A pin is never replaced here: when a relay has a
+new identity for a good reason, the user removes the line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PinFile:
     def get(self, url: str) -> str | None:
         """The DID pinned for the relay at `url`, or None.
 
-        Raises `IdentityError` if the file is no pin file: guessing would undo what it is for. Raises
+        Raises `IdentityError` if the file is not a pin file: guessing would defeat its purpose. Raises
         `OSError` as the file system does.
         """
         return self._load().get(_address(url))

@@ -7,8 +7,8 @@ its time ran out. Silence is never success (R-193). In between it is in one of t
        ▲                  │
        └── passing ERROR, connection lost, no answer within ack_timeout
 
-One refused for want of authentication waits *parked* until that has been decided (`park`, `authorize`,
-`give_up`); the owner knows whether there is a point.
+A publish refused for lack of authentication waits, *parked*, until authentication has been decided (`park`,
+`authorize`, `give_up`); the owner knows whether waiting can help.
 
 Every sending is the same bytes, `client_msg_id` included (R-194), so an answer to any of them settles it, and
 a relay that had stored the first says `duplicate`, which is success. When the relay names a time to come
@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import NewType
 
 from msgspec import Raw
 
@@ -61,7 +61,7 @@ class _Pending:
     parked: bool = False
     """Waiting: until authentication is decided, whatever `due_at` says."""
     anonymous: bool = False
-    """In flight: sent before the session was authenticated, so a refusal may be about what it was then."""
+    """In flight: sent before the session was authenticated, so a refusal may be about that."""
     refusal: RequestRefused | None = None
     """The answer to the latest sending, if it was a passing refusal."""
 
@@ -123,7 +123,7 @@ class Publishing:
         self._send_all(now)
 
     def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
-        """The session has been authenticated: what was refused for want of that goes out again."""
+        """The session has been authenticated: packets refused for lack of that go out again."""
         self._forbidden = forbidden
         for pending in self._pending.values():
             pending.anonymous = pending.in_flight
@@ -139,7 +139,7 @@ class Publishing:
                 self._refuse(handle, pending.refusal)
 
     def connection_lost(self) -> None:
-        """No answer will come to what is in flight: it waits for the next connection."""
+        """No answer will come to the packets in flight: they wait for the next connection."""
         self._connected = False
         self._forbidden = None
         for pending in self._pending.values():
@@ -178,7 +178,7 @@ class Publishing:
     ) -> bool:
         """Settle, or put off, what the ERROR answers; false if it answers nothing in progress here.
 
-        `park` says that authentication is under way: what is refused for want of it waits for that.
+        `park` says that authentication is under way: a packet refused for lack of it waits for the outcome.
         """
         handle = self._find(message.client_msg_id, None)
         if handle is None:
@@ -211,7 +211,7 @@ class Publishing:
         return True
 
     def handle_timer(self, now: float) -> None:
-        """Expire what is out of time, send what is due, and set `wake_at` anew."""
+        """Expire publishes out of time, send those that are due, and set `wake_at` anew."""
         self.wake_at = math.inf
         for handle, pending in list(self._pending.items()):
             if now >= pending.deadline:
@@ -297,7 +297,7 @@ class Publishing:
         self.wake_at = min(self.wake_at, moment)
 
 
-def _downgrade(annotations: dict[str, Any] | None) -> str | None:
+def _downgrade(annotations: dict[str, object] | None) -> str | None:
     """The origin a relay says it credits a packet with (R-209)."""
     finding = (annotations or {}).get("provenance")
     effective = finding.get("effective_origin_type") if type(finding) is dict else None

@@ -92,7 +92,7 @@ class PacketRelay:
     async def open(self) -> Self:
         """Connect, and authenticate with `authenticate="always"`. Cancelling closes everything again.
 
-        Raises `ConnectionFailed`: at once for what trying again cannot mend, else after `connect_timeout`;
+        Raises `ConnectionFailed`: at once if trying again cannot help, else after `connect_timeout`;
         what `authenticate` raises; `IdentityError` and `OSError` for a pin file that cannot be read.
         """
         self._driver.prepare()

@@ -35,7 +35,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Raw
 
@@ -79,7 +79,7 @@ class QueuedEvent(NamedTuple):
     received_at: int
     cursor: str | None
     live: bool | None
-    annotations: dict[str, Any] | None = None
+    annotations: dict[str, object] | None = None
     """What the relay says about the packet beside it (R-209)."""
     arrived_at: float = 0.0
     """When it came in, on the connection's clock."""
@@ -139,7 +139,7 @@ class Stream:
     # What the application does.
 
     def take(self) -> QueuedEvent | None:
-        """The next queued event, or None. The caller must say what became of it: `taken`."""
+        """The next queued event, or None. The caller must call `taken` for it."""
         if not self._queue:
             return None
         event = self._queue.popleft()
@@ -171,8 +171,8 @@ class Stream:
     def must_pause(self) -> bool:
         """Whether reading from the socket has to stop for this subscription's sake.
 
-        Only for a relay that never gave it a cursor: with nothing to come back to, what is not read would
-        be lost. Everything else on the connection waits meanwhile, publishes included.
+        Only for a relay that never gave a cursor: without a position to come back to, unread events would be
+        lost. Everything else on the connection waits meanwhile, publishes included.
         """
         if self.wire_id is None or self._position is not None:
             return False
@@ -196,7 +196,7 @@ class Stream:
         self._subscribe_if_possible(now)
 
     def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
-        """The session has been authenticated: if that was what the relay wanted, ask again."""
+        """The session has been authenticated: ask again, if the relay had wanted that."""
         self._forbidden = forbidden
         self._anonymous = self.wire_id is not None
         self._parked = None
@@ -279,7 +279,7 @@ class Stream:
     def receive_error(self, refusal: RequestRefused, now: float, *, park: bool = False) -> None:
         """The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal.
 
-        `park` says that authentication is under way: what is refused for want of it waits for that.
+        `park` says that authentication is under way: a refused SUBSCRIBE waits for the outcome.
         """
         self.wire_id = None
         if refusal.retry is Retry.AUTHENTICATE and (park or self._anonymous):
@@ -336,8 +336,8 @@ class Stream:
             return
         announced = self._announced
         self._marked = "history_marker" in announced.extensions
-        # A gapless stream pours out history faster than it can be left, and what is poured out in vain is
-        # sent twice. So where the end of history can be seen, pages come first.
+        # A gapless stream sends history faster than it can be left, and events sent in vain come twice. So if
+        # the relay marks the end of history, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
         limit = None if self._gapless else self._next_page_limit(announced)
         if limit == 0 or not self._has_room(limit or self._options.queue_events // 2):

@@ -53,7 +53,7 @@ class Subscription:
         Raises `RequestRefused` if the relay refuses the subscription for good, `MissingCapability` if it does
         not let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys
         do not come, `ConnectionFailed` if the relay cannot be reached any more, `Closed` if the relay
-        connection was closed on this side; each only after what had arrived was handed on.
+        connection was closed on this side; each only after the packets that had arrived were handed on.
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")

@@ -132,7 +132,7 @@ class Query:
     `since` and `until` are about the packet's own timestamp, `received_since` and `received_until` about the
     relay's; `until` bounds history alone (A-042).
 
-    Raises `ValueError` on construction for what no relay could serve.
+    Raises `ValueError` on construction for a query that no relay could serve.
     """
 
     authors: tuple[str, ...] = ()
@@ -242,16 +242,16 @@ class Statistics:
     events_invalid: int = 0
     """Packets whose schema or key failed, dropped (R-336)."""
     events_tampered: int = 0
-    """Packets that are not what their author signed, dropped: the id or the signature fails. One that the
-    relay downgraded and says so is none (R-342)."""
+    """Packets that are not what their author signed, dropped: the id or the signature fails. A packet
+    that the relay downgraded with an annotation does not count (R-342)."""
     events_expired: int = 0
     """Packets received after their own `expires_at`, dropped (R-337)."""
     events_unasked: int = 0
     """Packets outside the filter, dropped (R-166)."""
     events_unclaimed: int = 0
-    """Events of no open subscription: unsolicited ones (R-174), and late ones of a subscription left."""
+    """Events of no open subscription: unsolicited (R-174), or late ones of a subscription that was left."""
     messages_invalid: int = 0
-    """Messages that were no RFC-0004 message, or answered nothing that was asked."""
+    """Messages that RFC-0004 does not know, and answers to no request."""
     key_fetches: int = 0
     """Times the relay was asked for authors' key events (R-075)."""
     subscriptions_deferred: int = 0

@@ -1,4 +1,4 @@
-"""What a pool asks relays beside its work: signs of life, random packets, presence (C-274, C-277, R-343)."""
+"""The checks a pool makes beside its work: signs of life, random packets, presence (C-274, C-277, R-343)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
 from strata.protocol.errors import RequestRefused, StrataError
 from strata.protocol.packets import Packet
@@ -57,7 +56,7 @@ class Checks:
     # Presence.
 
     async def wait_for_room(self) -> None:
-        """Wait until another packet can be watched; who publishes faster than relays can be asked waits."""
+        """Wait until another packet can be watched: publishing goes no faster than checking."""
         while self._options.presence_delay is not None and self._watch.is_full:
             self._room.clear()
             await self._room.wait()
@@ -109,7 +108,7 @@ class Checks:
         presence = math.inf if self._options.presence_delay is None else self._watch.get_timer()
         return min(presence, self._probe_at, *self._ping_at.values(), math.inf)
 
-    def _once(self, check: str, url: str, work: Coroutine[Any, Any, None]) -> None:
+    def _once(self, check: str, url: str, work: Coroutine[object, object, None]) -> None:
         if (check, url) in self._busy:
             work.close()
             return
@@ -144,7 +143,7 @@ class Checks:
     # Looking for packets.
 
     async def _find(self, url: str, packets: Sequence[Packet], found: set[str]) -> bool:
-        """Put into `found` which of these the relay has, by id; whether that was its whole answer."""
+        """Put the ids that the relay has into `found`; returns whether that was its whole answer."""
         relay = self._relays.relay(url)
         if relay is None:
             return False
@@ -205,7 +204,7 @@ class Checks:
         try:
             answer = await relay.publish(resend.packet, timeout=self._options.request_timeout)
         except StrataError:
-            return  # the next round of the check goes on from what is then known
+            return  # the next round of the check decides anew
         if answer.packet_id == resend.packet.packet_id:
             self.stored(resend.packet, resend.url)
 

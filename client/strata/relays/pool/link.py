@@ -67,7 +67,7 @@ MakeRelay = Callable[[str, Callable[[], None]], PoolRelay]
 
 
 class Listener(Protocol):
-    """Who is told what happens on a link."""
+    """Is told what happens on a link."""
 
     def link_changed(self, url: str, *, connected: bool) -> None: ...
 

@@ -41,7 +41,7 @@ class _Member:
 
 
 class Membership:
-    """Seats, readers and targets. `standing` and `score` say what is thought of a relay just now."""
+    """Seats, readers and targets. `standing` and `score` give the latest judgement of a relay."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Membership:
             member.connected, member.missed_pings = True, 0
 
     def disconnected(self, url: str, now: float) -> None:
-        """There is none any more, or an attempt failed."""
+        """The connection is gone, or an attempt failed."""
         member = self._members.get(url)
         if member is not None and (member.connected or member.absent_since == -math.inf):
             member.connected, member.absent_since = False, now
@@ -100,7 +100,7 @@ class Membership:
             member.missed_pings = 0
 
     def ping_missed(self, url: str) -> None:
-        """None in time (C-277)."""
+        """No sign of life in time (C-277)."""
         if member := self._members.get(url):
             member.missed_pings += 1
 

@@ -112,7 +112,7 @@ class PacketPool:
     async def open(self) -> Self:
         """Connect to the first relays; returns as soon as one is there. Cancelling closes everything again.
 
-        Raises `ConnectionFailed` if none could be reached in time, `OSError` for an unusable scores file.
+        Raises `ConnectionFailed` if no relay could be reached in time, `OSError` for an unusable scores file.
         """
         if self._runner is not None:
             raise RuntimeError("a pool can be opened once")
@@ -133,7 +133,7 @@ class PacketPool:
                 await self._first.wait()
         except TimeoutError:
             await self.close()
-            raise ConnectionFailed("none of the pool's relays can be reached") from None
+            raise ConnectionFailed("no relay of the pool can be reached") from None
         except BaseException:
             await self.close()
             raise
@@ -177,7 +177,7 @@ class PacketPool:
         `on_stored` is called once the first of them has.
 
         The other copies go on in the background, and every relay that said OK is asked later whether it has
-        the packet (`presence_delay`). A relay that does not answer is waited for by nobody.
+        the packet (`presence_delay`). Nobody waits for a relay that does not answer.
 
         Raises `RequestRefused` if every relay refuses the packet for good, `RequestTimeout` if too few said
         OK within `timeout` seconds, `Closed`. After a timeout or cancelling, the packet may be stored or not;
@@ -239,7 +239,7 @@ class PacketPool:
         until: int | None = None,
         timeout: float | None = None,
     ) -> Delivery | None:
-        """The packet with this id, from whichever relay gives it first; None if none of them has it.
+        """The packet with this id, from the relay that gives it first; None if no relay has it.
 
         Every connected relay is asked. Raises `RequestTimeout` if those that answered within `timeout`
         seconds (default `Options.history_timeout`) do not have it and others did not answer, `Closed`.
@@ -288,10 +288,10 @@ class PacketPool:
     async def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]:
-        """Those of these packets that any connected relay has, each once, in any order (C-285).
+        """The packets among these that any connected relay has, each once, in any order (C-285).
 
-        One relay is asked after another, for what the ones before it did not have. Raises what the last one
-        raised if none could answer, `ConnectionFailed` if none is connected, and `Closed`.
+        One relay is asked after another, for the packets that earlier ones did not have. If no relay could
+        answer, raises what the last one raised; `ConnectionFailed` if no relay is connected; and `Closed`.
         """
         self._check_open()
         wanted = dict.fromkeys(as_tuple(packet_ids))
@@ -308,7 +308,7 @@ class PacketPool:
             except (StrataError, OSError) as error:
                 failure = error
         if wanted and not answered:
-            raise failure or ConnectionFailed("none of the pool's relays is connected")
+            raise failure or ConnectionFailed("no relay of the pool is connected")
 
     # Looking.
 
@@ -340,7 +340,7 @@ class PacketPool:
 
     @property
     def max_packet_bytes(self) -> int | None:
-        """The smallest limit that a connected relay has told; None if none has."""
+        """The smallest limit that a connected relay has announced; None if no relay has announced one."""
         limits = [relay.max_packet_bytes for relay in self._connections()]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -354,7 +354,7 @@ class PacketPool:
         self._relays.add(url)
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget what was thought of it."""
+        """Leave a relay and forget its score."""
         self._relays.remove(url)
 
     def _connections(self) -> list[PoolRelay]:
@@ -394,7 +394,7 @@ class PacketPool:
         self._readings.pop(reading, None)
 
     def _fail(self, error: StrataError) -> None:
-        """Nothing further will happen: everyone who waits gets to know."""
+        """Nothing further will happen: tell everyone who waits."""
         if self._failure is None:
             self._failure = error
         for reading in list(self._readings):

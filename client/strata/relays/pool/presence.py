@@ -1,4 +1,4 @@
-"""Whether relays have what they said to have stored, and sending again what they do not (C-274).
+"""Whether relays have the packets they acknowledged, and sending again those they lack (C-274).
 
 No I/O, no clock. A packet is watched from its first OK. After `delay`, every relay that said OK is asked for
 it by id, many packets in one request. When all have answered:
@@ -122,7 +122,7 @@ class PresenceWatch:
                 watched.denied.add(lookup.url)
 
     def settle(self, now: float, targets: Sequence[str]) -> list[Resend]:
-        """Close the rounds in which nobody is left to answer; returns what to send where."""
+        """Close the rounds in which no relay is left to answer; returns which packets to send where."""
         resends = []
         for watched in list(self._watched.values()):
             if watched.outstanding or watched.due_at != math.inf:

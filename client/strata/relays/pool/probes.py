@@ -25,7 +25,7 @@ _FRESH_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a relay for this packet; `kind` is what its answer counts as."""
+    """Ask a relay for this packet; the answer counts as `kind`."""
 
     packet: Packet
     kind: Kind
@@ -39,7 +39,7 @@ class _Held:
 
 
 class KnownPackets:
-    """Some packets and who has them. `random` gives values in [0, 1)."""
+    """Some packets, and the relays that have them. `random` gives values in [0, 1)."""
 
     def __init__(self, *, random: Callable[[], float]) -> None:
         self._random = random
@@ -84,11 +84,11 @@ class KnownPackets:
         return None
 
     def any(self) -> Packet | None:
-        """Some packet that exists, for a question whose answer does not matter."""
+        """Any packet that exists: for a question whose answer does not matter."""
         return self._pick(list(self._held.values())).packet if self._held else None
 
     def holders(self, packet: Packet) -> Iterable[str]:
-        """Who is known to have it."""
+        """The relays known to have it."""
         held = self._held.get(packet.digest)
         return () if held is None else tuple(held.holders)
 

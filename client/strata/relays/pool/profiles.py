@@ -1,4 +1,4 @@
-"""Privacy profiles: what a program asks for, and what the relays at hand allow (R-403…R-408). Pure.
+"""Privacy profiles: the one a program asks for, and the one its relays allow (R-403…R-408). Pure.
 
 | profile  | relays for reading and publishing | delay before each copy | proxy    | filters |
 |----------|-----------------------------------|------------------------|----------|---------|
@@ -6,8 +6,8 @@
 | SHIELDED | at least two                      | 200–1200 ms            | optional | coarse  |
 | HARDENED | two at least, three if there are  | 800–2500 ms            | required | coarse  |
 
-A profile that cannot be had falls back to a weaker one and says so; what was asked for stays as it was
-stored (R-407), so that it comes into force by itself once relays or a proxy are there.
+A profile that is out of reach falls back to a weaker one and says so. The profile asked for stays stored
+(R-407), so it comes into force by itself once relays or a proxy are there.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,7 +29,7 @@ they see, several of them now; a proxy hides your address from relays and shows 
 runs it. SHIELDED and HARDENED cost delay in publishing, and traffic for packets you then leave aside. Use
 separate identities for separate contexts, or the signatures tie together what the profile keeps apart.
 """
-"""R-408: that metadata privacy is limited and what it costs, in English, for programs to show."""
+"""R-408: the limits and the cost of metadata privacy, in English, for programs to show."""
 
 
 class Profile(enum.StrEnum):

@@ -42,7 +42,7 @@ class PublishPlan:
     ) -> None:
         self.deadline = deadline
         self.copies: dict[str, Copy] = {}
-        """Every relay it was sent to, and what came of it."""
+        """Every relay the packet was sent to, and the outcome there."""
         self._packet_id = packet_id
         self._wanted = copies
         self._confirmations = confirmations
@@ -69,13 +69,13 @@ class PublishPlan:
         self.copies[url] = Copy.REFUSED if final else Copy.FAILED
         if not final:
             self._retries_allowed.add(url)
-        # Why it is not wanted tells more than that a relay could not be reached.
+        # A refusal tells more than a relay that could not be reached.
         if final or self._last_error is None or not _is_final(self._last_error):
             self._last_error = error
         return self._recruit([t for t in targets if t not in self.copies], self._missing())
 
     def handle_timer(self, targets: Sequence[str], now: float) -> list[str]:
-        """Copies are missing although it is time: one relay more, tried ones again if there is no other."""
+        """Copies are missing when they are due: try one relay more, if need be one already tried."""
         if now < self._retry_at:
             return []
         self._interval = min(self._interval * 2, self._cap)
@@ -98,7 +98,7 @@ class PublishPlan:
 
     @property
     def refusal(self) -> StrataError | None:
-        """The refusal to raise, once every relay tried has refused for good and none is left under way."""
+        """The refusal to raise, once every relay tried has refused for good and no copy is under way."""
         hopeless = bool(self.copies) and all(copy is Copy.REFUSED for copy in self.copies.values())
         return self._last_error if hopeless else None
 

@@ -45,7 +45,7 @@ class _Publication:
             tell()
 
     def settle(self) -> None:
-        """Wake whoever waits: enough relays have said OK, or nothing better will come."""
+        """Wake the caller: enough relays have said OK, or no better answer will come."""
         if not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -95,7 +95,7 @@ class Publisher:
             raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
 
     def fail(self, error: StrataError) -> None:
-        """Nothing further will happen: everyone who waits gets to know."""
+        """Nothing further will happen: tell everyone who waits."""
         self._failure = error
         for publication in list(self._background.values()):
             publication.stop_timer()

@@ -1,4 +1,4 @@
-"""What feeds a subscription over several relays: a reader for each, and sweeps of all. An asyncio shell."""
+"""The source of a subscription over several relays: readers, and sweeps of all. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
 
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.connection.dialing import shown
@@ -149,7 +148,7 @@ class Reading:
         task.add_done_callback(lambda task: self._reader_ended(url, task))
 
     def _start_of(self, url: str) -> Start:
-        """Its own position; or for a successor, the last packet of whom it replaces (C-278)."""
+        """The relay's own position; for a successor, the last packet of the relay it replaces (C-278)."""
         query = self.query
         position = self.merging.positions.get(url)
         if position is not None:
@@ -173,7 +172,7 @@ class Reading:
         )
 
     def _end_if_complete(self, wanted: Sequence[str]) -> None:
-        """A query that ends is done when its relays are, or when there is none left that could go on."""
+        """A query that ends is done when its relays are, or when no relay is left that could go on."""
         if self._readers or (wanted and not self._done):
             return
         if self._done:
@@ -189,7 +188,7 @@ class Reading:
         if self.has_ended or task.cancelled():
             return
         if self.query.live and self._refused and not self._readers:
-            # Those who can be asked have refused for good; another relay may come, but nobody promised.
+            # All connected relays have refused for good; another relay may come, but nobody promised.
             if not [r for r in self._relays.connected() if r not in self._refused]:
                 self.end(next(iter(self._refused.values())))
         # Not `manage` at once: a relay that fails at once would be tried again at once, without end.
@@ -212,16 +211,16 @@ class Reading:
             self._lost[url] = self.merging.positions.get(url)
 
     def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
-        """Merge a packet; no await in here: what a stream has given is queued."""
+        """Merge a packet. No await in here: a packet that a stream has given is queued."""
         if self._coarse and not self.query.matches(delivery.packet, delivery.received_at):
-            return False  # asked for only so as not to tell what is wanted (R-405)
+            return False  # asked for only to hide which packets are wanted (R-405)
         statistics, failures = self._relays.statistics, self.merging.older_ids_failures
         try:
             is_first = self.merging.offer(
                 url, delivery, self._loop.time(), readers=len(self._readers), in_stream=in_stream
             )
         except OSError as error:
-            # Whether it was handed on before cannot be known any more: rather stop than guess.
+            # Nobody can know any more whether the packet was handed on before: stop rather than guess.
             self.end(StrataError(str(error)))
             return False
         statistics.forgotten_failures += self.merging.older_ids_failures - failures
@@ -290,7 +289,7 @@ class Reading:
         if packets >= _MEASURED_PACKETS and spent > 0:
             self._relays.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
 
-    def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _work(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._relays.spawn(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""The relays of one pool, as its parts see them: who is connected, and what is thought of whom.
+"""The relays of one pool, as its parts see them: which are connected, and how each is judged.
 
 `PacketPool` is what a program uses; its readers, publisher and checks work with this.
 """
@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Delivery
@@ -81,7 +80,7 @@ class Relays:
         self.wake()
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget what was thought of it."""
+        """Leave a relay and forget its score."""
         self._membership.remove(url)
         self._scores.forget(url)
         self.known.forget(url)
@@ -112,7 +111,7 @@ class Relays:
         """Take note of something seen of a relay."""
         self._scores.observe(url, kind, good, bad, value)
         if bad:
-            self.wake()  # it may have been once too often
+            self.wake()  # it may have been one offence too many
 
     def served(self, delivery: Delivery, url: str) -> None:
         """A relay gave this packet, so the relay has it."""
@@ -150,7 +149,7 @@ class Relays:
         """Write what is observed to the scores file, if there is one, until cancelled."""
         await self._scores.run()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """A task that ends with the pool at the latest."""
         return self.tasks.create_task(work, name=name)
 

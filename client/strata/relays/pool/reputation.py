@@ -1,4 +1,4 @@
-"""What a client thinks of relays, from what it saw itself (R-340…R-344): no I/O, no clock.
+"""A client's scores of relays, from its own observations (R-340…R-344): no I/O, no clock.
 
 Everything counted is an `Observation`. They are kept in buckets of an hour, and those of the last seven days
 make the score:
@@ -36,7 +36,7 @@ from strata.relays.pool.values import Standing
 __all__ = ["WINDOW_SECONDS", "Kind", "Observation", "Reputation", "Saved", "Score"]
 
 WINDOW_SECONDS = 7 * 86_400
-"""What was seen before this long ago counts no more (R-341)."""
+"""Older observations do not count (R-341)."""
 
 _BUCKET_SECONDS = 3600
 _TO_BACKUP, _TO_ACTIVE = 0.30, 0.40
@@ -80,12 +80,12 @@ class Observation:
     good: int = 0
     bad: int = 0
     value: float | None = None
-    """The mean of what was measured over the `good` ones."""
+    """The mean of the measurements, over the `good` ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A relay's score and what it is made of; None where nothing was seen yet."""
+    """A relay's score and its parts; a part is None until something was observed."""
 
     value: float
     integrity: float
@@ -96,7 +96,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What of a relay's standing outlives the process, beside its observations."""
+    """The part of a relay's record that outlives the process, beside its observations."""
 
     standing: Standing
     strikes: int
@@ -132,7 +132,7 @@ class _Record:
 
 
 class Reputation:
-    """The scores of all relays one client knows; they are nobody else's (R-340)."""
+    """The scores of all relays that one client knows; no other client sees them (R-340)."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -207,7 +207,7 @@ class Reputation:
         return record.standing if record.standing is not before else None
 
     def _forgive(self, record: _Record) -> None:
-        """A sentence served: what led to it must not lead to it again."""
+        """A sentence served: the same offences must not lead to another one."""
         for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, Kind.CONNECT, Kind.PING)]:
             del record.buckets[key]
         record.standing = Standing.BACKUP

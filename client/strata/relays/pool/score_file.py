@@ -1,9 +1,9 @@
-"""The file in which a client keeps what it knows about relays: SQLite, for this program and for readers.
+"""The file in which a client keeps its scores of relays: SQLite, for this program and for readers.
 
 `relay_scores` has one row a relay, replaced as it changes; `relay_probes` is the log of everything observed,
 appended to and never changed, and dropped after 14 days. docs/guides/pool.md describes both. WAL lets others
-read at any time; several programs may write, one at a time. Everything here blocks: `ScoreLog` keeps it off
-the loop.
+read at any time; several programs may write, one at a time. Every call blocks: `ScoreLog` keeps them off the
+loop.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ScoreFile:
         query = "SELECT url, at, kind, good, bad, value FROM relay_probes WHERE at >= ? ORDER BY probe_id"
         with self._translated():
             rows = self._database.execute(query, (since,)).fetchall()
-        kinds = set(Kind)  # what a newer program has written besides is for that program
+        kinds = set(Kind)  # other kinds are those of a newer program
         return [Observation(url, at, Kind(kind), *rest) for url, at, kind, *rest in rows if kind in kinds]
 
     def add(self, url: str, now: float) -> bool:

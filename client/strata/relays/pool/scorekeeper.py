@@ -1,4 +1,4 @@
-"""What a pool thinks of its relays, kept over sessions: `reputation` with its file, and scores at hand."""
+"""A pool's scores of its relays, kept over sessions: `reputation`, its file, and the latest scores."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class PoolSubscription:
         """The next packet. Cancelling loses nothing.
 
         Raises `RequestRefused` if every relay refuses the subscription for good, `Closed` once the pool is
-        closed; each only after what had arrived was handed on.
+        closed; each only after the packets that had arrived were handed on.
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")

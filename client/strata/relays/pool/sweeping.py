@@ -1,4 +1,4 @@
-"""Which relay to ask when for what a subscription may have missed (C-275, C-276, C-278). No I/O, no clock.
+"""Which relay to ask, and when, for packets a subscription may have missed (C-275, C-276, C-278): no I/O.
 
 A subscription reads from a few relays; a packet may be on another one alone, or be withheld from the stream
 by one that would give it if asked. So every relay of the pool, reader or not, is asked from time to time for
@@ -98,7 +98,7 @@ class Sweeps:
         swept.due_at = now + (self._interval or math.inf)
 
     def failed(self, url: str, position: Position | None, now: float) -> None:
-        """It did not: what it should have spanned the next one will, from the last cursor it gave."""
+        """The sweep broke off: the next one spans the rest, from the last cursor given."""
         swept = self._relays[url]
         swept.running = False
         if position is not None and position.cursor is not None:
@@ -106,7 +106,7 @@ class Sweeps:
         swept.due_at = now + (self._interval or math.inf)
 
     def left_at(self, url: str, position: Position | None) -> None:
-        """The subscription reads no longer from this relay: what it has beyond here is for sweeps to find."""
+        """The subscription stopped reading from this relay at `position`: sweeps find what comes after it."""
         swept = self._relays.setdefault(url, _Swept(0.0, self._started_at))
         received_at = 0 if position is None else position.received_at
         if received_at < swept.success_at:
@@ -114,7 +114,7 @@ class Sweeps:
             swept.cursor = None if position is None else position.cursor
 
     def hasten(self, url: str, now: float) -> None:
-        """Ask this relay at once: it was away, or another one was."""
+        """Ask this relay at once: it was away, or another relay was."""
         if url in self._relays:
             self._relays[url].due_at = now
 

@@ -73,7 +73,7 @@ class PoolSubscribeOptions(PoolFetchOptions, total=False):
 
 
 class Standing(enum.StrEnum):
-    """What a client thinks of a relay (RFC-0004 §7)."""
+    """How a client judges a relay (RFC-0004 §7)."""
 
     ACTIVE = "active"
     """Preferred."""
@@ -116,7 +116,7 @@ class PoolStatistics:
     copies_abandoned: int = 0
     """Copies given up because `max_background` others were under way."""
     presence_missing: int = 0
-    """Times a relay did not have what it had said to have stored (C-274)."""
+    """Times a relay did not have a packet that it had acknowledged (C-274)."""
     presence_resent: int = 0
     presence_given_up: int = 0
     """Packets acknowledged that no relay was seen to have."""

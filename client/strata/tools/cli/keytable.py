@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from strata.protocol.documents import key_multibase, method_id, spelled_key
-from strata.protocol.keys import KeyChain, KeyEvent, KeyState, Standing, Use, read_statement
+from strata.protocol.keys import KeyChain, KeyEvent, KeyStanding, KeyState, Use, read_statement
 
 __all__ = ["chain_lines", "chain_record", "find_key", "full_key_id", "pending_events"]
 
@@ -104,7 +104,7 @@ def chain_lines(chain: KeyChain, at: int) -> list[str]:
         lines.append(f"  agree: strata identity approve {packet_id} --identity RECOVERY_KEY_FILE")
         if event.event != "REVOKE":
             lines.append(f"  stop:  strata identity revoke {name}")
-    if not any(key.standing(at, skew) is Standing.VALID and key.may(Use.PACKET) for key in chain.keys(at)):
+    if not any(key.standing(at, skew) is KeyStanding.VALID and key.may(Use.PACKET) for key in chain.keys(at)):
         lines.append("no key can sign at the moment")
     return lines
 

@@ -16,6 +16,7 @@ import msgspec
 
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput
+from strata.protocol.fields import is_content_id
 from strata.protocol.packets import Packet
 from strata.protocol.wire import MAX_ID_BYTES
 from strata.tools.conformance.verdicts import Message, shorten
@@ -23,7 +24,6 @@ from strata.tools.conformance.verdicts import Message, shorten
 __all__ = ["Witness"]
 
 _is_snake_case = re.compile(r"[a-z][a-z0-9_]*").fullmatch
-_is_packet_id = re.compile(r"0x[0-9a-f]{64}").fullmatch
 _leaks = re.compile(
     r"Traceback|\bFile \"|\bSELECT\b|\bINSERT\b|psycopg|asyncpg|sqlite|/home/|/usr/|(?:0x)?[0-9a-f]{64}"
 ).search
@@ -59,7 +59,7 @@ class Witness:
                 self._event(message, text)
             case "ERROR":
                 self._error(message)
-            case "OK" if not _is_packet_id(str(message.get("packet_id"))):
+            case "OK" if not is_content_id(str(message.get("packet_id"))):
                 self._breach("R-020", f"an OK with packet_id {shorten(message.get('packet_id'))}")
 
     def _event(self, message: Message, text: str) -> None:
@@ -69,7 +69,7 @@ class Witness:
         if not isinstance(message.get("subscription_id"), str):
             self._breach("R-172", "an EVENT without the subscription_id it is due to")
         packet = message.get("packet")
-        if not isinstance(packet, dict) or not _is_packet_id(str(packet.get("packet_id"))):
+        if not isinstance(packet, dict) or not is_content_id(str(packet.get("packet_id"))):
             self._breach("R-171", f"an EVENT whose packet has no well-formed id: {shorten(packet)}")
             return
         try:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from alice import (
+from strata.protocol import ids, packets
+from strata.protocol.documents import MAX_METHODS, method_id
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.keys import MAX_CHAIN_EVENTS, KeyChain, add_content
+from strata.protocol.keys.ledger import MAX_CHAIN_EVENTS_A_SECOND
+from strata.protocol.keys.states import MAX_DEAD_KEYS_TRIED
+from strata.protocol.packets import Packet
+
+from tests.support.alice import (
     ALICE,
     DAY,
     RULES,
@@ -21,14 +30,6 @@ from alice import (
     sign,
     with_recovery,
 )
-from strata.protocol import ids, packets
-from strata.protocol.documents import MAX_METHODS, method_id
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.ids import Identity
-from strata.protocol.keys import MAX_CHAIN_EVENTS, KeyChain, add_content
-from strata.protocol.keys.ledger import MAX_CHAIN_EVENTS_A_SECOND
-from strata.protocol.keys.states import MAX_DEAD_KEYS_TRIED
-from strata.protocol.packets import Packet
 
 
 def freeze(n: int) -> Packet:

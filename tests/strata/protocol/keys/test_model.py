@@ -11,7 +11,14 @@ from functools import cache
 from typing import Any
 
 import pytest
-from alice import (
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from strata.protocol.documents import DidDocument, RecoveryPolicy
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import KeyChain, KeyRules
+from strata.protocol.packets import Packet
+
+from tests.support.alice import (
     ALICE,
     add,
     approve,
@@ -26,12 +33,6 @@ from alice import (
     rotate,
     sign,
 )
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-from strata.protocol.documents import DidDocument, RecoveryPolicy
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import KeyChain, KeyRules
-from strata.protocol.packets import Packet
 
 SKEW, DELAY = 2, 4
 START, END = 1000, 1012

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from alice import (
+from hypothesis import given
+from hypothesis import strategies as st
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import KeyChain
+from strata.protocol.packets import Packet
+
+from tests.support.alice import (
     ALICE,
     DAY,
     RULES,
@@ -20,12 +27,6 @@ from alice import (
     sign,
     with_recovery,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from strata.protocol import canonical
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import KeyChain
-from strata.protocol.packets import Packet
 
 DOCUMENT = with_recovery()
 RECOVER = rotate(11, 0, 9)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from alice import (
+from strata.protocol import packets
+from strata.protocol.documents import VerificationMethod, build_document, method_id
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import KeyChain, document_content
+
+from tests.support.alice import (
     DAY,
     T,
     add,
@@ -23,10 +28,6 @@ from alice import (
     sign,
     with_recovery,
 )
-from strata.protocol import packets
-from strata.protocol.documents import VerificationMethod, build_document, method_id
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import KeyChain, document_content
 
 GENESIS = document(method(0), method(1), method(11, recovery=True))
 

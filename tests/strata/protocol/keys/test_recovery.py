@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from alice import (
+from strata.protocol.documents import RecoveryPolicy
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import KeyRules, Use, approval_content
+
+from tests.support.alice import (
     ALICE,
     DAY,
     T,
@@ -23,9 +27,6 @@ from alice import (
     sign,
     with_recovery,
 )
-from strata.protocol.documents import RecoveryPolicy
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import KeyRules, Use, approval_content
 
 RECOVER = rotate(11, 0, 1, valid_from=T)
 TWO_OF_THREE = [with_recovery()]

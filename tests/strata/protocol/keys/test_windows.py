@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from alice import (
+from strata.protocol import packets
+from strata.protocol.documents import implicit_genesis, key_multibase
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import Identity, base58_encode
+from strata.protocol.keys import KeyChain, KeyStanding, Use
+
+from tests.support.alice import (
     ALICE,
     DAY,
     RULES,
@@ -22,11 +28,6 @@ from alice import (
     rotate,
     sign,
 )
-from strata.protocol import packets
-from strata.protocol.documents import implicit_genesis, key_multibase
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.ids import Identity, base58_encode
-from strata.protocol.keys import KeyChain, Standing, Use
 
 NAMED = "did:strata:relay_1"
 
@@ -341,8 +342,8 @@ def test_applying_a_packet_again_changes_nothing():
 def test_what_may_be_shown_to_people():
     made = chain((rotate(0, 0, 1, valid_from=T + 100), T))
     old, new = made.keys(T)
-    assert [state.standing(T, SKEW) for state in (old, new)] == [Standing.VALID, Standing.VALID]
-    assert old.standing(T + 101 + SKEW, SKEW) is Standing.EXPIRED
+    assert [state.standing(T, SKEW) for state in (old, new)] == [KeyStanding.VALID, KeyStanding.VALID]
+    assert old.standing(T + 101 + SKEW, SKEW) is KeyStanding.EXPIRED
     assert new.introduced_by == made.events[0][0].packet_id
     assert "hello" not in repr(made)
     assert made.rules is RULES

@@ -6,11 +6,12 @@ import hashlib
 from typing import Any
 
 import pytest
-from made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, model_header, verdict
 from strata.protocol import packets
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import attest
 from strata.protocol.provenance.attestation import platform_nonce, preimage
+
+from tests.support.made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, model_header, verdict
 
 V5_CONTENT = {
     "type": "POST",

@@ -12,7 +12,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import (
+from strata.protocol import canonical, fields
+from strata.protocol.errors import ErrorCode, IdentityError, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import Root, VerifyingKey
+from strata.protocol.provenance.chains import MAX_CHAIN_LENGTH, follow_chain, statement
+from strata.protocol.provenance.judgement import claim_bytes
+from strata.protocol.provenance.p256 import verify_p256
+
+from tests.support.made_origins import (
     DEVICE,
     MAKER,
     NOW,
@@ -29,13 +37,6 @@ from made_origins import (
     verdict,
     x509_chain,
 )
-from strata.protocol import canonical, fields
-from strata.protocol.errors import ErrorCode, IdentityError, InvalidPacket
-from strata.protocol.ids import Identity
-from strata.protocol.provenance import Root, VerifyingKey
-from strata.protocol.provenance.chains import MAX_CHAIN_LENGTH, follow_chain, statement
-from strata.protocol.provenance.judgement import claim_bytes
-from strata.protocol.provenance.p256 import verify_p256
 
 ROOTS = (Root.of_did(ROOT.did),)
 DEVICE_ID = "did:device:camera-1"

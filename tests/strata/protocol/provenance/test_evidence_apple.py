@@ -13,12 +13,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import HELLO, NOW, TRUST, Authority, attested, hardware_header, verdict
 from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance.evidence import EvidenceClaim
 from strata.protocol.provenance.evidence.apple import AppAttestVerifier
 from strata.protocol.provenance.judgement import evidence_nonce
+
+from tests.support.made_origins import HELLO, NOW, TRUST, Authority, attested, hardware_header, verdict
 
 ROOT = Authority.make("App Root", key=ec.generate_private_key(ec.SECP384R1()), digest=hashes.SHA384())
 CA = Authority.make("App CA", ROOT, path_length=0, digest=hashes.SHA384())

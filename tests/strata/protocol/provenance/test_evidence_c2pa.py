@@ -11,12 +11,22 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import HELLO, NOW, TRUST, Authority, attested, hardware_header, model_header, verdict
 from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance.evidence import EvidenceClaim
 from strata.protocol.provenance.evidence.c2pa import C2paVerifier
 from strata.protocol.provenance.evidence.jumbf import MAX_BOX_DEPTH, MAX_BOXES, parse
+
+from tests.support.made_origins import (
+    HELLO,
+    NOW,
+    TRUST,
+    Authority,
+    attested,
+    hardware_header,
+    model_header,
+    verdict,
+)
 
 ROOT = Authority.make("C2PA Root")
 CA = Authority.make("C2PA CA", ROOT, path_length=0)

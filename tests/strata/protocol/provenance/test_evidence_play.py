@@ -13,11 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import HELLO, NOW
 from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance.evidence import EvidenceClaim
 from strata.protocol.provenance.evidence.play import DeviceVerdict, PlayIntegrityVerifier
+
+from tests.support.made_origins import HELLO, NOW
 
 KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 RSA = rsa.generate_private_key(65537, 2048)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, attested, post
 from strata.protocol import fields, packets
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
@@ -16,6 +15,8 @@ from strata.protocol.provenance import AI_MODEL, HARDWARE, SOFTWARE, UNKNOWN, at
 from strata.protocol.provenance.attestation import platform_nonce
 from strata.protocol.provenance.history import Level, edit_hash, history_holds, level_of, platform_attested
 from strata.protocol.provenance.manifest import ClientKey, manifest_content
+
+from tests.support.made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, attested, post
 
 GENESIS = packets.byte_hash(b"as captured")
 SIGNED = "0x" + "ab" * 64

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import (
+from strata.protocol import packets
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.ids import Identity
+from strata.protocol.provenance import REASONS, Downgrade, ProvenanceTrust, needed_dids
+from strata.protocol.provenance.judgement import claim_bytes
+from strata.protocol.provenance.manifest import ClientKey, manifest_content
+
+from tests.support.made_origins import (
     AUTHOR,
     CLIENT,
     DEVICE,
@@ -31,12 +38,6 @@ from made_origins import (
     verdict,
     without,
 )
-from strata.protocol import packets
-from strata.protocol.errors import ErrorCode, InvalidPacket
-from strata.protocol.ids import Identity
-from strata.protocol.provenance import REASONS, Downgrade, ProvenanceTrust, needed_dids
-from strata.protocol.provenance.judgement import claim_bytes
-from strata.protocol.provenance.manifest import ClientKey, manifest_content
 
 TEXT = {"type": "POST", "text": "no media"}
 OTHER = Identity(b"\x21" * 32)

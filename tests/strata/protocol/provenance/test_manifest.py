@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import pytest
-from made_origins import CLIENT, NOW
 from strata.protocol import packets
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
@@ -19,6 +18,8 @@ from strata.protocol.provenance.manifest import (
     newest,
 )
 from strata.protocol.typed import check_content
+
+from tests.support.made_origins import CLIENT, NOW
 
 KEY = ClientKey("main", CLIENT.public_key, NOW - 100, NOW + 100)
 SOUND = manifest_content(CLIENT.did, "camera", [KEY], extra={"bundle_ids": {"ios": "net.example.camera"}})

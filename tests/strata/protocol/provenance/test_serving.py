@@ -9,7 +9,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_origins import (
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import ORIGIN_TYPES, REASONS, Downgrade, restore, served
+from strata.protocol.provenance.origins import lower
+
+from tests.support.made_origins import (
     HELLO,
     MEDIA,
     attested,
@@ -19,11 +25,6 @@ from made_origins import (
     software_header,
     verdict,
 )
-from strata.protocol import canonical
-from strata.protocol.errors import InvalidPacket
-from strata.protocol.packets import Packet
-from strata.protocol.provenance import ORIGIN_TYPES, REASONS, Downgrade, restore, served
-from strata.protocol.provenance.origins import lower
 
 BAD = {"client_id": "did:strata:x", "client_version": "1", "client_signature": "0x"}
 

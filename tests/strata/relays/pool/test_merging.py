@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_relays import START, packet
 from strata.relays.connection.values import Delivery
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.values import Position
+
+from tests.support.simulated_relays import START, packet
 
 
 class Shelf:

@@ -6,12 +6,13 @@ import asyncio
 from functools import wraps
 
 import pytest
-from simulated_relays import ME, START, Character, World, packet, run_virtually, until
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import shown
 from strata.relays.pool import Copy, PoolOptions, Profile, Standing
+
+from tests.support.simulated_relays import ME, START, Character, World, packet, run_virtually, until
 
 QUIET = {"presence_delay": None, "sweep_interval": None, "ping_interval": None, "probe_interval": None}
 

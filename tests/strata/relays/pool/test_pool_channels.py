@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from simulated_relays import Character, SimConnection, SimRelay, World, packet, run_virtually, until, wall
 from strata.channels.connecting import Pool
 from strata.channels.messaging import (
     ConnectionStatus,
@@ -26,6 +25,17 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection.values import Delivery, Published
 from strata.relays.pool import PoolOptions
+
+from tests.support.simulated_relays import (
+    Character,
+    SimConnection,
+    SimRelay,
+    World,
+    packet,
+    run_virtually,
+    until,
+    wall,
+)
 
 TOPIC = "/chat/1/room/proto"
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulated_relays import Character, World, packet, run_virtually, until
 from strata.relays.pool import PoolOptions, Standing
+
+from tests.support.simulated_relays import Character, World, packet, run_virtually, until
 
 RUNS = int(os.environ.get("STRATA_TEST_POOL_RUNS", "30"))
 

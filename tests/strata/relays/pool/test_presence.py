@@ -3,8 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from simulated_relays import packet
 from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
+
+from tests.support.simulated_relays import packet
 
 ALL = ["a", "b", "c"]
 

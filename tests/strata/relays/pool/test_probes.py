@@ -3,10 +3,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulated_relays import ME, START, packet
 from strata.protocol import packets
 from strata.relays.pool.probes import KnownPackets
 from strata.relays.pool.reputation import Kind
+
+from tests.support.simulated_relays import ME, START, packet
 
 T = float(START)
 

@@ -23,7 +23,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 __all__ = ["MAX_EVIDENCE_BYTES", "EvidenceClaim", "EvidenceVerifier", "refuse_evidence"]
 
 MAX_EVIDENCE_BYTES = 196_608
-"""Largest payload looked at: what base64url makes of it nearly fills the largest packet by default."""
+"""Largest payload looked at: in base64url it nearly fills the largest packet by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EvidenceClaim:
 
 
 class EvidenceVerifier(Protocol):
-    """Checks one format of evidence. Thread-safe; computes only, and asks nobody."""
+    """Checks one format of evidence. Thread-safe; computes only, without asking any service."""
 
     @property
     def format(self) -> str:

@@ -1,4 +1,4 @@
-"""apple-app-attest: an app on a genuine Apple device says that it is what it claims to be (R-223).
+"""apple-app-attest: a genuine Apple device vouches that its app is genuine (R-223).
 
 The payload is the CBOR attestation object of DCAppAttestService. Checked:
 

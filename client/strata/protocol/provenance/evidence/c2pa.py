@@ -65,7 +65,7 @@ class _Signature(NamedTuple):
 
 
 class C2paVerifier:
-    """Verifies c2pa evidence against a trust list, the certificates (DER) of those who issue to signers."""
+    """Verifies c2pa evidence against a trust list, the certificates (DER) of the issuers of signers."""
 
     format = "c2pa"
 
@@ -113,7 +113,7 @@ def _read_signature(data: bytes) -> _Signature:
     protected, unprotected, payload, signature = value
     if type(protected) is not bytes or type(signature) is not bytes or payload is not None:
         refuse_evidence("the claim signature is no detached COSE_Sign1", "malformed_evidence")
-    header = decode_map(protected)
+    header: dict[Any, Any] = decode_map(protected)
     certificates = header.get(_CERTIFICATES)
     if certificates is None and type(unprotected) is dict:
         certificates = unprotected.get(_CERTIFICATES, unprotected.get("x5chain"))

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strata.protocol.provenance.evidence import refuse_evidence
 
 try:
@@ -18,10 +16,11 @@ __all__ = ["MAX_CBOR_DEPTH", "decode", "decode_map"]
 MAX_CBOR_DEPTH = 32
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes) -> object:
     """The value of one CBOR item. Tags keep their number (`cbor2.CBORTag`) where they mean no Python type.
 
-    Raises `InvalidPacket` (`invalid_attestation`) for what is no CBOR, nests too deeply or repeats a key.
+    Raises `InvalidPacket` (`invalid_attestation`) if the bytes are not CBOR, nest too deeply or
+    repeat a key.
     """
     try:
         return cbor2.loads(data, max_depth=MAX_CBOR_DEPTH, allow_duplicate_keys=False)
@@ -29,10 +28,10 @@ def decode(data: bytes) -> Any:
         refuse_evidence("the evidence is not CBOR", "malformed_evidence")
 
 
-def decode_map(data: bytes) -> dict[Any, Any]:
-    """As `decode`, for what must be a map."""
+def decode_map(data: bytes) -> dict[object, object]:
+    """As `decode`, for an item that must be a map."""
     value = decode(data)
     if type(value) is not dict:
         refuse_evidence("the evidence is not a CBOR map", "malformed_evidence")
-    result: dict[Any, Any] = value
+    result: dict[object, object] = value
     return result

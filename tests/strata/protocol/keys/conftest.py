@@ -1,8 +1,0 @@
-"""Makes `alice` importable: the author whose keys these tests are about."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -70,7 +70,7 @@ class DecryptionFailed(StrataError):
 
 
 class GroupKeyError(StrataError, ValueError):
-    """A group key, key file or set of keys that cannot be what it claims to be. It never quotes the key."""
+    """A group key, key file or set of keys is invalid. The text never quotes the key."""
 
 
 @runtime_checkable
@@ -157,7 +157,7 @@ class GroupKey:
 
     @property
     def secret(self) -> bytes:
-        """The 32 bytes: whoever holds them reads the channel and writes in it."""
+        """The 32 bytes. Everyone who has them can read the channel and write to it."""
         return self._secret
 
     def __eq__(self, other: object) -> bool:
@@ -252,10 +252,10 @@ class GroupKeyEncryption:
         )
 
     def decrypt(self, payload: bytes) -> bytes:
-        """The content. Raises `DecryptionFailed` for anything but what a key holder made for this channel."""
+        """The content. Raises `DecryptionFailed` unless a key holder made these bytes for this channel."""
         header = payload[:_HEADER_BYTES]
         key = self._keys.get(header[len(_FORMAT) : len(_FORMAT) + _KEY_ID_BYTES])
-        # The binding hands C a pointer and a length: what is too short for a tag must not reach it.
+        # The binding hands C a pointer and a length: bytes too short for a tag must not reach it.
         if key is None or not header.startswith(_FORMAT) or len(payload) < self.overhead:
             raise DecryptionFailed
         try:

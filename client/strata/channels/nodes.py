@@ -40,15 +40,15 @@ def parse_size(text: str | int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What a node is made of. Raises `ValueError` for a size that is none."""
+    """The configuration of a node. Raises `ValueError` for an invalid size."""
 
     relays: tuple[str | KnownRelay, ...]
     identity: Signer
     pool: PoolOptions = field(default_factory=PoolOptions)
     channel: ReliableChannelConfig | None = None
-    """Holds for every channel that says nothing else (C-031)."""
+    """The defaults of every channel on the node (C-031)."""
     max_message_size: str | int | None = None
-    """A limit on payloads of one's own, "150 KiB" say, below the one that packets set anyway."""
+    """A limit on own payloads, such as "150 KiB", below the limit that packets set anyway."""
 
     def __post_init__(self) -> None:
         if self.max_message_size is not None:
@@ -70,7 +70,7 @@ class Node(RelayNode):
         self._pool = pool
 
     async def close(self) -> None:
-        """Close every connection and leave nothing behind. Idempotent."""
+        """Close the node and every connection of its pool. Idempotent."""
         await super().close()
         await self._pool.close()
 
@@ -81,7 +81,7 @@ class Node(RelayNode):
         return open_channel(self, channel_id, topic, sender_id, **options)
 
     def info(self) -> Mapping[str, object]:
-        """What the node is and stands, as JSON has it (C-268)."""
+        """The identity and status of the node, as JSON values (C-268)."""
         return {
             "identity": self.transport_identity,
             "status": str(self.connection_status),
@@ -93,7 +93,7 @@ class Node(RelayNode):
         }
 
     def config(self) -> Mapping[str, object]:
-        """The settings in force, as JSON has them (C-268); no key is among them."""
+        """The settings in force, as JSON values (C-268); no key is among them."""
         return {
             "max_message_size": self._config.max_message_size,
             "pool": {

@@ -1,6 +1,7 @@
 """Messaging nodes: bytes on content topics, whatever carries them (channel.md §14).
 
-`node` is what a channel asks for, `values` what is sent and told, `emitter` calls handlers. `relay_node` is
+`node` is the interface that channels use, `values` its messages and events, `emitter` calls handlers, and
+`outcomes` makes the outcome of a message a value to await. `relay_node` is
 the node over relays, `binding` how its messages travel in packets.
 """
 

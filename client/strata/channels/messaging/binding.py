@@ -77,7 +77,7 @@ def build_repair(
     retention_seconds: int | None = None,
     max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
 ) -> Packet:
-    """A packet of one's own around the packet that another has signed (C-294). Raises as `build_packet`."""
+    """A new packet around a packet that another author has signed (C-294). Raises as `build_packet`."""
     content = {"type": original.content_type, "profile": PROFILE, "original": original.value}
     expires_at = None if retention_seconds is None else now + retention_seconds
     return packets.build(
@@ -86,7 +86,7 @@ def build_repair(
 
 
 def read_packet(packet: Packet, topic: str) -> NodeMessageReceived | None:
-    """The message in a verified packet; None if it is none of this topic (C-284, C-286)."""
+    """The message in a verified packet; None if it is not a message of this topic (C-284, C-286)."""
     content = packet.content
     if packet.content_type != topic or content.get("profile") != PROFILE:
         return None

@@ -12,11 +12,11 @@ __all__ = ["EventEmitter", "Handler", "NamedEvent"]
 _log = logging.getLogger("strata.events")
 
 Handler = Callable[[Any], Awaitable[object] | object]
-"""Takes one event. May be a coroutine function: the emitter waits for it, so a slow one slows its source."""
+"""Takes one event. The emitter waits for a coroutine function, so a slow handler slows the source."""
 
 
 class NamedEvent(Protocol):
-    """An event that says what it is called."""
+    """An event with a name."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class NamedEvent(Protocol):
 class EventEmitter:
     """Calls the handlers of each event, in the order in which they were added.
 
-    A handler that raises is logged and stops nothing, neither the other handlers nor whoever emits.
+    An error of a handler is logged; it stops neither the other handlers nor the emitter.
     """
 
     def __init__(self, names: Iterable[str], *, on_change: Callable[[], None] | None = None) -> None:
@@ -51,7 +51,7 @@ class EventEmitter:
         return handler
 
     def off(self, name: str, handler: Handler) -> None:
-        """Call it no more; one that was never added is no fault. Raises `ValueError` for an unknown name."""
+        """Stop calling a handler, if it was added. Raises `ValueError` for an unknown name."""
         handlers = self._of(name)
         if handler in handlers:
             handlers.remove(handler)

@@ -1,4 +1,4 @@
-"""What a channel asks of the transport below it (C-259). Relays are one such transport."""
+"""The interface between a channel and the transport below it (C-259). Relays are one such transport."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_content_topic(topic: str) -> str:
 
 
 class MessagingNode(Protocol):
-    """A transport that carries bytes on content topics and keeps what it carried.
+    """A transport that carries bytes on content topics and stores the messages it carried.
 
     Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
     `strata.channels.messaging.outcomes` makes a value of that.
@@ -58,7 +58,7 @@ class MessagingNode(Protocol):
 
     @property
     def transport_identity(self) -> str:
-        """Who the transport takes this node for: whoever shares it shares its limits (C-234)."""
+        """The identity that the transport sees; nodes that share it share its limits (C-234)."""
         ...
 
     @property
@@ -107,28 +107,30 @@ class MessagingNode(Protocol):
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Send what is stored under this hash again, so that whoever receives it can prove who wrote it
-        (C-294). Then follows an event as after `send`."""
+        """Send the message that a store has under this hash again, with the proof of who wrote it (C-294).
+
+        Then follows an event as after `send`.
+        """
         ...
 
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """Receive what is sent on these topics from now on, by these authors alone if any are named.
+        """Receive messages on these topics from now on, by these authors alone if any are named.
 
-        Raises `NodeError` for what can never be.
+        Raises `NodeError` for a topic that can never be received.
         """
         ...
 
     async def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Receive it no more. Raises `NodeError` for a topic that is not subscribed."""
+        """Stop receiving topics. Raises `NodeError` for a topic that is not subscribed."""
         ...
 
     def history(self, topic: str, *, since_ms: int) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """What the store has of a topic since then, in pages, newest first (C-172).
+        """The messages of a topic that the store has since then, in pages, newest first (C-172).
 
         Raises `StrataError` if no store answers in time.
         """
         ...
 
     def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
-        """What the store has under these hashes, in any order. Raises as `history` does."""
+        """The messages that the store has under these hashes, in any order. Raises as `history` does."""
         ...

@@ -1,4 +1,4 @@
-"""What becomes of a message, as a value to await, for any messaging node.
+"""The outcome of a message, as a value to await, for any messaging node.
 
 A node answers `send` at once and tells the outcome by an event (C-261). `Outcomes` joins the two.
 """
@@ -17,7 +17,7 @@ Outcome = NodeMessageSent | NodeMessageError
 
 
 class Outcomes:
-    """The outcomes of what is sent through one node. Belongs to one event loop; `close` it in the end."""
+    """The outcomes of messages sent through one node. Belongs to one event loop; `close` it in the end."""
 
     def __init__(self, node: MessagingNode) -> None:
         self._events = node.message_events

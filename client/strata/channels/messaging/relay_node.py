@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, Self
 
@@ -41,7 +41,7 @@ from strata.protocol.errors import (
 )
 from strata.protocol.packets import Packet
 
-__all__ = ["Delivered", "RelayNode", "Relays"]
+__all__ = ["Delivered", "Deliveries", "RelayNode", "Relays"]
 
 _log = logging.getLogger("strata.messaging")
 
@@ -57,14 +57,22 @@ _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 
 
 class Delivered(Protocol):
-    """What a relay hands on: a verified packet."""
+    """A verified packet, delivered by a relay."""
 
     @property
     def packet(self) -> Packet: ...
 
 
+class Deliveries(Protocol):
+    """A subscription: an asynchronous iterator of deliveries that can be closed."""
+
+    def __aiter__(self) -> AsyncIterator[Delivered]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Relays(Protocol):
-    """What a node needs of a relay or a pool: `strata.Relay` and `strata.Pool` are such."""
+    """The part of a relay or pool that a node uses; `strata.Relay` and `strata.Pool` have it."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -92,7 +100,7 @@ class Relays(Protocol):
         received_since: int | None = None,
         live: bool = True,
         order: Literal["asc", "desc"] = "asc",
-    ) -> Any: ...
+    ) -> Deliveries: ...
 
     def find(
         self, packet_ids: Sequence[str], *, types: str, since: int
@@ -149,7 +157,7 @@ class RelayNode:
         await self.close()
 
     async def close(self) -> None:
-        """End every task; what is being sent may arrive or not. Idempotent, and the node can go on after it.
+        """End every task; messages under way may arrive or not. Idempotent; the node can be used again.
 
         Takes no time: nobody is waited for.
         """
@@ -190,7 +198,7 @@ class RelayNode:
         return fits if self._max_payload is None else min(fits, self._max_payload)
 
     def declared_limit(self) -> tuple[int, int] | None:
-        """Relays say what they take when they refuse, not before."""
+        """None: a relay tells its limit when it refuses a packet, and not before."""
         return None
 
     # Sending.
@@ -214,7 +222,7 @@ class RelayNode:
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Publish a packet of one's own that embeds a stored one as its author signed it (C-294)."""
+        """Publish a new packet that embeds a stored packet as its author signed it (C-294)."""
         work = self._repair(message_hash, topic, request_id, retention_seconds)
         await self._spawn(work, f"strata-repair {request_id}")
 
@@ -307,7 +315,7 @@ class RelayNode:
         """Receive what comes in on these topics, of these authors alone if any are named (C-284, C-288).
 
         One that is subscribed already stays as it is. A relay that is away is no error: it is read from once
-        it is there. Raises `NodeError` for what is no topic; then none was subscribed.
+        it is there. Raises `NodeError` for an invalid topic; then none was subscribed.
         """
         for topic in topics:
             check_content_topic(topic)
@@ -318,7 +326,7 @@ class RelayNode:
         self._watch()
 
     async def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Receive it no more. Raises `NodeError` for a topic that is not subscribed (C-265)."""
+        """Stop receiving topics. Raises `NodeError` for a topic that is not subscribed (C-265)."""
         for topic in topics:
             if topic not in self._topics:
                 raise NodeError(f"{topic} is not subscribed")
@@ -373,7 +381,7 @@ class RelayNode:
     async def history(
         self, topic: str, *, since_ms: int
     ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """What the relays have, in pages of up to 500, newest first. Raises as iterating a subscription."""
+        """The messages of the relays, newest first, in pages of up to 500. Raises as a subscription."""
         query = self._relays.subscribe(
             types=topic,
             authors=self._authors.get(topic, ()),
@@ -396,7 +404,7 @@ class RelayNode:
             yield page
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
-        """The messages in these packets, by whatever way a relay has to find them (C-285)."""
+        """The messages in these packets, found in the way that each relay supports (C-285)."""
         wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
         since = int(self.wall()) - 30 * 86_400
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
@@ -412,7 +420,7 @@ class RelayNode:
             self._monitor = asyncio.create_task(self._monitor_health(), name="strata-node-health")
 
     async def _monitor_health(self) -> None:
-        # Relays mend their own connections; what is wanted here is only to know of it.
+        # Relays reconnect by themselves; this task only observes them.
         while True:
             status = self.connection_status
             if status is not self._status:

@@ -1,4 +1,4 @@
-"""What a messaging node takes and tells (LIP-168; channel.md §14)."""
+"""The messages and events of a messaging node (LIP-168; channel.md §14)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -32,7 +32,7 @@ class MessageEnvelope:
     payload: bytes
     ephemeral: bool = False
     meta: bytes | None = None
-    """Beside the payload: a proof, for transports that ask for one (C-236). Relays carry none."""
+    """A proof for transports that ask for one (C-236). Relays carry none."""
     retention_seconds: int | None = None
     """How long stores should keep it; None is up to them (C-295)."""
 
@@ -45,9 +45,9 @@ class ReceivedEnvelope:
     payload: bytes
     ephemeral: bool = False
     author: str | None = None
-    """Who signed it, where the transport proves that: on relays the DID of the packet's author."""
+    """The signer, where the transport proves it: on relays the DID of the packet's author."""
     timestamp: int | None = None
-    """When its author says to have sent it, in Unix seconds."""
+    """The time at which its author claims to have sent it, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class NodeMessageReceived:
 
     name: ClassVar[str] = "message_received"
     message_hash: bytes
-    """What finds it in a store: on relays the 32 bytes of the packet id (C-283)."""
+    """The hash that finds the message in a store: on relays the 32 bytes of the packet id (C-283)."""
     message: ReceivedEnvelope
 
 
@@ -113,7 +113,7 @@ class TopicHealth(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatusChange:
-    """The node is connected otherwise than before."""
+    """The connection status of the node has changed."""
 
     name: ClassVar[str] = "connection_status_change"
     status: ConnectionStatus
@@ -121,7 +121,7 @@ class ConnectionStatusChange:
 
 @dataclass(frozen=True, slots=True)
 class ContentTopicHealthChange:
-    """A topic is heard better or worse than before."""
+    """The health of a content topic has changed."""
 
     name: ClassVar[str] = "content_topic_health_change"
     content_topic: str

@@ -1,8 +1,8 @@
-"""What a store of channel state has to do, whatever it is made of (C-248 … C-258).
+"""The interface of a store of channel state (C-248 … C-258).
 
 State belongs to a participant: one sender in one channel (C-258). It is a set of records, each under a kind
-and a key, and of counters that only rise. A backend knows nothing of what the bytes mean, so a custom one
-(C-253) is a page of code; `state` beside this module gives the meaning, `testing` the proof.
+and a key, and of counters that only rise. A backend does not know the meaning of the bytes, so a custom one
+(C-253) is a page of code. `state` defines the meaning, and `testing` checks a backend.
 
     apply(participant, changes)   all of the changes or none, and durable once it has returned
     load(participant)             what the changes applied so far amount to
@@ -42,7 +42,7 @@ MAX_COUNTER = 2**63 - 1
 
 
 class PersistenceError(StrataError):
-    """A store could not do what was asked; what was stored before is untouched.
+    """A store could not carry out a call; the state stored before is untouched.
 
     `retry` tells whether the same call may succeed later.
     """
@@ -74,7 +74,7 @@ class WrongStoreVersion(PersistenceError):
 
 
 class CorruptStore(PersistenceError):
-    """What was read is not what was written: no store of ours, or a damaged one."""
+    """The file is damaged, or is not a store of this library."""
 
     retry = False
 
@@ -86,7 +86,7 @@ class PersistenceClosed(PersistenceError):
 
 
 class ParticipantKey(NamedTuple):
-    """Whose state it is. What several channels share, such as a budget, has an empty `channel_id`."""
+    """The owner of stored state. State that channels share, such as a budget, has an empty `channel_id`."""
 
     channel_id: str
     sender_id: str
@@ -103,7 +103,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Take away the record under a kind and key; none there is no fault."""
+    """Remove the record under a kind and key, if there is one."""
 
     kind: str
     key: str
@@ -122,7 +122,7 @@ Change = Put | Remove | Raise
 
 @dataclass(slots=True)
 class StoredState:
-    """What a store holds for one participant.
+    """The stored state of one participant.
 
     `records[kind]` maps keys to values, in the order in which the keys were put: a key put again keeps its
     place, one put after its removal comes last.
@@ -132,7 +132,7 @@ class StoredState:
     counters: dict[str, int] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Do to this value what a store does to its own: the definition that every backend is held to."""
+        """Apply changes to this value. This method defines the effect that every backend must have."""
         for change in changes:
             match change:
                 case Put(kind, key, value):
@@ -167,7 +167,7 @@ class Persistence(Protocol):
         ...
 
     async def participants(self) -> list[ParticipantKey]:
-        """Everyone whose state is held, in order."""
+        """All participants whose state is stored, in order."""
         ...
 
     async def purge(self, participant: ParticipantKey) -> None:
@@ -175,7 +175,7 @@ class Persistence(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was asked and let go of the store. A second call does nothing."""
+        """Finish the calls under way and release the store. A second call does nothing."""
         ...
 
 

@@ -38,7 +38,7 @@ class MemoryPersistence:
             self._states.setdefault(participant, StoredState()).apply(changes)
 
     async def participants(self) -> list[ParticipantKey]:
-        """Everyone whose state is held, in order."""
+        """All participants whose state is stored, in order."""
         self._check_open()
         return sorted(self._states)
 
@@ -48,7 +48,7 @@ class MemoryPersistence:
         self._states.pop(participant, None)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._closed = True
         self._states.clear()
 

@@ -153,7 +153,7 @@ class SqlitePersistence:
             await self._call(lambda: self._apply(participant, frozen))
 
     async def participants(self) -> list[ParticipantKey]:
-        """Everyone whose state is held, in order."""
+        """All participants whose state is stored, in order."""
         return await self._call(self._participants)
 
     async def purge(self, participant: ParticipantKey) -> None:
@@ -218,7 +218,7 @@ class SqlitePersistence:
             for call in calls:
                 self._commit_together([call])
             return
-        # Answers come after the commit, never before: what was confirmed is on disk (C-255).
+        # Answers come after the commit, never before: confirmed changes are on disk (C-255).
         for call, result in zip(calls, results, strict=True):
             call.answer.set_result(result)
 
@@ -290,7 +290,7 @@ _STATEMENTS: dict[type, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 
 def _connect(path: str, synchronous: str, max_bytes: int | None) -> sqlite3.Connection:
     try:
-        # SQLite makes files that others may read; what is in channels is nobody else's business.
+        # SQLite makes files that other users may read; the messages of channels are private.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         # Opened here and used by the store's thread alone; no statement begins a transaction by itself.

@@ -1,4 +1,4 @@
-"""The whole state of a participant: what SDS keeps and what the channel keeps, in one store (C-248, C-250).
+"""The whole state of a participant: the records of SDS and of the channel, in one store (C-248, C-250).
 
     await store.apply(participant, [*sds_changes(sds.changes()), *reassembler.changes_to_store()])
     state = ChannelState.read(await store.load(participant))
@@ -37,7 +37,7 @@ from strata.channels.sds import state as sds
 __all__ = ["LAMPORT", "ChannelState", "sds_changes"]
 
 LAMPORT = "lamport"
-"""The counter that holds the Lamport time beside SDS's own record, and never lets it fall."""
+"""The counter that keeps the Lamport time of SDS's clock record from falling."""
 
 _SDS_PREFIX = "sds."
 _ENCODER = msgspec.msgpack.Encoder()
@@ -88,7 +88,7 @@ class ChannelState:
 
     @classmethod
     def read(cls, stored: StoredState) -> ChannelState:
-        """The structs of what a store loaded. Raises `CorruptStore` for a record that is not what it says."""
+        """The structs in a loaded state. Raises `CorruptStore` for a record that cannot be read."""
         known: dict[str, Any] = {
             name: read_records(kind, stored.records.get(kind.KIND, {})) for name, kind in _FIELDS.items()
         }

@@ -32,14 +32,14 @@ _MAX_BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class WriterHealth:
-    """How the writing goes."""
+    """The state of the writing."""
 
     pending: int
     """Changes that the store has not confirmed."""
     failures: int
     """Failed attempts since the last one that succeeded; 0 means healthy."""
     error: PersistenceError | None
-    """What the last attempt failed of; None means healthy."""
+    """The error of the last attempt; None means healthy."""
 
 
 class ChangeWriter:
@@ -92,12 +92,12 @@ class ChangeWriter:
 
     @property
     def health(self) -> WriterHealth:
-        """How the writing goes at this moment."""
+        """The state of the writing at this moment."""
         return WriterHealth(self._pending_changes, self._failures, self._error)
 
     @property
     def confirmed(self) -> int:
-        """How many submissions are durable: those whose number `submit` gave is at most this."""
+        """The number of durable submissions; `submit` numbers them from 1."""
         return self._confirmed
 
     def submit(self, changes: Sequence[Change]) -> int:
@@ -142,7 +142,7 @@ class ChangeWriter:
     async def close(self) -> None:
         """Write what waits, with one last attempt if the store is out of order, and take no more.
 
-        Raises the `PersistenceError` of that attempt; what it names was not written. Cancelling it leaves the
+        Raises the `PersistenceError` of that attempt; its changes were not written. Cancelling leaves the
         last attempt running.
         """
         self._closed = True
@@ -212,7 +212,7 @@ class ChangeWriter:
         return True
 
     def _release(self, error: PersistenceError) -> None:
-        """Tell whoever still waits that it will not be written."""
+        """Tell every waiter that its changes will not be written."""
         while self._waiters:
             _, waiter = self._waiters.popleft()
             if not waiter.done():

@@ -19,7 +19,8 @@ from strata.channels.persistence.memory import MemoryPersistence
 from strata.channels.persistence.records import SenderName, put, read_records
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import WriterHealth
-from strata.channels.reliable.codec import CodecPair, Decoder, Encoder
+from strata.channels.rate_limit.values import DEFAULT_RATE_LIMIT_CONFIG
+from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
 from strata.channels.reliable.events import (
@@ -30,6 +31,7 @@ from strata.channels.reliable.events import (
 )
 from strata.channels.reliable.handover import Events
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.payloads import CodecPair
 from strata.channels.reliable.session import ChannelSession
 from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
 from strata.channels.reliable.values import (
@@ -38,9 +40,10 @@ from strata.channels.reliable.values import (
     ChannelStatistics,
     SyncStatus,
 )
-from strata.channels.sds import SdsMessage
+from strata.channels.sds import SdsConfig, SdsMessage
 from strata.channels.sds.messages import check_id
 from strata.channels.segmentation.messages import message_hash
+from strata.channels.segmentation.splitting import SegmentationConfig
 from strata.protocol.errors import StrataError
 
 __all__ = ["ReliableChannel"]
@@ -54,8 +57,8 @@ class ReliableChannel:
             async for message in room:
                 print(message.sender_id, message.payload)
 
-    It belongs to one event loop. What was sent and not acknowledged, and received and not taken, outlives
-    `stop` and `close`, and the process with a durable store.
+    A channel belongs to one event loop. Sent messages that are not acknowledged, and received messages that
+    are not taken, outlive `stop` and `close`, and with a durable store the process too.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class ReliableChannel:
         self._rng = rng or random.SystemRandom()
 
     def _heard(self) -> None:
-        """Somebody new listens: perhaps to what waits in the inbox."""
+        """A handler was added: it may take messages that wait in the inbox."""
         if self._session is not None:
             self._session.handover.wake()
 
@@ -94,17 +97,17 @@ class ReliableChannel:
 
     @property
     def channel_id(self) -> str:
-        """What all participants call the channel (C-005)."""
+        """The name that all participants use for the channel (C-005)."""
         return self._channel_id
 
     @property
     def content_topic(self) -> str:
-        """Where its messages travel."""
+        """The topic on which the messages travel."""
         return self._content_topic
 
     @property
     def sender_id(self) -> str:
-        """This participant. Raises `ChannelNotOpen` while one that was left to be made is not known."""
+        """This participant. Raises `ChannelNotOpen` before the opening of a channel that makes its own id."""
         if self._sender_id is None:
             raise ChannelNotOpen
         return self._sender_id
@@ -120,7 +123,7 @@ class ReliableChannel:
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Load what is stored and, with `auto_start`, `start`. Cancelling leaves the channel closed.
+        """Load the stored state and, with `auto_start`, `start`. Cancelling leaves the channel closed.
 
         Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
         settings that contradict those of the node's other channels, and what `start` raises.
@@ -134,8 +137,8 @@ class ReliableChannel:
             if hub.is_open(key):
                 raise AlreadyOpen(self._channel_id, sender_id)
             self._check_sizes(sender_id)
-            assert self.config.rate_limit is not None
-            outbox = await hub.open_outbox(key, self.config.rate_limit, self._store)
+            rate_limit = self.config.rate_limit or DEFAULT_RATE_LIMIT_CONFIG
+            outbox = await hub.open_outbox(key, rate_limit, self._store)
             state = ChannelState.read(await self._store.load(key))
             if hub.is_open(key):  # another opening was faster
                 raise AlreadyOpen(self._channel_id, sender_id)
@@ -178,12 +181,11 @@ class ReliableChannel:
         return made.sender_id
 
     def _check_sizes(self, sender_id: str) -> None:
-        config = self.config
-        assert config.sds is not None and config.segmentation is not None
+        sds = self.config.sds or SdsConfig()
         largest = largest_segment(
-            self._largest_payload(), self._channel_id, sender_id, config.sds, hook_overhead=self._overhead
+            self._largest_payload(), self._channel_id, sender_id, sds, hook_overhead=self._overhead
         )
-        size = config.segmentation.segment_size_bytes
+        size = (self.config.segmentation or SegmentationConfig()).segment_size_bytes
         if largest is not None and size > largest:
             raise SegmentDoesNotFit(size, largest)
 
@@ -199,8 +201,8 @@ class ReliableChannel:
         """Stop, and let go of everything in memory (C-019, C-020). What is stored stays for the next opening,
         unless `purge`; events that are told already are told first.
 
-        Takes about five seconds at most, for what is under way. Raises `ChannelNotOpen` if it is not open,
-        and `PersistenceError` if the store could not take the last changes.
+        Waits up to about five seconds for messages that are under way. Raises `ChannelNotOpen`, and
+        `PersistenceError` if the store could not take the last changes.
         """
         session, self._session = self._session, None
         if session is None:
@@ -243,8 +245,8 @@ class ReliableChannel:
     async def send(self, payload: bytes) -> str:
         """Give a message to the channel; returns its request id once it is stored (C-012).
 
-        What becomes of it is told by events. It is sent as often as it takes, also after a restart with a
-        durable store. Cancelling stops the wait and not the message.
+        Events tell what becomes of the message. With a durable store it is also sent again after a restart.
+        Cancelling stops the wait and not the message.
 
         Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` with
         too much on its way already, `PersistenceError` while the store is out of order, `NotStarted`,
@@ -263,7 +265,7 @@ class ReliableChannel:
         return request_id
 
     async def send_ephemeral(self, payload: bytes) -> str:
-        """Send a message once, to whoever listens now: no history, no acknowledgement, no retry (C-017).
+        """Send a message once, to those who listen now: no history, no acknowledgement, no retry (C-017).
 
         Returns its request id; `message-sent` tells that the transport has it, `ephemeral-message-dropped`
         that the rate limit did not allow it. Raises `EmptyPayload`, `MessageTooLarge`, `EncryptionFailed`,
@@ -272,9 +274,8 @@ class ReliableChannel:
         request_id = self._request_id()
         try:
             session = self._open_session(started=True)
-            most = largest_ephemeral(
-                *(self._largest_payload(), self._channel_id, self.sender_id), hook_overhead=self._overhead
-            )
+            limit = self._largest_payload()
+            most = largest_ephemeral(limit, self._channel_id, self.sender_id, hook_overhead=self._overhead)
             ephemeral = session.engine.send_ephemeral(payload, request_id, session.now_ms(), most)
             if ephemeral is not None:
                 await session.send_ephemeral(ephemeral)
@@ -330,7 +331,7 @@ class ReliableChannel:
     # Looking.
 
     def sync_status(self) -> SyncStatus:
-        """What is outstanding, what is missing, since when. Raises `ChannelNotOpen`."""
+        """The outstanding and the missing messages, and since when. Raises `ChannelNotOpen`."""
         return self._open_session().sync_status()
 
     @property
@@ -346,7 +347,7 @@ class ReliableChannel:
         return self._open_session().statistics()
 
     def at_risk(self) -> AtRisk:
-        """What a crash at this very moment would keep from the program for good: see `AtRisk`."""
+        """The message and events that a crash at this moment would lose: see `AtRisk`."""
         handover = self._open_session().handover
         return AtRisk(handover.in_hand, handover.untold)
 
@@ -358,7 +359,7 @@ class ReliableChannel:
         return [entry.message_id for entry in self._open_session().engine.sds.log()]
 
     def causal_log(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
-        """The log with what follows what: message id, sender id, Lamport time, ids of its causal history.
+        """The log with causal histories: message id, sender id, Lamport time, ids of the messages it follows.
 
         In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
         """

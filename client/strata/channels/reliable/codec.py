@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from strata.channels.reliable.errors import EncodingFailed
-
-__all__ = ["CodecPair", "Decoder", "Encoder"]
+__all__ = ["Decoder", "Encoder"]
 
 
 @runtime_checkable
@@ -32,38 +30,3 @@ class Decoder(Protocol):
     def decode(self, payload: bytes, /) -> bytes | None:
         """The bytes inside; None, or any exception, for a payload that does not belong to this channel."""
         ...
-
-
-class CodecPair:
-    """An encoder and its decoder, or neither: then payloads stay as they are."""
-
-    def __init__(self, encoder: Encoder | None, decoder: Decoder | None) -> None:
-        """Raises `ValueError` for one without the other."""
-        if (encoder is None) != (decoder is None):
-            raise ValueError("an encoder needs its decoder, and the other way round")
-        self._encoder = encoder
-        self._decoder = decoder
-        self.overhead = int(getattr(encoder, "overhead", 0))
-
-    @property
-    def content_topic(self) -> str | None:
-        """The topic the encoder names."""
-        return None if self._encoder is None else self._encoder.content_topic
-
-    def encode(self, payload: bytes) -> bytes:
-        """The bytes to send. Raises `EncodingFailed` whatever the encoder raised."""
-        if self._encoder is None:
-            return payload
-        try:
-            return self._encoder.encode(payload)
-        except Exception as error:
-            raise EncodingFailed from error
-
-    def decode(self, payload: bytes) -> bytes | None:
-        """The bytes inside, None if there are none. Never raises for them."""
-        if self._decoder is None:
-            return payload
-        try:
-            return self._decoder.decode(payload)
-        except Exception:
-            return None

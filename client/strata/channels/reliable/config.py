@@ -1,4 +1,4 @@
-"""Every setting of a channel, under all the names the documents ever gave it (channel.md §2)."""
+"""Every setting of a channel, under every name that the documents ever gave it (channel.md §2)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -48,11 +48,11 @@ class ReliableChannelConfig:
     retrieve_frequency_ms: int = 10_000
     """How often the store is asked for missing messages; 0: never (C-163)."""
     process_task_min_elapse_ms: int = 1_000
-    """Least time between two rounds of what is due: retransmissions, syncs, sweeps (C-080). What arrives is
-    handled when it arrives."""
+    """Least time between two rounds of retransmissions, syncs and sweeps (C-080). Received messages are
+    handled when they arrive."""
     query_on_connect: bool = True
     force_query_threshold_ms: int = 300_000
-    """A reconnection later than this after the last query asks the store for what was missed (C-170)."""
+    """A reconnection later than this after the last query asks the store for missed messages (C-170)."""
     query_window_ms: int = 30 * 86_400_000
     """The longest time that such a query looks back (C-173)."""
     auto_start: bool = True
@@ -70,18 +70,18 @@ class ReliableChannelConfig:
     """Makes the proof of each transmission, where the transport asks for one (C-236)."""
 
     receive: bool = True
-    """False for a channel that only sends: what others say keeps it in step, and is not kept for reading."""
+    """False for a channel that only sends: received messages keep it in step, and are not kept to be read."""
     hand_over: Literal["once", "again"] = "once"
     """What a crash does to the message that a program is working on. `once` is at most once: the message is
     never handed over again, and a crash can lose it. `again` is at least once: the message is handed over
     again unless the program has asked for the next one."""
     max_inbox_messages: int = 10_000
-    """Messages kept for a program that does not take them; then the channel reads no further."""
+    """Most messages kept for a program that does not take them; then the channel reads no further."""
     max_inbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
-            if not getattr(self, name) >= 0:  # neither is what is not a number
+            if not getattr(self, name) >= 0:  # not a number fails this too
                 raise ValueError(f"{name} must not be negative")
         for name in ("query_window_ms", "max_inbox_messages", "max_inbox_bytes"):
             if not getattr(self, name) >= 1:

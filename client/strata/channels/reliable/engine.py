@@ -41,7 +41,7 @@ from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalP
 from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
-from strata.channels.segmentation.splitting import segment_counts, segment_message
+from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
 
 __all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
 
@@ -73,7 +73,7 @@ class SendPlan:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """What was dropped, and why, beside what SDS and the reassembly count."""
+    """Dropped messages by their causes; SDS and the reassembly count their own."""
 
     ephemerals_invalid: int = 0
     ephemerals_repeated: int = 0
@@ -99,18 +99,18 @@ class ChannelEngine:
         random: Callable[[], float],
         state: ChannelState | None = None,
     ) -> None:
-        assert config.sds is not None and config.segmentation is not None
         state = state or ChannelState()
+        sds_config = config.sds or sds.SdsConfig()
         self.config = config
-        self.segmentation = config.segmentation
+        self.segmentation = config.segmentation or SegmentationConfig()
         self.content_topic = content_topic
         self.outbox = outbox
         self.counts = EngineCounts()
         self.sds = Participant(
-            channel_id, sender_id, config.sds, now_ms=now_ms, random=random, state=state.sds
+            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds
         )
         self.reassembler = Reassembler(
-            config.segmentation,
+            self.segmentation,
             segments=state.segments.values(),
             finished=state.segments_finished.values(),
             given_up=state.segments_given_up.values(),
@@ -137,14 +137,15 @@ class ChannelEngine:
         self._last_ns = 0
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
+        self._max_entries = sds_config.max_received_history
         self._resume(state, now_ms)
 
     def _resume(self, state: ChannelState, now_ms: int) -> None:
-        """Go on where an earlier run ended (C-257)."""
+        """Continue where an earlier run ended (C-257)."""
         outgoing = self.sds.outgoing()
         queued = [each for each in state.queue.values() if each.message_id in outgoing]
         self.outbox.restore(queued)
-        # What was wrapped and neither sent nor queued was on its way when the program ended.
+        # A message that is neither sent nor queued was on its way when the program ended.
         waiting = {each.message_id for each in queued}
         for message_id in self.sds.undispatched():
             if message_id not in waiting:
@@ -157,7 +158,7 @@ class ChannelEngine:
             self.retrieval.found_missing(now_ms)
 
     def _content(self, message_id: str) -> bytes | None:
-        """What a logged message carries."""
+        """The content of a logged message."""
         data = self.sds.encoded(message_id)
         message = None if data is None else SdsMessage.decode(data)
         return None if message is None else message.content
@@ -226,7 +227,7 @@ class ChannelEngine:
         )
 
     def ephemeral_failed(self, ephemeral: Ephemeral, error: str, code: str) -> None:
-        """The transport has not; there is no second attempt."""
+        """The transport refused an ephemeral message; there is no second attempt."""
         self._events.append(
             SendingMessageIrrecoverableError(
                 request_id=ephemeral.request_id,
@@ -283,7 +284,7 @@ class ChannelEngine:
             self.requests.sending(transmission.message_id)
 
     def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
-        """The transport has it; `hint` is what a store finds it by."""
+        """The transport has it; a store finds it by `hint`."""
         message_id = transmission.message_id
         self.outbox.sent(transmission)
         if transmission.priority is not Priority.BACKGROUND:
@@ -302,8 +303,8 @@ class ChannelEngine:
         self.outbox.not_sent(transmission, again=self.sds.is_outgoing(message_id))
 
     def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
-        """It can never go out (C-044, C-045). No other message is harmed by that: what was to follow it and
-        has not gone out yet is wrapped anew, so that nobody waits for what will never come."""
+        """It can never go out (C-044, C-045). Messages that were to follow it and have not gone out yet are
+        wrapped anew, so that nobody waits for a message that never comes."""
         message_id = transmission.message_id
         if transmission.priority is Priority.BACKGROUND:
             self._background_failed(transmission, now_ms)
@@ -324,7 +325,7 @@ class ChannelEngine:
             self.sds.sync_failed(now_ms)
 
     def _forget_orphan(self, message_id: str) -> None:
-        """Its message failed while it was on its way: it is not sent again."""
+        """Send a chunk no more if its message failed while the chunk was on its way."""
         if self.requests.find(message_id) is None:
             self.sds.failed(message_id)
 
@@ -369,8 +370,7 @@ class ChannelEngine:
 
     def _is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID is the one who signed (C-287)."""
-        assert self.config.sds is not None
-        message = SdsMessage.decode(data, max_entries=self.config.sds.max_received_history)
+        message = SdsMessage.decode(data, max_entries=self._max_entries)
         return message is None or not message.sender_id.startswith("did:") or message.sender_id == author
 
     def set_online(self, online: bool, now_ms: int) -> None:
@@ -387,7 +387,7 @@ class ChannelEngine:
         return max(at, self._last_round + self.config.process_task_min_elapse_ms)
 
     def handle_timer(self, now_ms: int) -> None:
-        """Do what is due: retransmissions, syncs, repairs, sweeps, timeouts."""
+        """Do all retransmissions, syncs, repairs, sweeps and timeouts that are due."""
         if now_ms < self._last_round:  # the clock was set back
             self._last_round = now_ms
         if self.get_timer() > now_ms:
@@ -404,18 +404,18 @@ class ChannelEngine:
     # What the shell takes.
 
     def events(self) -> list[ChannelEvent]:
-        """What happened since the last call, in order, but for what was received: that is in the inbox."""
+        """The events since the last call, in order. Received messages are in the inbox instead."""
         events = self._events
         self._events = []
         return events + self.requests.events()
 
     def wrapped(self) -> list[str]:
-        """The SDS messages made since the last call: they go out once what tells of them is stored."""
+        """The SDS messages made since the last call: they go out once the step that made them is stored."""
         wrapped, self._wrapped = self._wrapped, []
         return wrapped
 
     def changes(self) -> list[Change]:
-        """What to store since the last call, in one transaction."""
+        """The changes since the last call, to be stored in one transaction."""
         return [
             *sds_changes(self.sds.changes()),
             *self.reassembler.changes_to_store(),
@@ -428,7 +428,7 @@ class ChannelEngine:
     # Inside.
 
     def _settle(self, now_ms: int) -> None:
-        """Act on what SDS has to tell, until it has no more."""
+        """Act on the events of SDS until there are no more."""
         for event in self.sds.events():
             match event:
                 case sds.Delivered():
@@ -503,10 +503,8 @@ class ChannelEngine:
         if not single or message_hash(segment.payload) != segment.entire_message_hash:
             self.counts.ephemerals_invalid += 1
             return
-        self._hand_over(
-            *(event.sender_id, segment.payload, segment.entire_message_hash, segment.request_id, now_ms),
-            ephemeral=True,
-        )
+        digest = segment.entire_message_hash
+        self._hand_over(event.sender_id, segment.payload, digest, segment.request_id, now_ms, ephemeral=True)
 
     def _hand_over(
         self,

@@ -44,7 +44,7 @@ class Events(AsyncIterator[ChannelEvent]):
 
     def __init__(self, emitter: EventEmitter, names: tuple[str, ...], *, takes: bool) -> None:
         self.looks_on = not takes
-        """Whether it hears of received messages and takes none."""
+        """Whether the iterator hears of received messages without taking them."""
         self._emitter = emitter
         self._names = names
         self._waiting: deque[ChannelEvent] = deque()
@@ -58,11 +58,11 @@ class Events(AsyncIterator[ChannelEvent]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing further will come."""
+        """Whether no further event will arrive."""
         return self._closed
 
     def close(self) -> None:
-        """Listen no more; what has come can still be read. Idempotent."""
+        """Stop listening; the events that have arrived can still be read. Idempotent."""
         if not self._closed:
             self._closed = True
             for name in self._names:
@@ -127,7 +127,7 @@ class Handover:
 
     @property
     def in_hand(self) -> MessageReceived | None:
-        """The message that has left the inbox and is not yet with the program."""
+        """The message that has left the inbox and is not with the program yet."""
         return None if self._in_hand is None else self._in_hand.message
 
     @property
@@ -136,14 +136,14 @@ class Handover:
         return tuple(told for _, told in self._gate if not isinstance(told, int))
 
     def tell(self, events: list[ChannelEvent], ticket: int, newest: int) -> None:
-        """These events are told, and messages up to this position handed over, once `ticket` is durable."""
+        """Tell these events, and hand over messages up to position `newest`, once `ticket` is durable."""
         self._gate.extend((ticket, event) for event in events)
         if newest > self._available:
             self._gate.append((ticket, newest))
         self._woken.set()
 
     def wake(self) -> None:
-        """The store has got further, or somebody new listens."""
+        """The store has confirmed more, or a handler was added."""
         self._woken.set()
 
     def end(self) -> None:
@@ -163,7 +163,7 @@ class Handover:
         return events
 
     async def run(self) -> None:
-        """Tell what may be told, for as long as the channel is open."""
+        """Tell events and hand over messages for as long as the channel is open."""
         while not self._ended:
             self._woken.clear()
             await self.drain()
@@ -172,7 +172,7 @@ class Handover:
             await self._woken.wait()
 
     async def drain(self) -> None:
-        """Tell what is durable by now."""
+        """Tell every event that is durable by now."""
         while self._gate and self._gate[0][0] <= self._writer.confirmed:
             _, told = self._gate.popleft()
             if isinstance(told, int):
@@ -184,7 +184,7 @@ class Handover:
     # Received messages.
 
     async def next(self) -> MessageReceived:
-        """The next message, for who iterates. Cancelling loses nothing.
+        """The next message, for the task that iterates. Cancelling loses nothing.
 
         Raises `StopAsyncIteration` once the channel is closed, `PersistenceError` if its store failed for
         good, and `RuntimeError` for a second task.
@@ -201,7 +201,7 @@ class Handover:
         if self._processed is not None:
             processed, self._processed = self._processed, None
             self._take(processed)
-            await self._writer.written()  # only then is it certain not to come again
+            await self._writer.written()  # a crash before this hands the message over again
         while self._in_hand is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -216,7 +216,7 @@ class Handover:
                 await self._announce(received)
                 self._processed = received
                 return received.message
-        # It has left the inbox: it stays in hand until it is certain not to come again.
+        # The message has left the inbox: it stays in hand until the store has forgotten it.
         received = self._in_hand
         await self._writer.written()
         await self._announce(received)
@@ -242,7 +242,7 @@ class Handover:
         return True
 
     def put_back(self) -> None:
-        """The channel closes: what is in hand, and with nobody yet, stays for the next opening."""
+        """The channel closes: a message in hand that nobody has heard of stays for the next opening."""
         if self._in_hand is not None and not self._in_hand.announced:
             self._inbox.put_back(self._in_hand)
             self._in_hand = None
@@ -260,7 +260,7 @@ class Handover:
         self._on_taken()
 
     async def _announce(self, received: Received) -> None:
-        """Tell the handlers, once, though the wait for a slow one be cancelled."""
+        """Tell the handlers once, even if the wait for a slow handler is cancelled."""
         if received.announced or not any(map(self._emitter.count, _RECEIVED)):
             return
         received.announced = True

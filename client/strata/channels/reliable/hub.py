@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from strata.channels.messaging.node import MessagingNode, NodeError
 from strata.channels.messaging.outcomes import Outcome, Outcomes
@@ -144,7 +144,7 @@ class Hub:
     # Clock and status.
 
     def now_ms(self) -> int:
-        """Wall time at the start plus what has passed since: it never steps."""
+        """Wall time at the start plus the time since then: it never steps."""
         return int((self._started_at + self._loop.time()) * 1000)
 
     @property
@@ -163,7 +163,7 @@ class Hub:
     ) -> Outbox:
         """An outbox for a channel, in the rate limiter of this node's identity.
 
-        The first one makes the limiter; what the identity had sent in this epoch is read from the store.
+        The first outbox makes the limiter, with the count of this epoch that the store has.
         Raises `InvalidConfiguration` if another configuration is in force, and `PersistenceError`.
         """
         async with self._preparing:
@@ -250,7 +250,7 @@ class Hub:
     # Sending.
 
     def wake(self) -> None:
-        """Something may have become possible."""
+        """The sender looks again: a transmission may have become possible."""
         self._woken.set()
 
     def admit_ephemeral(self) -> EphemeralDropReason | None:
@@ -258,7 +258,7 @@ class Hub:
         return None if self._limiter is None else self._limiter.admit_ephemeral(self.now_ms())
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
-        """Send an ephemeral message past the queue. Raises what the node does."""
+        """Send an ephemeral message past the queue. Raises as the node does."""
         sending = self.node.send(envelope, request_id=ephemeral.request_id)
         under_way = _UnderWay(member, ephemeral, len(envelope.payload))
         try:
@@ -268,7 +268,7 @@ class Hub:
             raise
 
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
-        """Wait until nothing of a channel is under way; what still is after `timeout` seconds is given up."""
+        """Wait until a channel has nothing under way. Returns what it gives up after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while any(each.member is member for each in self._under_way):
@@ -289,7 +289,7 @@ class Hub:
             due = limiter.get_timer()
             wait = None if due is None else (due - self.now_ms()) / 1000
             try:
-                # What is due and could not go waits for a channel, an answer or the relays, which wake us.
+                # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
                 async with asyncio.timeout(wait if wait is None or wait > 0 else None):
                     await self._woken.wait()
             except TimeoutError:
@@ -310,7 +310,7 @@ class Hub:
             return
         name, envelope = dispatch.request_id, dispatch.envelope
         if dispatch.original is None:
-            sending: Coroutine[Any, Any, object] = self.node.send(envelope, request_id=name)
+            sending: Awaitable[object] = self.node.send(envelope, request_id=name)
         else:
             sending = self.node.send_again(
                 dispatch.original,
@@ -328,9 +328,7 @@ class Hub:
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
             self._conclude(under_way, failed)
 
-    async def _hand_to_node(
-        self, under_way: _UnderWay, request_id: str, sending: Coroutine[Any, Any, object]
-    ) -> None:
+    async def _hand_to_node(self, under_way: _UnderWay, request_id: str, sending: Awaitable[object]) -> None:
         """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""
         self._under_way[under_way] = None
         self._bytes_under_way += under_way.size_bytes

@@ -1,8 +1,8 @@
-"""Whole received messages until the application has taken them. No I/O.
+"""Received messages until the program has taken them.
 
-What SDS has delivered is acknowledged to its sender, so it must not be lost while the program is busy with an
-earlier one, nor by a crash: a message enters the store in the very step that delivered it, and leaves it when
-the program takes it. Ephemeral messages are not stored, and make room when there is none.
+A message that SDS has delivered is acknowledged to its sender, so neither a busy program nor a crash may lose
+it. The message enters the store in the step that delivered it, and leaves the store when the program takes
+it. Ephemeral messages are not stored, and are dropped when a new one needs room.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -33,12 +33,12 @@ class Received:
 
 
 class MessageInbox:
-    """What waits to be taken, in the order of delivery."""
+    """The messages that wait to be taken, in the order of delivery."""
 
     def __init__(
         self, content_topic: str, *, max_messages: int, max_bytes: int, stored: Iterable[InboxMessage] = ()
     ) -> None:
-        """`stored` is what a store kept of an earlier run."""
+        """`stored` are the records of an earlier run."""
         self._topic = content_topic
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -46,7 +46,7 @@ class MessageInbox:
         self._bytes = 0
         self._changes: list[Change] = []
         self.ephemerals_dropped = 0
-        """Ephemeral messages that nobody took in time."""
+        """Ephemeral messages that the program did not take in time."""
         for record in sorted(stored, key=lambda each: each.position):
             self._append(Received(record.position, self._message(record), record.message_hash))
         self._next_position = max(self._waiting, default=0) + 1
@@ -64,16 +64,16 @@ class MessageInbox:
 
     @property
     def size_bytes(self) -> int:
-        """Payload bytes that wait."""
+        """Payload bytes of the messages that wait."""
         return self._bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be received until something is taken."""
+        """Whether the channel should receive no more until the program takes a message."""
         return len(self._waiting) >= self._max_messages or self._bytes >= self._max_bytes
 
     def put(self, message: MessageReceived, message_hash: bytes) -> Received:
-        """Keep a message, though the inbox be full: the channel reads no further then, and drops none."""
+        """Keep a message, even in a full inbox: the channel then stops reading, and drops nothing."""
         received = Received(self._next_position, message, message_hash)
         self._next_position += 1
         if message.ephemeral:
@@ -84,7 +84,7 @@ class MessageInbox:
         return received
 
     def put_back(self, received: Received) -> None:
-        """What was taken last was not handed over after all: it is first again."""
+        """The message taken last was not handed over after all: it is the first again."""
         self._append(received)
         self._waiting.move_to_end(received.position, last=False)
         if not received.message.ephemeral:
@@ -104,18 +104,18 @@ class MessageInbox:
         self._changes.append(put(record))
 
     def first(self) -> Received | None:
-        """What is to be taken next."""
+        """The message to be taken next."""
         return next(iter(self._waiting.values()), None)
 
     def take(self, received: Received) -> None:
-        """The application has this one: forget it."""
+        """The program has this message: forget it."""
         if self._waiting.pop(received.position, None) is not None:
             self._bytes -= len(received.message.payload)
             if not received.message.ephemeral:
                 self._changes.append(remove(InboxMessage, str(received.position)))
 
     def changes_to_store(self) -> list[Change]:
-        """What a store has to do since the last call."""
+        """The changes to store since the last call."""
         changes, self._changes = self._changes, []
         return changes
 

@@ -40,7 +40,7 @@ Background = Sync | Repair
 
 
 class Outbox:
-    """One lane of a rate limiter, and what is on its way from it."""
+    """One lane of a rate limiter, and the transmissions that the transport has not answered."""
 
     def __init__(self, limiter: RateLimiter, lane: str) -> None:
         self.lane = lane
@@ -93,13 +93,13 @@ class Outbox:
         return self._limiter.admit_ephemeral(now_ms)
 
     def restore(self, queued: Iterable[QueuedSend]) -> None:
-        """Queue what a store kept of an earlier run, in its order (C-227)."""
+        """Queue the transmissions that a store kept of an earlier run, in their order (C-227)."""
         self._limiter.restore(self.lane, queued)
 
     # What becomes of a transmission that the hub took.
 
     def background(self, transmission: Transmission) -> Background | None:
-        """The sync or repair that a transmission is; None for a chunk, and for what was withdrawn."""
+        """The sync or repair that a transmission is; None for a chunk, and for a withdrawn one."""
         if transmission.priority is not Priority.BACKGROUND:
             return None
         return self._background.get(transmission.message_id)
@@ -146,5 +146,5 @@ class Outbox:
         return self._limiter.utilisation(now_ms)
 
     def changes_to_store(self) -> list[Change]:
-        """What a store has to do to hold the queue, since the last call."""
+        """The changes to the queue that are to be stored, since the last call."""
         return self._limiter.changes_to_store(self.lane)

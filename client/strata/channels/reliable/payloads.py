@@ -12,13 +12,48 @@ from collections.abc import Callable
 from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
 from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.codec import CodecPair
+from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.errors import EncodingFailed
 
-__all__ = ["Payload", "Payloads"]
+__all__ = ["CodecPair", "Payload", "Payloads"]
 
 _MAX_MADE = 8
+
+
+class CodecPair:
+    """An encoder and its decoder, or neither: then payloads stay as they are."""
+
+    def __init__(self, encoder: Encoder | None, decoder: Decoder | None) -> None:
+        """Raises `ValueError` for one without the other."""
+        if (encoder is None) != (decoder is None):
+            raise ValueError("an encoder needs its decoder, and the other way round")
+        self._encoder = encoder
+        self._decoder = decoder
+        self.overhead = int(getattr(encoder, "overhead", 0))
+
+    @property
+    def content_topic(self) -> str | None:
+        """The topic the encoder names."""
+        return None if self._encoder is None else self._encoder.content_topic
+
+    def encode(self, payload: bytes) -> bytes:
+        """The bytes to send. Raises `EncodingFailed` whatever the encoder raised."""
+        if self._encoder is None:
+            return payload
+        try:
+            return self._encoder.encode(payload)
+        except Exception as error:
+            raise EncodingFailed from error
+
+    def decode(self, payload: bytes) -> bytes | None:
+        """The bytes inside, None if there are none. Never raises for them."""
+        if self._decoder is None:
+            return payload
+        try:
+            return self._decoder.decode(payload)
+        except Exception:
+            return None
 
 
 class Payload:
@@ -46,8 +81,8 @@ class Payloads:
         flush: Callable[[], None],
         on_ready: Callable[[], None],
     ) -> None:
-        """`is_stored` tells whether what registers a transmission is durable; `flush` stores what the engine
-        changed; `on_ready` is called when a hook has ended its work."""
+        """`is_stored` tells whether the step that made a transmission is durable. `flush` stores the engine's
+        changes. `on_ready` is called when a hook has done its work."""
         self.undecodable = 0
         self.undecryptable = 0
         self._engine = engine
@@ -120,7 +155,7 @@ class Payloads:
             self._on_ready()
 
     def _keep(self, head: Transmission, payload: Payload) -> None:
-        if len(self._made) >= _MAX_MADE:  # what was withdrawn meanwhile stays behind
+        if len(self._made) >= _MAX_MADE:  # payloads of withdrawn transmissions stay behind
             self._made.clear()
         self._made[head.message_id] = payload
 

@@ -1,13 +1,12 @@
-"""Own messages, each chunk of each, from `send` to the acknowledgement: what the events say (channel.md §3).
+"""Own messages and their chunks, from `send` to the acknowledgement, and their events (channel.md §3).
 
     queued ──▶ sent ──▶ acknowledged          all chunks sent: `reliable:message:sent`
       │          │                            all acknowledged: `reliable:message:delivered`
       ▼          ▼
     failed     exhausted ──▶ acknowledged     a late acknowledgement still counts (C-055)
 
-Each chunk moves on its own (C-089); what is told of the message follows from its chunks, each thing once. No
-I/O, no clock. A message that nobody has acknowledged is remembered for a late acknowledgement as long as
-there is room for it.
+Each chunk moves on its own (C-089). The events of a message follow from its chunks, each event once. A
+message that nobody has acknowledged is remembered for a late acknowledgement as long as there is room for it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -80,7 +79,7 @@ class Request:
 
 
 class Requests:
-    """All own messages that are not done with."""
+    """All own messages that are still followed."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Requests:
         *,
         stored: Iterable[SentChunk] = (),
     ) -> None:
-        """`stored` is what a store kept of an earlier run."""
+        """`stored` are the records of an earlier run."""
         self._on_network = sent_event_on == "network"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._chunks: dict[str, tuple[Request, int]] = {}
@@ -104,11 +103,11 @@ class Requests:
         return iter(self._requests.values())
 
     def find(self, message_id: str) -> tuple[Request, int] | None:
-        """The request and index of an own SDS message; None if it is done with."""
+        """The request and index of an own SDS message; None if it is not followed any more."""
         return self._chunks.get(message_id)
 
     def add(self, request_id: str, message_hash: bytes, message_ids: list[str]) -> Request:
-        """Begin to follow a message."""
+        """Follow a message from now on."""
         request = Request(request_id, message_hash, [Chunk(message_id) for message_id in message_ids])
         self._requests[request_id] = request
         for index in range(len(message_ids)):
@@ -149,7 +148,7 @@ class Requests:
                 self._announce_sent(request)
 
     def possibly_acknowledged(self, message_id: str, count: int) -> None:
-        """Another filter seems to have a chunk."""
+        """One more filter seems to contain a chunk."""
         if (found := self._chunks.get(message_id)) is not None and not found[0].chunks[found[1]].acknowledged:
             request, index = found
             self._events.append(
@@ -162,7 +161,7 @@ class Requests:
             )
 
     def acknowledged(self, message_id: str) -> None:
-        """A participant has a chunk. Word that it has gone out may come later: it did."""
+        """A participant has a chunk. The transport may say only later that the chunk has gone out."""
         found = self._chunks.get(message_id)
         if found is None or found[0].chunks[found[1]].acknowledged:
             return
@@ -244,17 +243,17 @@ class Requests:
         self._store(request, index)
 
     def events(self) -> list[ChannelEvent]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
     def changes_to_store(self) -> list[Change]:
-        """What a store has to do since the last call."""
+        """The changes to store since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def mark_undelivered(self, message_id: str) -> None:
-        """What a store kept says that this chunk's retransmissions were used up: that was told already."""
+        """A store says that this chunk's retransmissions were used up; the program was told of it before."""
         if (found := self._chunks.get(message_id)) is not None and not found[0].undelivered:
             self._note_undelivered(found[0])
 

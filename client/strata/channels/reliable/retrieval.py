@@ -1,14 +1,14 @@
-"""When to ask the store, and for what: `CatchingUp` for what was missed while away, `Retrieval` for messages
-that are known to be missing (channel.md §8; A-133). No I/O, no clock.
+"""When to ask the store, and for which messages (channel.md §8; A-133).
 
-A gap is asked for soon after it is found, by the hints of the messages that name what is missing (C-164).
-What comes may name further missing messages: as long as each answer brings something the next question
-follows at once, so a chain of gaps is closed in one go (C-168). Otherwise the next one waits for
-`retrieve_frequency_ms` (C-163), longer each time nothing came.
+`CatchingUp` asks for messages that were missed while away, `Retrieval` for messages known to be missing.
 
-One question by hints costs a round trip and brings two generations at most. A gap that is still open after
-some of them, or has no hints, is better read through: then the whole topic is asked for, newest first, until
-nothing is missing any more.
+`Retrieval` asks for a gap soon after it is found, by the hints in the messages that name it (C-164).
+An answer may name further missing messages. As long as answers bring messages, the next query follows at
+once, so a chain of gaps is closed in one go (C-168). Otherwise the next query waits for
+`retrieve_frequency_ms` (C-163), and longer after each query that brought nothing.
+
+A query by hints costs a round trip and brings two generations at most. For a gap that is still open after
+some of them, or that has no hints, `Retrieval` reads the whole topic, newest first, until nothing is missing.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,7 +30,7 @@ _SOON_MS = 200
 """Messages overtake each other: most of what seems to be missing is here after this long."""
 _MAX_HASHES = 128
 _MAX_ROUNDS = 4
-"""Questions by hint in a row before the topic is read through."""
+"""Queries by hint in a row before the topic is read through."""
 _MAX_BACKOFF = 32
 _OVERLAP_MS = 600_000
 """Relays file packets under their authors' times, and clocks differ."""
@@ -125,7 +125,7 @@ class CatchingUp:
     def __init__(
         self, *, enabled: bool, threshold_ms: int, window_ms: int, mark: QueryMark | None = None
     ) -> None:
-        """`mark` is what a store kept of an earlier run."""
+        """`mark` is the record of an earlier run."""
         self._enabled = enabled
         self._threshold = threshold_ms
         self._window = window_ms
@@ -144,7 +144,7 @@ class CatchingUp:
 
     @property
     def has_missed(self) -> bool:
-        """Whether a message was let pass."""
+        """Whether a message was let pass for want of room."""
         return self._missed
 
     def missed(self) -> None:
@@ -153,7 +153,7 @@ class CatchingUp:
 
     def begin(self, now: int) -> int:
         """A query begins; returns where its window does (C-173)."""
-        self._missed = False  # what is let pass from now on, this query may not bring
+        self._missed = False  # this query may not bring messages that pass from now on
         return self.since(now)
 
     def since(self, now: int) -> int:
@@ -178,13 +178,13 @@ class CatchingUp:
             self._mark()
 
     def stopped(self) -> None:
-        """The channel stops: what it knows is to be kept."""
+        """The channel stops: store the mark."""
         self._asked = False
         if self._received_at:
             self._mark()
 
     def changes_to_store(self) -> list[Change]:
-        """What a store has to do since the last call."""
+        """The changes to store since the last call."""
         changes, self._changes = self._changes, []
         return changes
 

@@ -20,13 +20,12 @@ from strata.channels.persistence.interface import Change, ParticipantKey, Persis
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.codec import CodecPair
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.engine import ChannelEngine, Ephemeral
 from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.hub import Dispatch, Hub
 from strata.channels.reliable.outbox import Outbox
-from strata.channels.reliable.payloads import Payloads
+from strata.channels.reliable.payloads import CodecPair, Payloads
 from strata.channels.reliable.store_queries import StoreQueries
 from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
 from strata.channels.sds import SdsMessage
@@ -39,7 +38,7 @@ _SETTLE_TIMEOUT = 5.0
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
 _MAX_UNSTORED = 20_000
-"""Changes the store has not confirmed; with more the channel reads no further."""
+"""Most changes that the store has not confirmed; with more the channel reads no further."""
 
 
 class ChannelSession:
@@ -105,7 +104,7 @@ class ChannelSession:
         self._unsubmitted: list[Change] = []
         self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
-        """What must be durable before these messages go out."""
+        """By message: the submission that must be durable before it goes out."""
         self._room = asyncio.Event()
         self._woken = asyncio.Event()
         self._armed_for = math.inf
@@ -174,7 +173,7 @@ class ChannelSession:
             await asyncio.wait(others)
 
     def status_changed(self, online: bool) -> None:
-        """The node reaches somebody, or nobody (C-088)."""
+        """The node reaches a relay again, or none any more (C-088)."""
         if self.started:
             self.engine.set_online(online, self.now_ms())
             self._queries.connected(online)
@@ -196,16 +195,16 @@ class ChannelSession:
             except TimeoutError:
                 pass
 
-    # What changed goes to the store, and then to whom it concerns.
+    # Changes go to the store; their events are told and their messages sent once they are durable.
 
     def flush(self) -> None:
-        """Store what the engine changed in one step, and tell of it once that is durable."""
+        """Store the changes of one step of the engine, and tell its events once they are durable."""
         self._unsubmitted += self.engine.changes()
         if self._unsubmitted:
             try:
                 ticket = self.writer.submit(self._unsubmitted)
             except PersistenceError as error:
-                # Nothing is told that is not stored; it is tried again with the next step.
+                # The next step tries again; events are told once they are stored.
                 _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
                 self._unsubmitted_ids += self.engine.wrapped()
                 self._tickets |= dict.fromkeys(self._unsubmitted_ids, _NEVER)
@@ -216,7 +215,7 @@ class ChannelSession:
         else:
             ticket = self.writer.submit(())
         self.handover.tell(self.engine.events(), ticket, self.engine.inbox.newest)
-        # A message makes several steps: a task is woken only if it has something to do before its own timer.
+        # A message makes several steps: a task is woken only for work that is due before its own timer.
         if self.outbox.heads():
             self._hub.wake()
         if self.engine.retrieval.at < self._queries.armed_for:
@@ -225,7 +224,7 @@ class ChannelSession:
             self._woken.set()
 
     def check_store(self) -> None:
-        """Raise the store's `PersistenceError` while it is out of order: nothing more is promised then."""
+        """Raise the `PersistenceError` of a store that is out of order: no message is accepted then."""
         health = self.writer.health
         if health.error is not None:
             raise health.error
@@ -255,7 +254,7 @@ class ChannelSession:
         return self._tickets.get(transmission.message_id, 0) <= self.writer.confirmed
 
     def is_ready(self) -> bool:
-        """Whether what may be next can go out at once."""
+        """Whether the next transmission of each queue can go out at once."""
         return self.started and self._payloads.is_ready()
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
@@ -298,7 +297,7 @@ class ChannelSession:
         self.flush()
 
     def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None:
-        """The transport has not (C-292)."""
+        """The transport refused it, or did not answer (C-292)."""
         if isinstance(sent, Ephemeral):
             self.engine.ephemeral_failed(sent, error.error, error.code)
         elif error.recoverable:
@@ -316,12 +315,12 @@ class ChannelSession:
         return self.started and self._is_full()
 
     def pass_over(self) -> None:
-        """A message came and there is no room, and others wait for the same topic: the relays have it."""
+        """Let a message pass for want of room: other channels wait for the topic, and the relays have it."""
         self.engine.catching_up.missed()
         self._queries.wake()
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
-        """Take a message of the transport, once there is room for what comes of it (C-072)."""
+        """Take a message of the transport once there is room for it (C-072)."""
         async with self._receiving:
             while self.started and self._is_full():
                 self._room.clear()
@@ -346,7 +345,7 @@ class ChannelSession:
     # Looking.
 
     def sync_status(self) -> SyncStatus:
-        """What `ReliableChannel.sync_status` tells."""
+        """The value of `ReliableChannel.sync_status`."""
         engine = self.engine
         since = engine.sds.missing_since()
         return SyncStatus(
@@ -372,7 +371,7 @@ class ChannelSession:
         )
 
     def statistics(self) -> ChannelStatistics:
-        """What `ReliableChannel.statistics` tells."""
+        """The value of `ReliableChannel.statistics`."""
         engine = self.engine
         return ChannelStatistics(
             sds=replace(engine.sds.statistics),

@@ -1,4 +1,4 @@
-"""How large a segment may be: the worst case of everything around it (C-035, C-127; decision A-127)."""
+"""The largest segment, from the largest possible size of everything around it (C-035, C-127; A-127)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -17,7 +17,7 @@ _SEGMENT_BYTES = HASH_BYTES + MAX_REQUEST_ID_BYTES + 10 * _FIELD_BYTES
 
 
 def message_overhead(channel_id: str, sender_id: str, config: SdsConfig) -> int:
-    """Most bytes that an SDS message has beside its content."""
+    """The largest size of an SDS message without its content, in bytes."""
     entry = MAX_ID_BYTES + _HINT_BYTES + _MESSAGE_ID_BYTES + 4 * _FIELD_BYTES
     entries = config.causal_history_size + config.max_repair_requests
     filter_bytes = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate).size_bytes
@@ -28,7 +28,7 @@ def message_overhead(channel_id: str, sender_id: str, config: SdsConfig) -> int:
 def largest_segment(
     largest_payload: int | None, channel_id: str, sender_id: str, config: SdsConfig, *, hook_overhead: int
 ) -> int | None:
-    """The largest segment whose SDS message, encrypted, is no larger than `largest_payload`; None: any."""
+    """The largest segment whose encrypted SDS message fits into `largest_payload`; None without a limit."""
     if largest_payload is None:
         return None
     around = message_overhead(channel_id, sender_id, config) + _SEGMENT_BYTES + hook_overhead
@@ -38,7 +38,7 @@ def largest_segment(
 def largest_ephemeral(
     largest_payload: int | None, channel_id: str, sender_id: str, *, hook_overhead: int
 ) -> int | None:
-    """The largest payload of an ephemeral message, which has neither history nor filter; None: any."""
+    """The largest payload of an ephemeral message, which has no history and no filter; None if unlimited."""
     if largest_payload is None:
         return None
     ids = len(channel_id.encode()) + len(sender_id.encode()) + _MESSAGE_ID_BYTES

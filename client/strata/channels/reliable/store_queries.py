@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class StoreQueries:
-    """Asks the store for one channel, and hands over what it answers."""
+    """Asks the store for the messages that one channel lacks."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StoreQueries:
         self._connected = False
 
     def wake(self) -> None:
-        """A gap may have been found."""
+        """A message may have been found missing."""
         self._woken.set()
 
     def connected(self, connected: bool) -> None:
@@ -116,7 +116,7 @@ class StoreQueries:
                 page = await _next_page(pages)
                 if page is None:
                     break
-                # Oldest first within the page: then most of what a message follows is here before it.
+                # Oldest first within the page, so that most messages come after those that they follow.
                 if follows_others([await self._receive(event) for event in reversed(page)]):
                     break
         engine.catching_up.succeeded(began_at)

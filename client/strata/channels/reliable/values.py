@@ -1,4 +1,4 @@
-"""What a channel tells about itself when asked."""
+"""The values in which a channel describes itself."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OutstandingMessage:
-    """An own message that is not with another participant as a whole."""
+    """An own message that no other participant has acknowledged as a whole."""
 
     request_id: str
     message_id: str
@@ -32,14 +32,14 @@ class OutstandingMessage:
     sent: int
     """Chunks that the transport has."""
     acknowledged: int
-    """Chunks that somebody has."""
+    """Chunks that another participant has."""
     undelivered: bool
     """Its retransmissions are used up; a late acknowledgement still counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingMessage:
-    """A message that others name and that is not here."""
+    """A message that other participants name and that this one lacks."""
 
     message_id: str
     sender_id: str | None
@@ -50,14 +50,14 @@ class MissingMessage:
 
 @dataclass(frozen=True, slots=True)
 class SyncStatus:
-    """Where a channel stands (C-297): what is outstanding, what is missing, since when."""
+    """The standing of a channel (C-297): its outstanding and its missing messages, and since when."""
 
     outstanding: tuple[OutstandingMessage, ...]
     missing: tuple[MissingMessage, ...]
     queued: int
     """Chunks that wait for the rate limit or the transport."""
     partial_messages: int
-    """Received messages some of whose chunks are not here."""
+    """Received messages that still lack chunks."""
     inbox: int
     """Whole messages that the program has not taken."""
     rate_limit_utilization: int
@@ -70,14 +70,15 @@ class SyncStatus:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """What no store can promise: it is between the store and the program.
+    """The events, and the message, that a crash at this moment would keep from the program for good.
 
-    Each is told once or never. It is told when the store has confirmed it; should the program be killed when
-    the disk has the write and before the word of that is here, it is not told again.
+    They are between the store and the program, where no store can keep a promise. Each is told once or never:
+    it is told when the store has confirmed it, and if the program is killed after the write and before the
+    confirmation, it is not told again.
     """
 
     message: MessageReceived | None
-    """Leaving the store for who iterates, with `hand_over="once"`."""
+    """With `hand_over="once"`: it leaves the store and is not with the program yet."""
     events: tuple[ChannelEvent, ...]
 
 

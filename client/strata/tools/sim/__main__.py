@@ -3,7 +3,7 @@
     python -m strata.tools.sim --seeds 2000            # runs 0 … 1999, with a progress bar on a terminal
     python -m strata.tools.sim --first 1996 --seeds 1  # one run again
 
-Exit code 1: some run broke the promise; its seed and what was wrong are printed.
+Exit code 1: a run broke the promise; the program prints its seed and the problems.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GC_THRESHOLDS = (50_000, 20, 20)
 
 def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
     """These runs, one after another: what they did, and what went wrong."""
-    # Simulated disks fail and relays vanish: what the library logs of it is no news here.
+    # Simulated disks fail and relays vanish: the log of the library holds no news here.
     logging.getLogger("strata").setLevel(logging.CRITICAL)
     total, problems = Report(), []
     for seed in range(first, first + count):

@@ -6,10 +6,10 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from strata.protocol.errors import StrataError
 from strata.tools.sim.faults import Faults
+from strata.tools.sim.network import SimRelay
 from strata.tools.sim.participant import SimParticipant
 from strata.tools.sim.simulation import Report, Simulation, simulate
 
@@ -29,7 +29,7 @@ HARSH = Faults(
 )
 """30 % loss on every passage, wide reordering, crashes of relays and participants, cuts, clocks that jump."""
 
-_OPTIONS: Mapping[str, Any] = {
+_OPTIONS: Mapping[str, object] = {
     # Small, so that a run takes milliseconds; the promise does not depend on it.
     "bloom_filter_size": 500,
     "segment_size_bytes": 256,
@@ -105,7 +105,7 @@ class Chaos:
             await asyncio.sleep(run.rng.expovariate(per_minute / 60))
             participant.set_clock(run.rng.uniform(-3600, 3600))
 
-    async def _crash_relay(self, run: Simulation, relay: Any) -> None:
+    async def _crash_relay(self, run: Simulation, relay: SimRelay) -> None:
         rng, faults = run.rng, run.network.faults
         while faults.relay_crashes:
             await asyncio.sleep(rng.expovariate(faults.relay_crashes / 60))
@@ -119,7 +119,7 @@ def run_chaos(
     *,
     faults: Faults = HARSH,
     chaos: Chaos | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Report:
     """One run of everything at once, of two to five participants and one to three relays, as the seed has it.
 

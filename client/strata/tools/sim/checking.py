@@ -1,7 +1,6 @@
-"""What a run has to prove, and the evidence it is proved by.
+"""The claims that a run proves, and the evidence for them.
 
-Whoever runs a simulation wants to know that what was checked was there to be checked: every number is
-counted, and an empty run fails.
+A check without evidence proves nothing: everything checked is counted, and an empty run fails.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived
@@ -25,6 +24,9 @@ from strata.channels.reliable.values import AtRisk
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment
 from strata.protocol.errors import StrataError
+
+if TYPE_CHECKING:
+    from strata.tools.sim.participant import SimParticipant
 
 __all__ = ["Checks", "Evidence", "SimulationFailed"]
 
@@ -46,7 +48,7 @@ class SimulationFailed(StrataError, AssertionError):
 
 @dataclass(slots=True)
 class Checks:
-    """How much was looked at."""
+    """The number of checks of each kind."""
 
     messages: int = 0
     deliveries: int = 0
@@ -60,7 +62,7 @@ class Checks:
 
 @dataclass(slots=True)
 class Evidence:
-    """What was seen in the network and at the programs, to be held against what the channels told."""
+    """Everything seen in the network and at the programs, to compare with the events of the channels."""
 
     problems: list[str] = field(default_factory=list)
     concluding: bool = False
@@ -115,14 +117,14 @@ class Evidence:
         self.checks.deliveries += 1
 
     def forget(self, name: str) -> None:
-        """A program starts anew, knowing nothing: not what it had taken, nor what it was about to send."""
+        """A program starts anew and has forgotten everything that it took and that it was about to send."""
         self._taken[name] = []
         for request_id, (sender, _) in self._sent.items():
             if sender == name and request_id not in self._delivered:
                 self._excused.add(request_id)
 
     def died(self, name: str, at_risk: AtRisk) -> None:
-        """A program died: what was between its store and itself may never be told."""
+        """A program died: events between its store and the program may never be told."""
         if at_risk.message is not None:
             self._in_hand.add((name, at_risk.message.request_id))
         for event in at_risk.events:
@@ -161,7 +163,7 @@ class Evidence:
 
     # What is proved.
 
-    def conclude(self, participants: Iterable[Any], obtainable: set[str]) -> None:
+    def conclude(self, participants: Iterable[SimParticipant], obtainable: set[str]) -> None:
         """Hold everything against everything, once all have converged.
 
         `obtainable` are the SDS messages that any relay or any participant still has: what lost disks and
@@ -200,7 +202,7 @@ class Evidence:
     def _has_had(self, name: str, request_id: str) -> bool:
         return request_id in self._ever_taken[name] or (name, request_id) in self._in_hand
 
-    def _compare_logs(self, people: list[Any]) -> None:
+    def _compare_logs(self, people: list[SimParticipant]) -> None:
         logs = {each.name: each.channel.log() for each in people if each.channel is not None}
         reference: list[str] = next(iter(logs.values()), [])
         for name, log in logs.items():

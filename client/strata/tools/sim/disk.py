@@ -58,7 +58,7 @@ class SimStore:
             raise StorageFull("the simulated disk failed after writing")
 
     async def participants(self) -> list[ParticipantKey]:
-        """Everyone whose state is held."""
+        """All participants whose state is stored."""
         return await self._disk.content.participants()
 
     async def purge(self, participant: ParticipantKey) -> None:

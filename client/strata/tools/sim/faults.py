@@ -30,7 +30,7 @@ class Faults:
     partitions: float = 0.0
     """How many times a minute a participant is cut off from a relay, for some seconds."""
     relay_crashes: float = 0.0
-    """How many times a minute a relay is down for some seconds; it keeps what it stored."""
+    """How many times a minute a relay is down for some seconds; it keeps its stored messages."""
     crashes: float = 0.0
     """How many times a minute a participant is killed, and comes back with its store."""
     disk_losses: float = 0.0
@@ -38,7 +38,7 @@ class Faults:
     clock_jumps: float = 0.0
     """How many times a minute a participant's clock is set, by up to an hour either way."""
     outage: tuple[float, float] = (1.0, 20.0)
-    """How long what is away stays away."""
+    """The length of an outage, in seconds: least and most."""
 
     def __post_init__(self) -> None:
         for name in ("loss", "duplication", "forgetting", "disk_failure"):

@@ -27,7 +27,7 @@ class Subscriber(Protocol):
 
 
 class SimRelay:
-    """A relay: what it stored, in the order it came."""
+    """A relay, with its stored messages in the order of arrival."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class SimNetwork:
         self._subscribers[subscriber.name] = subscriber
 
     def detach(self, subscriber: Subscriber) -> None:
-        """A node is gone: what is on its way to it is lost."""
+        """A node is gone: messages on their way to it are lost."""
         if self._subscribers.get(subscriber.name) is subscriber:
             del self._subscribers[subscriber.name]
 
@@ -82,7 +82,7 @@ class SimNetwork:
         self._tell(name)
 
     def take_down(self, relay: SimRelay) -> None:
-        """A relay crashes; it keeps what it stored."""
+        """A relay crashes; it keeps its stored messages."""
         self.counts["relay_crashes"] += 1
         relay.up = False
         self._tell(*self._subscribers)

@@ -1,4 +1,4 @@
-"""A messaging node over the simulated network: what a channel of a simulated participant sits on."""
+"""A messaging node over the simulated network, for the channel of a simulated participant."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class SimNode:
         self._spawn(self.message_events.emit(event))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        # Whoever calls: what a node does belongs to its own process, and ends with it.
+        # The tasks of a node belong to its own process, whichever process calls it.
         start = asyncio.get_running_loop().create_task if self._process is None else self._process.start
         task = start(work)
         self._tasks.add(task)

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
+from strata.channels.messaging.emitter import NamedEvent
 from strata.channels.reliable.channel import ReliableChannel
 from strata.channels.reliable.client import make_channel
 from strata.channels.reliable.config import ReliableChannelConfig
@@ -41,7 +41,7 @@ class SimParticipant:
         *,
         channel_id: str,
         topic: str,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> None:
         self.name = name
         self.received: list[MessageReceived] = []
@@ -67,7 +67,7 @@ class SimParticipant:
         return self._process is not None
 
     async def start(self) -> None:
-        """Begin a life: open the channel, and take what it receives."""
+        """Begin a life: open the channel and take its messages."""
         assert self._process is None
         self._process = Process(self.name)
         # Whoever waits here may be cancelled; the program that starts is not.
@@ -115,7 +115,7 @@ class SimParticipant:
             if works and channel.config.hand_over == "once":
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
 
-    def _count(self, event: Any) -> None:
+    def _count(self, event: NamedEvent) -> None:
         self.events[event.name] += 1
 
     async def send(self, payload: bytes) -> str | None:
@@ -169,7 +169,7 @@ class SimParticipant:
             self._store.faults = self._network.faults
 
     async def stop(self) -> None:
-        """End the life as one should."""
+        """End the life in good order."""
         process, channel = self._process, self.channel
         self._process = self.channel = None
         if process is not None and channel is not None:

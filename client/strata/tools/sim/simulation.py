@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from strata.channels.sds import SdsMessage
 from strata.tools.sim.checking import Checks, Evidence, SimulationFailed
@@ -22,7 +21,7 @@ _LOOK_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Report:
-    """What one run, or many added up, did and looked at."""
+    """The counts of one run, or of many added up."""
 
     runs: int = 0
     checks: Checks = field(default_factory=Checks)
@@ -46,7 +45,7 @@ class Report:
 
 
 class Simulation:
-    """One run while it goes on. All chance comes from `rng`, so a seed repeats it."""
+    """One run in progress. All randomness comes from `rng`, so a seed repeats the run."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Simulation:
         *,
         participants: int = 3,
         relays: int = 2,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         """`options` are settings of every participant's channel."""
         self.seed = seed
@@ -65,16 +64,19 @@ class Simulation:
         self.participants = [self._make(f"p{number}", options or {}) for number in range(participants)]
         self._converged_after = 0.0
 
-    def _make(self, name: str, options: Mapping[str, Any]) -> SimParticipant:
+    def _make(self, name: str, options: Mapping[str, object]) -> SimParticipant:
         return SimParticipant(
-            *(name, self.network, self.rng, self.evidence),
+            name,
+            self.network,
+            self.rng,
+            self.evidence,
             channel_id="room",
             topic="/sim/1/room/proto",
             options=options,
         )
 
-    async def join(self, name: str, options: Mapping[str, Any] | None = None) -> SimParticipant:
-        """A participant more, who comes late."""
+    async def join(self, name: str, options: Mapping[str, object] | None = None) -> SimParticipant:
+        """Add a participant, who joins late."""
         participant = self._make(name, options or {})
         self.participants.append(participant)
         await participant.start()
@@ -98,7 +100,7 @@ class Simulation:
                 await participant.start()
         began_at = asyncio.get_running_loop().time()
         agreed = 0
-        while agreed < 2:  # what is known to be durable at the first look has been told at the second
+        while agreed < 2:  # events that are durable at the first look have been told at the second
             if self._agree():
                 agreed += 1
             else:
@@ -166,7 +168,7 @@ def simulate(
     faults: Faults = NO_FAULTS,
     participants: int = 3,
     relays: int = 2,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Report:
     """Run a scenario to its end, all converged and checked; the same seed runs it again.
 
@@ -176,7 +178,7 @@ def simulate(
 
         report = simulate(chat, seed=7, faults=Faults(loss=0.3))
 
-    Raises `SimulationFailed` with everything that is wrong, and what the scenario raises.
+    Raises `SimulationFailed` with all problems, and every error of the scenario.
     """
 
     async def run() -> Report:

@@ -1,0 +1,78 @@
+"""What the channels of a node share belongs to the node, for as long as it has channels."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from scripted_node import TOPIC, ScriptedNode, Sent, opened, settle, virtually
+from strata.channels.reliable import AlreadyOpen, MessageSent, ReliableChannel, make_channel
+from strata.channels.reliable.hub import Hub
+
+
+class Wrapped:
+    """A node that passes everything on to another, as one that loses messages would."""
+
+    def __init__(self, node: ScriptedNode) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def room(node: Any, sender_id: str = "alice") -> ReliableChannel:
+    return make_channel(node, "room", TOPIC, sender_id, rng=random.Random(1))
+
+
+@virtually
+async def test_the_node_holds_its_hub_from_the_first_channel_to_the_last() -> None:
+    node = ScriptedNode()
+    assert Hub.existing(node) is None
+    async with opened(node):
+        hub = Hub.existing(node)
+        assert hub is not None and vars(node)["hub"] is hub
+        async with opened(node, channel_id="hall", topic="/test/1/hall/proto"):
+            assert Hub.existing(node) is hub and len(hub.members) == 2
+        assert Hub.existing(node) is hub
+    assert Hub.existing(node) is None and vars(node)["hub"] is None
+    async with opened(node):
+        assert Hub.existing(node) is not hub
+
+
+@virtually
+async def test_a_node_around_another_has_a_hub_of_its_own() -> None:
+    node = ScriptedNode()
+    outer = Wrapped(node)
+    async with room(node) as inside, room(outer) as outside:
+        assert Hub.existing(node) is not Hub.existing(outer)  # type: ignore[arg-type]
+        assert inside.is_started() and outside.is_started()
+        with pytest.raises(AlreadyOpen):
+            await room(outer).open()
+
+
+@virtually
+async def test_lanes_of_participants_with_like_names_are_apart() -> None:
+    node = ScriptedNode()
+    async with (
+        opened(node, channel_id="a', 'b", sender_id="c"),
+        opened(node, channel_id="a", sender_id="b', 'c"),
+    ):
+        hub = Hub.existing(node)
+        assert hub is not None and len(hub.members) == 2
+
+
+@virtually
+async def test_a_node_that_answers_late_is_waited_for_and_then_asked_again() -> None:
+    node = ScriptedNode()
+    late = iter((None,))
+    node.answer = lambda sent: next(late, 0.0)
+    async with opened(node, acknowledgement_timeout_ms=10**9) as (channel, told):
+        await channel.send(b"hello")
+        await settle()
+        assert len(node.sent) == 1 and not told.of(MessageSent)
+        await asyncio.sleep(130)
+        first, second = node.sent
+        assert isinstance(first, Sent) and second.request_id == first.request_id
+        assert round(second.at) == 120 and len(told.of(MessageSent)) == 1

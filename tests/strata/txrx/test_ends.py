@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import strata.txrx
 from strata.txrx import (
-    ChannelClosed,
-    ChannelSettings,
     ReturnChannel,
     Rx,
     SendError,
     Tx,
+    TxRxClosed,
+    TxRxSettings,
     dial,
     serve,
     serve_local,
@@ -64,7 +64,7 @@ async def test_an_answer_goes_to_an_address_in_the_message(tmp_path):
 async def test_posting_returns_at_once_though_nobody_is_there():
     with socket.create_server(("127.0.0.1", 0)) as unheard:
         port = unheard.getsockname()[1]
-    tx = await dial(f"tcp:127.0.0.1:{port}", bytes, settings=ChannelSettings(message_delivery_timeout=0.2))
+    tx = await dial(f"tcp:127.0.0.1:{port}", bytes, settings=TxRxSettings(message_delivery_timeout=0.2))
     # Nothing else could run between these two lines: neither of them can have waited.
     returned = tx.try_post(b"one")
     tx.post(b"two")
@@ -96,7 +96,7 @@ async def test_all_ways_of_posting_are_one(where, monkeypatch):
 
 @pytest.mark.req("T-046", "T-047")
 async def test_local_channels_have_no_acknowledgements():
-    never = ChannelSettings(
+    never = TxRxSettings(
         message_ack_every_n_messages=10**9, message_ack_time_interval=3600, message_ack_eagerly=False
     )
     address, rx = await serve("local:0", bytes, settings=never)
@@ -118,7 +118,7 @@ async def test_a_local_receiver_that_nobody_holds_is_closed():
     gc.collect()
     assert tx.status().value.closed
     assert (await tx.try_post(b"message")) is not None
-    with pytest.raises(ChannelClosed, match="nobody serves"):
+    with pytest.raises(TxRxClosed, match="nobody serves"):
         await dial(address, bytes)
 
 

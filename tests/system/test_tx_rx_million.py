@@ -55,9 +55,9 @@ def test_a_million_messages_arrive_once_and_in_order_over_a_link_that_keeps_brea
         if kind == "tcp"
         else (f"unix:{tmp_path}/server", f"unix:{tmp_path}/proxy")
     )
-    with program("channel_runner.py", "receive", upstream, str(count)) as receiver:
-        with program("channel_proxy.py", front, line(receiver), SECONDS) as proxy:
-            with program("channel_runner.py", "send", line(proxy), str(count)) as sender:
+    with program("tx_rx_runner.py", "receive", upstream, str(count)) as receiver:
+        with program("tx_rx_proxy.py", front, line(receiver), SECONDS) as proxy:
+            with program("tx_rx_runner.py", "send", line(proxy), str(count)) as sender:
                 sent = json.loads(line(sender))
                 assert sender.wait(timeout=20) == 0
             received = json.loads(line(receiver))

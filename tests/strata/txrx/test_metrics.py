@@ -11,7 +11,7 @@ from strata.txrx.metrics import TxRxMetrics
 
 
 @pytest.mark.req("T-100")
-async def test_the_figures_of_watched_ends_are_scraped():
+async def test_the_figures_of_watched_ends_are_scraped() -> None:
     registry = CollectorRegistry()
     metrics = TxRxMetrics(registry)
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
@@ -43,7 +43,7 @@ async def test_the_figures_of_watched_ends_are_scraped():
         assert b"# HELP strata_channel_rx_queue_full_total" in generate_latest(registry)
 
 
-async def test_watching_keeps_no_end_alive():
+async def test_watching_keeps_no_end_alive() -> None:
     registry = CollectorRegistry()
     metrics = TxRxMetrics(registry)
     address, rx = await serve("local:0", bytes)

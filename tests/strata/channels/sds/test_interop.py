@@ -35,7 +35,7 @@ PEER = os.environ.get("STRATA_SDS_PEER")
 
 
 @pytest.mark.req("C-096", "C-103", "C-115", "C-118", "C-134")
-def test_a_listener_follows_a_recorded_exchange():
+def test_a_listener_follows_a_recorded_exchange() -> None:
     now = time_of(EXCHANGE["steps"][0])
     carol = Participant("room", "carol", now_ms=now, random=lambda: 0.5)
     delivered, missed = [], []

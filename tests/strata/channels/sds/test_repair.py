@@ -24,7 +24,7 @@ W3_ID = "5e44db411d8182597dfe499092c836ecb77603aead6fc6ed34ec4f2d082d085b"
 
 
 @pytest.mark.req("C-155", "C-156", "C-157", "C-158")
-def test_the_numbers_of_the_document():
+def test_the_numbers_of_the_document() -> None:
     assert hash64("bob", W3_ID) == 15720092810659242141
     assert request_offset("bob", W3_ID, 30_000, 300_000) == 192_141
     assert hash64("bob") ^ hash64("alice") == 12280807185182410357
@@ -63,7 +63,7 @@ def test_a_message_is_its_senders_to_answer_for_and_that_of_a_group(own, sender,
 
 
 @pytest.mark.req("C-161")
-def test_without_a_sender_only_a_single_group_answers():
+def test_without_a_sender_only_a_single_group_answers() -> None:
     assert eligible("bob", None, W3_ID, 1)
     assert not any(eligible(f"bob {number}", None, W3_ID, 2) for number in range(20))
 
@@ -76,7 +76,7 @@ def wanted(buffers: RepairBuffers, count: int) -> list[str]:
 
 
 @pytest.mark.req("C-143", "C-148")
-def test_requests_go_out_three_at_a_time_in_the_order_of_their_times():
+def test_requests_go_out_three_at_a_time_in_the_order_of_their_times() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     order = wanted(buffers, 5)
     assert buffers.take_requests(29_999) == ()
@@ -86,7 +86,7 @@ def test_requests_go_out_three_at_a_time_in_the_order_of_their_times():
 
 
 @pytest.mark.req("C-150")
-def test_a_request_is_made_again_until_the_message_comes():
+def test_a_request_is_made_again_until_the_message_comes() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     (message_id,) = wanted(buffers, 1)
     assert len(buffers.take_requests(120_000)) == 1
@@ -97,7 +97,7 @@ def test_a_request_is_made_again_until_the_message_comes():
 
 
 @pytest.mark.req("C-153")
-def test_what_another_asks_for_need_not_be_asked_for():
+def test_what_another_asks_for_need_not_be_asked_for() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     (message_id,) = wanted(buffers, 1)
     assert buffers.asked_by_other(HistoryEntry(message_id), 10)
@@ -106,7 +106,7 @@ def test_what_another_asks_for_need_not_be_asked_for():
     assert [entry.message_id for entry in buffers.take_unanswered(120_010)] == [message_id]
 
 
-def test_an_answer_is_given_once_until_anybody_may_ask_again():
+def test_an_answer_is_given_once_until_anybody_may_ask_again() -> None:
     buffers = RepairBuffers("alice", SdsConfig())
     assert buffers.answer(W3_ID, "alice", "alice", 0)
     assert not buffers.answer(W3_ID, "alice", "alice", 0)
@@ -116,7 +116,7 @@ def test_an_answer_is_given_once_until_anybody_may_ask_again():
 
 
 @pytest.mark.req("C-095")
-def test_both_buffers_are_bounded_and_repair_can_be_off():
+def test_both_buffers_are_bounded_and_repair_can_be_off() -> None:
     buffers = RepairBuffers("bob", SdsConfig(max_repair_buffer=2))
     wanted(buffers, 9)
     assert len(buffers.requests) == 2

@@ -108,7 +108,7 @@ def test_two_live_peers_never_send_again_what_has_arrived(seed):
 
 
 @pytest.mark.req("C-084", "C-297")
-def test_nobody_there_means_an_error_for_each_message_and_no_acknowledgement():
+def test_nobody_there_means_an_error_for_each_message_and_no_acknowledgement() -> None:
     network = Network(1, "ab", loss=1.0)
     sent = [network.send("a", b"message %d" % number) for number in range(5)]
     network.run(60_000)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,7 @@ def test_one_id_sets_the_bits_of_the_document() -> None:
 
 @pytest.mark.req("C-103")
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["parameters"]["capacity"]))
-def test_filters_of_the_javascript_package(vector):
+def test_filters_of_the_javascript_package(vector: dict[str, Any]) -> None:
     parameters = BloomParameters(vector["parameters"]["capacity"], vector["parameters"]["error_rate"])
     assert parameters.bits == vector["total_bits"]
     assert parameters.hashes == vector["k"]
@@ -53,7 +54,7 @@ def test_filters_of_the_javascript_package(vector):
 
 
 @given(st.lists(st.text(max_size=20), unique=True, max_size=50))
-def test_nothing_that_is_in_it_is_denied(texts):
+def test_nothing_that_is_in_it_is_denied(texts: list[str]) -> None:
     made = BloomFilter(BloomParameters(64, 0.01))
     for text in texts:
         made.insert(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +58,7 @@ def test_a_history_of_a_hundred_thousand_is_dropped() -> None:
 
 @pytest.mark.req("C-302")
 @pytest.mark.parametrize("bad", ["", "x" * 257])
-def test_ids_that_are_empty_or_too_long_are_dropped(bad):
+def test_ids_that_are_empty_or_too_long_are_dropped(bad: str) -> None:
     bob = victim()
     bob.receive(forged(bad), T)
     bob.receive(forged("m", bad), T)
@@ -165,7 +166,7 @@ steps = st.lists(st.tuples(st.integers(-60_000, 200_000), forgeries | st.binary(
 @pytest.mark.req("C-302", "C-112", "C-298")
 @settings(max_examples=200, deadline=None)
 @given(steps)
-def test_whatever_comes_it_is_bounded_once_and_in_causal_order(script):
+def test_whatever_comes_it_is_bounded_once_and_in_causal_order(script: list[Any]) -> None:
     bob, now = victim(), T
     seen: list[str] = []
     gone: set[str] = set()

@@ -106,7 +106,7 @@ def now() -> int:
     return int(time.time() * 1_000)
 
 
-def test_both_sides_understand_each_other_live(peer):
+def test_both_sides_understand_each_other_live(peer: LivePeer) -> None:
     peer("open", "room", "js", {"causalHistorySize": 2})
     ours = Participant("room", "py", SdsConfig(), now_ms=now(), random=lambda: 0.5)
 

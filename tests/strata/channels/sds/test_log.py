@@ -15,7 +15,9 @@ keys = st.tuples(st.integers(0, 50), st.text("ab", max_size=3))
 
 
 @given(st.lists(st.tuples(st.booleans(), keys), max_size=200), keys)
-def test_sorted_keys_are_a_sorted_list(steps, bound):
+def test_sorted_keys_are_a_sorted_list(
+    steps: list[tuple[bool, tuple[int, str]]], bound: tuple[int, str]
+) -> None:
     made, naive = SortedKeys(), []
     for adding, key in steps:
         if adding and key not in naive:
@@ -49,7 +51,7 @@ def entry(number: int, lamport: int, *, dispatched: bool = True) -> LoggedMessag
 
 @pytest.mark.req("C-118")
 @given(st.permutations([entry(number, lamport) for number, lamport in enumerate((5, 5, 3, 9, 5, 0))]))
-def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
+def test_the_order_is_that_of_time_then_id_whatever_came_first(entries: list[LoggedMessage]) -> None:
     log = MessageLog()
     for each in entries:
         log.add(each)
@@ -106,7 +108,7 @@ def test_bodies_are_restored_byte_for_byte_in_any_order() -> None:
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(min_size=1, max_size=3))
-def test_bodies_of_anything(data, bloom_filter):
+def test_bodies_of_anything(data: bytes, bloom_filter: bytes | None) -> None:
     archive = Archive()
     if bloom_filter is not None:
         data += bloom_filter + data

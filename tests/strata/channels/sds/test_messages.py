@@ -61,7 +61,7 @@ def entries(values: list[dict[str, Any]]) -> tuple[HistoryEntry, ...]:
 
 @pytest.mark.req("C-096")
 @pytest.mark.parametrize("vector", VECTORS["messages"], ids=lambda vector: vector["name"])
-def test_messages_of_the_javascript_package_are_read_and_written_alike(vector):
+def test_messages_of_the_javascript_package_are_read_and_written_alike(vector: dict[str, Any]) -> None:
     data = zlib.decompress(base64.b64decode(vector["bytes_zlib"]))
     message = SdsMessage.decode(data)
     if not vector["decoded"]:
@@ -91,7 +91,7 @@ def test_a_message_that_names_too_many_is_no_message() -> None:
 
 @pytest.mark.req("C-074", "C-302")
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_message_or_none(data):
+def test_any_bytes_are_a_message_or_none(data: bytes) -> None:
     message = SdsMessage.decode(data)
     if message is not None:
         assert SdsMessage.decode(message.encode()) == message
@@ -119,5 +119,5 @@ messages = st.builds(
 
 
 @given(messages)
-def test_every_message_survives_the_wire(message):
+def test_every_message_survives_the_wire(message: SdsMessage) -> None:
     assert SdsMessage.decode(message.encode()) == message

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from strata.channels.sds import (
@@ -30,6 +32,8 @@ from strata.channels.sds import (
     SendRepair,
     SendSync,
 )
+
+E = TypeVar("E", bound=SdsEvent)
 
 T = 1_760_000_000_000
 HINT = bytes(range(32))
@@ -67,7 +71,7 @@ def stranger(
     ).encode()
 
 
-def of(kind: type, events: list[SdsEvent]) -> list[SdsEvent]:
+def of(kind: type[E], events: Sequence[SdsEvent]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -171,7 +175,7 @@ def test_unacknowledged_messages_are_bounded() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "é" * 129])
 @pytest.mark.req("C-002")
-def test_ids_that_are_empty_or_too_long_are_refused(name):
+def test_ids_that_are_empty_or_too_long_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="256"):
         join(name)
     with pytest.raises(ValueError, match="256"):
@@ -331,7 +335,7 @@ def test_what_no_named_message_follows_or_the_filter_lacks_is_not_inferred() -> 
 
 @pytest.mark.req("C-136")
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.7, 0.999])
-def test_a_silent_receiver_acknowledges_before_the_sender_would_send_again(chance):
+def test_a_silent_receiver_acknowledges_before_the_sender_would_send_again(chance: float) -> None:
     alice, bob = join("alice", SdsConfig()), join("bob", SdsConfig(), chance=chance)
     bob.receive(say(alice, "one").encode(), T)
     events = run_until(bob, T + 2_500)
@@ -479,7 +483,7 @@ def sync_times(chance: float, act: str) -> int:
 @pytest.mark.parametrize(
     ("act", "delay"), [("content", 1_500), ("sync", 3_000), ("sent", 3_000), ("failed", 6_000)]
 )
-def test_syncs_are_rescheduled_by_what_happens(act, delay):
+def test_syncs_are_rescheduled_by_what_happens(act: str, delay: int) -> None:
     assert sync_times(0.1, act) == delay
 
 

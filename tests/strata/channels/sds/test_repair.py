@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def test_the_numbers_of_the_document() -> None:
 
 @pytest.mark.req("C-156", "C-157", "C-158")
 @pytest.mark.parametrize("vector", VECTORS)
-def test_the_numbers_of_the_javascript_package(vector):
+def test_the_numbers_of_the_javascript_package(vector: dict[str, Any]) -> None:
     own, sender, message = vector["participant_id"], vector["sender_id"], vector["message_id"]
     config = vector["repair_config"]
     t_min, t_max = config.get("tMin", 30_000), config.get("tMax", 120_000)
@@ -50,13 +51,15 @@ def test_the_numbers_of_the_javascript_package(vector):
 
 @pytest.mark.req("C-147")
 @pytest.mark.parametrize(("participants", "groups"), [(1, 1), (127, 1), (128, 2), (255, 2), (256, 3)])
-def test_groups_by_expected_participants(participants, groups):
+def test_groups_by_expected_participants(participants: int, groups: int) -> None:
     assert response_groups(participants) == groups
 
 
 @pytest.mark.req("C-158")
 @given(st.text(max_size=9), st.text(min_size=1, max_size=9), st.text(max_size=9), st.integers(1, 9))
-def test_a_message_is_its_senders_to_answer_for_and_that_of_a_group(own, sender, message, groups):
+def test_a_message_is_its_senders_to_answer_for_and_that_of_a_group(
+    own: str, sender: str, message: str, groups: int
+) -> None:
     assert eligible(sender, sender, message, groups)
     same = hash64(own, message) % groups == hash64(sender, message) % groups
     assert eligible(own, sender, message, groups) == same

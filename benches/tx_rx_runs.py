@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import trustme
-from strata.txrx import ChannelSettings
+from strata.txrx import TxRxSettings
 
 from benches.peer import BenchError
 
@@ -75,12 +75,12 @@ class Job:
         return f"{self.folder}/socket"
 
     @property
-    def settings(self) -> ChannelSettings:
+    def settings(self) -> TxRxSettings:
         """The defaults, with room for the largest message, and certificates where they are needed."""
         if self.transport != "tls":
-            return ChannelSettings(codec_max_frame_length=_FRAME_LIMIT)
+            return TxRxSettings(codec_max_frame_length=_FRAME_LIMIT)
         folder = Path(self.folder)
-        return ChannelSettings(
+        return TxRxSettings(
             codec_max_frame_length=_FRAME_LIMIT,
             tls_certificate=folder / "certificate.pem",
             tls_key=folder / "key.pem",

@@ -38,14 +38,27 @@ _MERGED_IN_SDS = {
 OLD_MODULES = {
     **{f"strata.{name}": f"strata.{ring}.{name}" for ring, names in _RINGS.items() for name in names.split()},
     "strata.channel": "strata.txrx",
+    "strata.channel.inbox": "strata.txrx.queue",
     "strata.relay": "strata.relays.connection",
     **{f"strata.sds.{old}": f"strata.channels.sds.{new}" for old, new in _MERGED_IN_SDS.items()},
 }
 """The old module, and the new one. What is below a package moved with it, unless it stands here itself."""
 
+_TX_RX_ERRORS = {
+    "ChannelClosed": "TxRxClosed",
+    "ChannelError": "TxRxError",
+    "ChannelIOError": "TxRxIOError",
+    "Delivery": "DeliveryStatus",
+}
 OLD_NAMES: dict[str, dict[str, str]] = {
     "strata.reliable": {"ChannelError": "ReliableError"},
     "strata.reliable.errors": {"ChannelError": "ReliableError"},
+    "strata.channel": {"ChannelSettings": "TxRxSettings", "Codec": "MessageCodec", **_TX_RX_ERRORS},
+    "strata.channel.codecs": {"Codec": "MessageCodec"},
+    "strata.channel.errors": _TX_RX_ERRORS,
+    "strata.channel.inbox": {"Inbox": "RxQueue"},
+    "strata.channel.metrics": {"ChannelMetrics": "TxRxMetrics"},
+    "strata.channel.settings": {"ChannelSettings": "TxRxSettings"},
     "strata.sds.fresh": {"Fresh": "WireCache"},
     "strata.sds.ledger": {"Ledger": "History"},
     "strata.sds.log": {"Entry": "LoggedMessage", "Log": "MessageLog"},

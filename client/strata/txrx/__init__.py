@@ -1,17 +1,17 @@
-"""One-way typed channels: the same two ends over memory, Unix sockets, TCP, TLS and relays.
+"""Tx and Rx, the two ends of a one-way typed channel, over memory, Unix sockets, TCP, TLS and relays.
 
     address, rx = await serve("tcp:127.0.0.1:0", Reading)
     tx = await dial(address, Reading)
     await tx.send(Reading(celsius=21.5))      # it is in the receiver's queue now
     print(await rx.recv())
 
-Where the other end is is a string. Messages of one `Tx` arrive once and in order, whatever becomes of the
-connections in between; those that cannot be delivered come back (docs/guides/tx-rx.md).
+An address is a string. Messages of one `Tx` arrive once and in order, even when connections break. A message
+that cannot be delivered comes back (docs/guides/tx-rx.md).
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import TypeVar
 
 from strata.txrx.addresses import (
     Address,
@@ -22,16 +22,13 @@ from strata.txrx.addresses import (
     UnixAddress,
     parse_address,
 )
-from strata.txrx.codecs import BytesCodec, Codec, MsgpackCodec, codec_for
+from strata.txrx.codecs import BytesCodec, MessageCodec, MsgpackCodec, codec_for
 from strata.txrx.dialing import NetTx
 from strata.txrx.ends import Rx, Tx
 from strata.txrx.errors import (
     AddressInUse,
-    ChannelClosed,
-    ChannelError,
-    ChannelIOError,
     CodecError,
-    Delivery,
+    DeliveryStatus,
     DeliveryTimeout,
     ErrorKind,
     InvalidAddress,
@@ -39,6 +36,9 @@ from strata.txrx.errors import (
     OversizedMessage,
     ProtocolViolation,
     SendError,
+    TxRxClosed,
+    TxRxError,
+    TxRxIOError,
 )
 from strata.txrx.local import dial_local, serve_local_at
 from strata.txrx.receiving import ReceiverCounters
@@ -46,7 +46,7 @@ from strata.txrx.relayed import RelayEnd, RelayTx, serve_relay
 from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters
 from strata.txrx.serving import serve_net
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 from strata.txrx.status import TxStatus, Watch
 from strata.txrx.tls import client_context, server_context
 
@@ -54,17 +54,13 @@ __all__ = [
     "Address",
     "AddressInUse",
     "BytesCodec",
-    "ChannelClosed",
-    "ChannelError",
-    "ChannelIOError",
-    "ChannelSettings",
-    "Codec",
     "CodecError",
-    "Delivery",
+    "DeliveryStatus",
     "DeliveryTimeout",
     "ErrorKind",
     "InvalidAddress",
     "LocalAddress",
+    "MessageCodec",
     "MsgpackCodec",
     "OutboxFull",
     "OversizedMessage",
@@ -79,6 +75,10 @@ __all__ = [
     "TcpAddress",
     "TlsAddress",
     "Tx",
+    "TxRxClosed",
+    "TxRxError",
+    "TxRxIOError",
+    "TxRxSettings",
     "TxStatus",
     "UnixAddress",
     "Watch",
@@ -91,38 +91,25 @@ __all__ = [
 
 M = TypeVar("M")
 
+ChannelSettings = TxRxSettings
+"""The former name of `TxRxSettings`."""
 
-@overload
+
 async def dial(
     address: Address | str,
-    message_type: type[M],
+    message_type: type[M] | MessageCodec[M],
     *,
-    settings: ChannelSettings | None = None,
+    settings: TxRxSettings | None = None,
     relay: RelayEnd | None = None,
-) -> Tx[M]: ...
-@overload
-async def dial(
-    address: Address | str,
-    message_type: Codec[M],
-    *,
-    settings: ChannelSettings | None = None,
-    relay: RelayEnd | None = None,
-) -> Tx[M]: ...
-async def dial(
-    address: Address | str,
-    message_type: Any,
-    *,
-    settings: ChannelSettings | None = None,
-    relay: RelayEnd | None = None,
-) -> Tx[Any]:
+) -> Tx[M]:
     """The transmitting end for an address. A network server need not be up yet.
 
-    Raises `InvalidAddress`, `CodecError` for a type that cannot be sent, `ChannelIOError` for certificates,
-    and for a local address that nobody serves `ChannelClosed`.
+    Raises `InvalidAddress`, `CodecError` for a type that cannot be sent, `TxRxIOError` for certificates, and
+    `TxRxClosed` for a local address that is not served. It does not wait, so there is nothing to cancel.
     """
     where = parse_address(address) if isinstance(address, str) else address
-    codec: Codec[Any] = codec_for(message_type)
-    chosen = settings or ChannelSettings.from_environment()
+    codec = codec_for(message_type)
+    chosen = settings or TxRxSettings.from_environment()
     match where:
         case LocalAddress():
             return dial_local(where)
@@ -136,38 +123,22 @@ async def dial(
             return NetTx(where, codec, chosen, None)
 
 
-@overload
 async def serve(
     address: Address | str,
-    message_type: type[M],
+    message_type: type[M] | MessageCodec[M],
     *,
-    settings: ChannelSettings | None = None,
+    settings: TxRxSettings | None = None,
     relay: RelayEnd | None = None,
-) -> tuple[Address, Rx[M]]: ...
-@overload
-async def serve(
-    address: Address | str,
-    message_type: Codec[M],
-    *,
-    settings: ChannelSettings | None = None,
-    relay: RelayEnd | None = None,
-) -> tuple[Address, Rx[M]]: ...
-async def serve(
-    address: Address | str,
-    message_type: Any,
-    *,
-    settings: ChannelSettings | None = None,
-    relay: RelayEnd | None = None,
-) -> tuple[Address, Rx[Any]]:
-    """The address that is really served, and the receiving end.
+) -> tuple[Address, Rx[M]]:
+    """The real address, with the port that was found, and the receiving end.
 
     Raises `InvalidAddress`, `AddressInUse`, `CodecError` for a type that cannot be received, and
-    `ChannelIOError` for sockets and certificates. Cancelling it serves nothing.
+    `TxRxIOError` for sockets and certificates. Cancelling it serves nothing.
     """
     where = parse_address(address) if isinstance(address, str) else address
-    codec: Codec[Any] = codec_for(message_type)
-    chosen = settings or ChannelSettings.from_environment()
-    rx: Rx[Any]
+    codec = codec_for(message_type)
+    chosen = settings or TxRxSettings.from_environment()
+    rx: Rx[M]
     match where:
         case LocalAddress():
             rx = serve_local_at(where, message_type, None)
@@ -180,12 +151,13 @@ async def serve(
     return rx.addr(), rx
 
 
-@overload
-def serve_local(message_type: type[M], *, capacity: int | None = None) -> tuple[Address, Rx[M]]: ...
-@overload
-def serve_local(message_type: Codec[M], *, capacity: int | None = None) -> tuple[Address, Rx[M]]: ...
-def serve_local(message_type: Any, *, capacity: int | None = None) -> tuple[Address, Rx[Any]]:
-    """A new local address, and its receiving end. Without `capacity` its queue has no bound."""
+def serve_local(
+    message_type: type[M] | MessageCodec[M], *, capacity: int | None = None
+) -> tuple[Address, Rx[M]]:
+    """A new local address, and its receiving end. Without `capacity` its queue has no bound.
+
+    Raises `CodecError` for a type that cannot be received.
+    """
     codec_for(message_type)
     rx = serve_local_at(LocalAddress(0), message_type, capacity)
     return rx.addr(), rx

@@ -1,4 +1,4 @@
-"""Where a channel ends, as text and as values (T-087 … T-098; decision A-169).
+"""Addresses of the two ends, as text and as values (T-087 … T-098; decision A-169).
 
     local:ID                            this process; `local:0` takes a free id when served
     tcp:HOST:PORT                       IPv4, [IPv6], or a name; port 0 takes a free port, `*` all interfaces
@@ -6,7 +6,7 @@
     metatls:HOST:PORT   tls:HOST:PORT   TLS over TCP
     relay:wss://HOST/PATH#/topic        a reliable channel on a relay (an addition)
 
-Addresses are values: they compare, hash, print as they were read, and can travel in messages as text.
+Addresses are values: they compare, hash, and print as they were read. As text they can travel in messages.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -61,7 +61,7 @@ class TcpAddress:
 
 @dataclass(frozen=True, slots=True)
 class TlsAddress:
-    """As `TcpAddress`, under TLS. `scheme` is the one it was written with: `metatls` or `tls`."""
+    """A `TcpAddress` under TLS. `scheme` is `metatls` or `tls`, as it was written."""
 
     host: str
     port: int
@@ -73,7 +73,7 @@ class TlsAddress:
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A path, or `@` and an abstract name."""
+    """A path, or `@` followed by an abstract name."""
 
     path: str
 
@@ -82,12 +82,12 @@ class UnixAddress:
 
     @property
     def is_abstract(self) -> bool:
-        """Whether no file stands for it."""
+        """Whether it is a name without a file."""
         return self.path.startswith("@")
 
     @property
     def socket_path(self) -> str:
-        """As the system wants it: an abstract name begins with a zero byte."""
+        """The path for the system: an abstract name begins with a zero byte."""
         return "\0" + self.path[1:] if self.is_abstract else self.path
 
 
@@ -106,7 +106,7 @@ Address: TypeAlias = LocalAddress | TcpAddress | TlsAddress | UnixAddress | Rela
 
 
 def parse_address(text: str) -> Address:
-    """Read an address. Raises `InvalidAddress`, saying what is wrong with it."""
+    """Read an address. Raises `InvalidAddress` with the reason."""
     scheme, colon, rest = text.partition(":")
     if not colon:
         raise InvalidAddress(f"{text!r} has no scheme: write tcp:HOST:PORT, unix:/path, local:ID, …")
@@ -129,7 +129,7 @@ def parse_address(text: str) -> Address:
 
 
 def _number(text: str, digits: str, what: str, most: int) -> int:
-    # One spelling for one number, so that what is printed is what was read.
+    # Each number has one spelling, so that an address prints as it was read.
     if _NUMBER.fullmatch(digits) is None or len(digits) > len(str(most)) or int(digits) > most:
         raise InvalidAddress(f"{text!r}: the {what} is not a number from 0 to {most}")
     return int(digits)

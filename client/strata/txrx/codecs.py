@@ -3,8 +3,8 @@
     bytes                               as they are
     msgspec Structs, dataclasses, …     MessagePack; byte fields from 16 KiB on become parts
 
-`codec_for(type)` makes the codec of a type; anything with the same two methods may stand in its place.
-Nothing here can run code of the peer's choosing.
+`codec_for(type)` makes the codec of a type; any object with the same two methods may take its place.
+No codec here can run code that a peer has chosen.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,43 +21,43 @@ import msgspec
 from strata.txrx.errors import CodecError
 from strata.txrx.framing import MAX_PARTS
 
-__all__ = ["PART_BYTES", "BytesCodec", "Codec", "MsgpackCodec", "codec_for"]
+__all__ = ["PART_BYTES", "BytesCodec", "MessageCodec", "MsgpackCodec", "codec_for"]
 
 T = TypeVar("T")
 
 PART_BYTES = 16 * 1024
-"""From this size on bytes travel beside the body."""
+"""Bytes of this size and more travel beside the body."""
 _PART_CODE = 1
-"""The extension type that stands in a body for a part; its data is the part's number."""
+"""The extension type that replaces a part in the body; its data is the part's number."""
 _BYTES = (bytes, bytearray, memoryview)
 
 
-class Codec(Protocol[T]):
-    """What turns messages into bytes and back."""
+class MessageCodec(Protocol[T]):
+    """Turns messages into bytes, and bytes into messages."""
 
     def encode(self, message: T) -> tuple[bytes, Sequence[bytes]]:
-        """Body and parts. Raises `CodecError` for what is no message of this channel."""
+        """Body and parts. Raises `CodecError` for a value that is no message of this type."""
 
     def decode(self, body: bytes, parts: Sequence[bytes]) -> T:
-        """The message. Raises `CodecError` for what is none."""
+        """The message. Raises `CodecError` for bytes that are no message of this type."""
 
 
-def codec_for(message_type: type[T] | Codec[T]) -> Codec[T]:
-    """The codec for a type, or the one that was given. Raises `CodecError` for a type that cannot be sent."""
+def codec_for(message_type: type[T] | MessageCodec[T]) -> MessageCodec[T]:
+    """The codec for a type, or the given codec. Raises `CodecError` for a type that cannot be sent."""
     if message_type is bytes:
-        return typing.cast("Codec[T]", BytesCodec())
+        return typing.cast("MessageCodec[T]", BytesCodec())
     if not isinstance(message_type, type) and hasattr(message_type, "encode"):
         return message_type
     return MsgpackCodec(typing.cast("type[T]", message_type))
 
 
 class BytesCodec:
-    """Bytes, and nothing else. What can be changed after it was posted is copied."""
+    """The codec for bytes alone. A value that could change after it was posted is copied."""
 
     __slots__ = ()
 
     def encode(self, message: bytes) -> tuple[bytes, Sequence[bytes]]:
-        """The bytes: beside the body when they are many."""
+        """The bytes: in the body, or beside it from 16 KiB on."""
         if type(message) is not bytes:
             if not isinstance(message, _BYTES):
                 raise CodecError(f"a channel of bytes cannot send {_name(type(message))}")
@@ -74,10 +74,10 @@ class BytesCodec:
 
 
 class MsgpackCodec(Generic[T]):
-    """Whatever msgspec can encode, as MessagePack, and checked against the type on both ends.
+    """The codec for all that msgspec can encode: MessagePack, checked against the type at both ends.
 
-    A message is checked before it is sent by decoding it again, so that a wrong field comes back to whoever
-    posted it and does not end the session at the other end; `validate=False` leaves that out.
+    A message is checked before it is sent by decoding it again. A wrong field thus comes back to its sender,
+    and does not end the session at the other end. `validate=False` omits this check.
     """
 
     __slots__ = ("_byte_fields", "_decode", "_encode", "_type", "_validate")
@@ -93,7 +93,7 @@ class MsgpackCodec(Generic[T]):
         self._encode = msgspec.msgpack.Encoder().encode
 
     def encode(self, message: T) -> tuple[bytes, Sequence[bytes]]:
-        """MessagePack, and the large byte fields in the order they were met."""
+        """MessagePack, and the large byte fields in the order of the fields."""
         try:
             for name in self._byte_fields:
                 value = getattr(message, name, None)
@@ -109,7 +109,7 @@ class MsgpackCodec(Generic[T]):
         return body, ()
 
     def decode(self, body: bytes, parts: Sequence[bytes]) -> T:
-        """The message, its parts put back into their places."""
+        """The message, with the parts in their places."""
         try:
             if not parts:
                 return self._decode(body)
@@ -132,7 +132,7 @@ class MsgpackCodec(Generic[T]):
 
 
 def _take_parts(value: Any, parts: list[bytes]) -> Any:
-    """The same tree with extensions for large bytes, which go to `parts` while a frame has room for them."""
+    """The same tree with extensions in place of large bytes, which go to `parts` while a frame has room."""
     if isinstance(value, _BYTES):
         if len(value) < PART_BYTES or len(parts) == MAX_PARTS - 1:
             return value

@@ -1,7 +1,7 @@
-"""The dialler's end of a session: connects, moves bytes between a carrier and `sending`, settles returns.
+"""The dialler's end of a session: it connects, moves bytes between a carrier and `sending`, settles returns.
 
-There is a connection while something is pending, and as long after as it lasts; it is made when the first
-message is posted (T-064).
+The first connection is made when the first message is posted (T-064). A connection that breaks while no
+message is pending is made again with the next message.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from strata.relays.backoff import Backoff
 from strata.txrx.addresses import Address
-from strata.txrx.codecs import Codec
+from strata.txrx.codecs import MessageCodec
 from strata.txrx.ends import Tx
-from strata.txrx.errors import ChannelClosed, ChannelError, SendError
+from strata.txrx.errors import SendError, TxRxClosed, TxRxError
 from strata.txrx.framing import EMPTY_FRAME
 from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters, SendingSession
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 from strata.txrx.sockets import NetAddress, connect, tune
 from strata.txrx.tls import explain_tls
 
@@ -33,33 +33,33 @@ M = TypeVar("M")
 _log = logging.getLogger(__name__)
 
 _WRITE_AHEAD = 512 * 1024
-"""Bytes given to the system's socket ahead; what is beyond stays in the outbox."""
+"""The most bytes given to the system's socket ahead; further bytes stay in the outbox."""
 
 
 class Carrier(Protocol):
-    """One connection of a session, whatever it is made of."""
+    """One connection of a session, over any transport."""
 
     @property
     def unwritten(self) -> int:
-        """Bytes that it was given, and that have not gone out."""
+        """Bytes that were given to it and have not gone out."""
 
     def write(self) -> None:
-        """Take from the session what can go out now."""
+        """Take the bytes from the session that can go out now."""
 
     def say_farewell(self) -> None:
-        """Tell the server that the session is over, with everything acknowledged."""
+        """Tell the server that the session is over, with all messages acknowledged."""
 
     def close(self) -> None:
-        """End it, once what was written has gone out; nothing of it is heard any more."""
+        """End it once the written bytes have gone out, and report nothing more."""
 
     def abort(self) -> None:
-        """End it now, and tell that it is lost."""
+        """End it now, and report that it is lost."""
 
 
 class SessionTx(Tx[M]):
     """The transmitting end of a session; a subclass knows how to connect."""
 
-    def __init__(self, address: Address, codec: Codec[M], settings: ChannelSettings) -> None:
+    def __init__(self, address: Address, codec: MessageCodec[M], settings: TxRxSettings) -> None:
         super().__init__(address)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class SessionTx(Tx[M]):
             base=settings.backoff_base, cap=settings.backoff_cap, random=random.SystemRandom().random
         )
 
-    # What the program calls
+    # For the program
 
     @property
     def pending(self) -> int:
@@ -94,9 +94,9 @@ class SessionTx(Tx[M]):
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
         try:
             if self._is_closing:
-                raise ChannelClosed("the channel is being closed by its owner")
+                raise TxRxClosed("the channel is being closed by its owner")
             self._post(message, return_channel)
-        except ChannelError as error:
+        except TxRxError as error:
             return self._refused(error, message, return_channel)
         if not self._scheduled:
             self._scheduled = True
@@ -104,7 +104,7 @@ class SessionTx(Tx[M]):
         return None
 
     def _hurry(self) -> None:
-        # The first of a tick goes out in it; those that follow are joined at its end.
+        # The first message of a tick goes out at once; the next ones go out together at its end.
         if self._session.pending == 1:
             self._step()
 
@@ -124,7 +124,7 @@ class SessionTx(Tx[M]):
             if self._connection is not None:
                 self._connection.say_farewell()
         finally:
-            self._close(ChannelClosed("closed by its owner"))
+            self._close(TxRxClosed("closed by its owner"))
         left, self._left = self._left, []
         return left
 
@@ -132,19 +132,19 @@ class SessionTx(Tx[M]):
         self._session.mark(self._loop.time())
         return self._session.counters
 
-    def _close(self, error: ChannelError) -> None:
+    def _close(self, error: TxRxError) -> None:
         self._session.close(error)
         self._step()
 
-    # One step after whatever happened
+    # One step after each event
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._session.outbox_size:  # else somebody was in a hurry, and it has been written
+        if self._session.outbox_size:  # else a `send` has written the outbox already
             self._step()
 
     def _step(self) -> None:
-        """Write what can be written, tell what has become of messages, arm the timer."""
+        """Write all that can be written, settle return channels, arm the timer."""
         session = self._session
         session.mark(self._loop.time())
         connection = self._connection
@@ -165,8 +165,8 @@ class SessionTx(Tx[M]):
             if pending <= most and not waiter.done():
                 waiter.set_result(None)
 
-    def _end(self, error: ChannelError) -> None:
-        """The session is closed: return everything, once."""
+    def _end(self, error: TxRxError) -> None:
+        """The session is closed: return all pending messages, once."""
         self._set_closed(error)
         for returned in self._session.take_returned():
             came_back = SendError(
@@ -185,8 +185,8 @@ class SessionTx(Tx[M]):
             self._timer.cancel()
             self._timer = None
 
-    def _reason(self, error: ChannelError) -> str:
-        if self._last_failure is None:  # or there is a connection on which the peer was heard
+    def _reason(self, error: TxRxError) -> str:
+        if self._last_failure is None:  # no attempt failed, or the peer has answered since
             return str(error)
         return f"{error}; last attempt to connect: {self._last_failure}"
 
@@ -212,10 +212,10 @@ class SessionTx(Tx[M]):
 
     @abstractmethod
     async def _attempt(self) -> None:
-        """Make one connection, and tell by `_connected`. Raises `OSError` where there is none."""
+        """Make one connection, and report it to `_connected`. Raises `OSError` if that fails."""
 
     async def _connect(self) -> None:
-        """Try until there is a connection; the delivery timeout ends it from outside."""
+        """Try until there is a connection; the delivery timeout cancels this task."""
         while True:
             delay = self._backoff.next_delay()
             try:
@@ -275,8 +275,8 @@ class NetTx(SessionTx[M]):
     def __init__(
         self,
         address: NetAddress,
-        codec: Codec[M],
-        settings: ChannelSettings,
+        codec: MessageCodec[M],
+        settings: TxRxSettings,
         context: ssl.SSLContext | None,
     ) -> None:
         super().__init__(address, codec, settings)
@@ -291,7 +291,7 @@ class NetTx(SessionTx[M]):
             return explain_tls(error)
         why = super()._why_lost(error)
         if error is None and self._context is not None:
-            # A server that refuses a client may end the handshake without a word.
+            # A server that refuses a client may end the handshake without a reason.
             ours = "refuses ours" if self._settings.tls_certificate else "asks for one: set tls_certificate"
             why += f"; if it has mutual TLS, it {ours}"
         return why
@@ -341,7 +341,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._owner._step()
 
     def write(self) -> None:
-        """Write what the session has, until the system takes no more."""
+        """Write bytes of the session until the system takes no more."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -359,7 +359,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def close(self) -> None:
         self._is_over = True
         if self.unwritten > len(EMPTY_FRAME):
-            # It has come back to whoever posted it, and a peer that does not read would keep us here.
+            # The messages have come back to their sender; a peer that does not read must not delay the end.
             self.abort()
         elif self._transport is not None:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""The two ends: `Tx` posts, `Rx` receives, and neither does the other's work (T-001 … T-026)."""
+"""The two ends: `Tx` posts messages, `Rx` receives them (T-001 … T-026)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from strata.txrx.addresses import Address
 from strata.txrx.errors import (
-    ChannelClosed,
-    ChannelError,
     CodecError,
     OversizedMessage,
     SendError,
+    TxRxClosed,
+    TxRxError,
 )
-from strata.txrx.inbox import Inbox
+from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters
 from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 class Tx(ABC, Generic[M]):
     """The transmitting end of a channel, on one event loop. `close` it, or use it as a context manager.
 
-    Messages of one Tx arrive in the order posted; between different ones there is no order. Whatever comes
-    back as undelivered with `Delivery.UNKNOWN` may have been delivered: its acknowledgement was lost. Success
-    means that the message is in the receiver's queue, and nothing about what became of it there.
+    Messages of one Tx arrive in the order posted; messages of different Tx have no order. A message that
+    comes back with `DeliveryStatus.UNKNOWN` may have been delivered: perhaps its acknowledgement was lost.
+    Success means that the message is in the receiver's queue, and not that the receiver took it from there.
     """
 
     def __init__(self, address: Address) -> None:
@@ -42,19 +42,18 @@ class Tx(ABC, Generic[M]):
         self._status = Watch(ACTIVE)
 
     def addr(self) -> Address:
-        """Where it sends to."""
+        """The address of the receiving end."""
         return self._address
 
     def status(self) -> Watch[TxStatus]:
-        """Active, until it is closed for good: by its owner, by the receiver, or by the delivery timeout."""
+        """Active until it is closed for good, by its owner, by the receiver, or by the delivery timeout."""
         return self._status
 
     def try_post(self, message: M, return_channel: ReturnChannel[M] | None = None) -> ReturnChannel[M]:
-        """Put a message into the outbox, and return at once, whatever becomes of it.
+        """Put a message into the outbox, and return its return channel at once.
 
-        What is returned settles once: with None when the message is in the receiver's queue, with the
-        `SendError` that brings it back otherwise. Raises `ValueError` for a return channel that another
-        message has.
+        The return channel settles once: with None when the message is in the receiver's queue, or with the
+        `SendError` that brings the message back. Raises `ValueError` for another message's return channel.
         """
         channel: ReturnChannel[M] = ReturnChannel() if return_channel is None else return_channel
         channel._take()
@@ -62,9 +61,9 @@ class Tx(ABC, Generic[M]):
         return channel
 
     def post(self, message: M) -> None:
-        """Fire and forget: watch `status()`. A message that could not be delivered is gone, and counted.
+        """Fire and forget: watch `status()`. A message that cannot be delivered is dropped and counted.
 
-        Raises `SendError` for what no channel of this type could ever send; never for reasons of delivery.
+        Raises `SendError` only for a message that no channel of this type can send, such as an oversized one.
         """
         error = self._do_post(message, None)
         if error is not None and isinstance(error.error, CodecError | OversizedMessage):
@@ -73,8 +72,8 @@ class Tx(ABC, Generic[M]):
     async def send(self, message: M) -> None:
         """Post, and wait until the message is in the receiver's queue.
 
-        Raises `SendError` with the message when it comes back. Cancelling it ends the waiting alone: the
-        message stays where it is, and may be delivered; `status()` tells how the channel fares (T-060).
+        Raises `SendError` with the message if it comes back. Cancelling it only ends the waiting: the message
+        stays where it is, and may be delivered. `status()` tells whether the channel lives (T-060).
         """
         channel: ReturnChannel[M] = ReturnChannel()
         self._do_post(message, channel)
@@ -85,40 +84,43 @@ class Tx(ABC, Generic[M]):
 
     @abstractmethod
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
-        """Take a message, or settle its return channel with the error, which is given back too."""
+        """Take a message. If it is refused, settle its return channel with the error, and return that."""
 
     def _hurry(self) -> None:
-        """Somebody waits for the last message."""
+        """A `send` waits for the last message."""
 
     @property
     @abstractmethod
     def pending(self) -> int:
-        """Messages that are neither delivered nor returned."""
+        """The number of messages that are neither delivered nor returned."""
 
     @property
     def outbox_size(self) -> int:
-        """Messages that wait to be written."""
+        """The number of messages that wait to be written."""
         return 0
 
     @property
     def unacked_size(self) -> int:
-        """Messages that were written, and are not acknowledged."""
+        """The number of messages that were written, and are not acknowledged."""
         return 0
 
     @abstractmethod
     async def drain(self, most: int = 0) -> None:
-        """Wait until no more than `most` messages are pending; also when they have come back."""
+        """Wait until at most `most` messages are pending: the others were delivered or came back.
+
+        Cancelling it only ends the waiting.
+        """
 
     @abstractmethod
     async def close(self) -> list[SendError[M]]:
-        """Take no more, wait for what is pending up to the delivery timeout, and return what is left.
+        """Refuse further messages, wait for pending ones up to the delivery timeout, and return the rest.
 
-        Cancelling it closes at once: what was pending comes back on its return channels.
+        Cancelling it closes at once: pending messages come back on their return channels.
         """
 
     @abstractmethod
     def statistics(self) -> SenderCounters:
-        """What it has done so far."""
+        """The counters of this end so far."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,65 +134,68 @@ class Tx(ABC, Generic[M]):
         await self.close()
 
     @staticmethod
-    def _refused(error: ChannelError, message: M, channel: ReturnChannel[M] | None) -> SendError[M]:
+    def _refused(error: TxRxError, message: M, channel: ReturnChannel[M] | None) -> SendError[M]:
         returned = SendError(error, message)
         if channel is not None:
             channel._settle(returned)
         return returned
 
-    def _set_closed(self, error: ChannelError) -> None:
+    def _set_closed(self, error: TxRxError) -> None:
         self._status._set(TxStatus(closed=True, reason=str(error)))
 
 
 class Rx(ABC, Generic[M]):
     """The receiving end of a channel. `close` it, or use it as a context manager; iterate over it to receive.
 
-    A message in the queue is the receiver's: one that is never received is gone with the Rx, though its
-    sender was told that it is here (T-070); `unread` says how many there are.
+    A message in the queue belongs to the receiver. A message that is never received is lost with the Rx,
+    though its sender was told that it arrived (T-070); `unread` is the number of such messages.
     """
 
-    def __init__(self, address: Address, inbox: Inbox[M]) -> None:
+    def __init__(self, address: Address, queue: RxQueue[M]) -> None:
         self._address = address
-        self._inbox = inbox
+        self._queue = queue
 
     def addr(self) -> Address:
         """The address that is served: with the real port."""
         return self._address
 
-    def recv(self) -> Coroutine[Any, Any, M]:
+    def recv(self) -> Coroutine[object, None, M]:
         """The next message. Cancelling it loses none.
 
-        Raises `ChannelClosed` once the channel is closed and what was in the queue has been taken.
+        Raises `TxRxClosed` once the channel is closed and its queue is empty.
         """
-        # The inbox's own coroutine, and not one around it, which every message would pay for.
-        return self._inbox.get()
+        # The queue's own coroutine: another coroutine around it would cost time with each message.
+        return self._queue.get()
 
     @property
     def unread(self) -> int:
-        """Messages that wait to be received."""
-        return len(self._inbox)
+        """The number of messages that wait to be received."""
+        return len(self._queue)
 
     async def __aiter__(self) -> AsyncIterator[M]:
         """Messages, until the channel is closed."""
-        get = self._inbox.get
+        get = self._queue.get
         while True:
             try:
                 message = await get()
-            except ChannelClosed:
+            except TxRxClosed:
                 return
             yield message
 
     @abstractmethod
     def close(self) -> None:
-        """Take no more, acknowledge what was taken, tell the senders, and free the address. Does not wait."""
+        """Acknowledge the accepted messages, tell the senders, and free the address. Does not wait."""
 
     @abstractmethod
     async def join(self) -> None:
-        """Close, and wait until the senders have been told, for a few seconds at most."""
+        """Close, and wait until the senders have been told, for a few seconds at most.
+
+        Cancelling it leaves the end closed.
+        """
 
     @abstractmethod
     def statistics(self) -> ReceiverCounters:
-        """What it has done so far."""
+        """The counters of this end so far."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,14 +1,15 @@
-"""What can go wrong with a channel (T-012, T-019, T-023; decision A-162).
+"""Errors of Tx and Rx (T-012, T-019, T-023; decision A-162). The document calls their root `ChannelError`.
 
-ChannelError                 `kind` says which, for programs that do not match on classes
-├── ChannelClosed            the other end is gone, or this one was closed
-├── DeliveryTimeout          nothing acknowledged the oldest message in time
-├── InvalidAddress           no address, or none that is possible here (also a ValueError)
-├── AddressInUse             somebody serves it already
-├── OversizedMessage, OutboxFull
+TxRxError                    `kind` names the kind of T-023
+├── TxRxClosed               the other end is gone, or this end was closed
+│   └── DeliveryTimeout      the oldest message was not acknowledged in time
+├── InvalidAddress           no address, or an impossible one (also a ValueError)
+├── AddressInUse             the address is served already
+├── OversizedMessage         a message above the size limit
+├── OutboxFull               too many messages wait already
 ├── CodecError               a value that cannot be encoded, or bytes that cannot be decoded
 ├── ProtocolViolation        the peer broke the rules of the wire
-├── ChannelIOError           sockets and certificates
+├── TxRxIOError              a socket or a certificate cannot be used
 └── SendError                a message that comes back, with one of the above
 """
 
@@ -23,11 +24,8 @@ from strata.protocol.errors import StrataError
 
 __all__ = [
     "AddressInUse",
-    "ChannelClosed",
-    "ChannelError",
-    "ChannelIOError",
     "CodecError",
-    "Delivery",
+    "DeliveryStatus",
     "DeliveryTimeout",
     "ErrorKind",
     "InvalidAddress",
@@ -35,6 +33,9 @@ __all__ = [
     "OversizedMessage",
     "ProtocolViolation",
     "SendError",
+    "TxRxClosed",
+    "TxRxError",
+    "TxRxIOError",
 ]
 
 M = TypeVar("M")
@@ -51,14 +52,14 @@ class ErrorKind(enum.Enum):
     IO = "io"
 
 
-class ChannelError(StrataError):
-    """Something is wrong with a channel, a message or an address."""
+class TxRxError(StrataError):
+    """Something is wrong with an end, a message or an address."""
 
     kind = ErrorKind.IO
 
 
-class ChannelClosed(ChannelError):
-    """The channel is closed; `reason` says by what, where that is known."""
+class TxRxClosed(TxRxError):
+    """The channel is closed; `reason` says why, if that is known."""
 
     kind = ErrorKind.CLOSED
 
@@ -67,25 +68,25 @@ class ChannelClosed(ChannelError):
         self.reason = reason
 
 
-class DeliveryTimeout(ChannelClosed):
-    """The oldest message was not acknowledged within `message_delivery_timeout`, which closed it all."""
+class DeliveryTimeout(TxRxClosed):
+    """The oldest message was not acknowledged within `message_delivery_timeout`, which closed the channel."""
 
     kind = ErrorKind.TIMEOUT
 
 
-class InvalidAddress(ChannelError, ValueError):
+class InvalidAddress(TxRxError, ValueError):
     """Text that is no address, or an address that cannot be dialled or served."""
 
     kind = ErrorKind.INVALID_ADDRESS
 
 
-class AddressInUse(ChannelError):
-    """Somebody serves that address already, or something else is in its place."""
+class AddressInUse(TxRxError):
+    """The address is served already, or its path belongs to something else."""
 
     kind = ErrorKind.IO
 
 
-class OversizedMessage(ChannelError):
+class OversizedMessage(TxRxError):
     """A message whose frame would exceed `codec_max_frame_length`. The channel stays usable."""
 
     kind = ErrorKind.SEND
@@ -95,51 +96,51 @@ class OversizedMessage(ChannelError):
         self.size, self.limit = size, limit
 
 
-class OutboxFull(ChannelError):
+class OutboxFull(TxRxError):
     """`outbox_limit` messages wait already. The channel stays usable."""
 
     kind = ErrorKind.SEND
 
 
-class CodecError(ChannelError, ValueError):
-    """A value that is not of the channel's type, or bytes that are none of its messages."""
+class CodecError(TxRxError, ValueError):
+    """A value that is not of the channel's type, or bytes that are no message of it."""
 
     kind = ErrorKind.CODEC
 
 
-class ProtocolViolation(ChannelError):
-    """The peer sent what the wire does not allow."""
+class ProtocolViolation(TxRxError):
+    """The peer sent bytes that the wire does not allow."""
 
     kind = ErrorKind.IO
 
 
-class ChannelIOError(ChannelError):
-    """A socket or a certificate that cannot be used; says which, and why."""
+class TxRxIOError(TxRxError):
+    """A socket or a certificate cannot be used; the text says which, and why."""
 
     kind = ErrorKind.IO
 
 
-class Delivery(enum.Enum):
-    """What is known of a message that came back."""
+class DeliveryStatus(enum.Enum):
+    """What is known about a message that came back."""
 
     NOT_DELIVERED = "not delivered"
-    """It never left, or the other end has said that it did not take it."""
+    """It never left, or the other end has reported that it did not take it."""
     UNKNOWN = "unknown"
-    """It was written, and no acknowledgement came: it may have been delivered (T-068)."""
+    """It was written, and its acknowledgement never came: it may have been delivered (T-068)."""
 
 
-class SendError(ChannelError, Generic[M]):
-    """A message that was not acknowledged comes back: the very object that was posted (T-019)."""
+class SendError(TxRxError, Generic[M]):
+    """A message that was not acknowledged comes back, as the same object that was posted (T-019)."""
 
     kind = ErrorKind.SEND
 
     def __init__(
         self,
-        error: ChannelError,
+        error: TxRxError,
         message: M,
         *,
         reason: str | None = None,
-        delivery: Delivery = Delivery.NOT_DELIVERED,
+        delivery: DeliveryStatus = DeliveryStatus.NOT_DELIVERED,
     ) -> None:
         super().__init__(f"{reason or error} (delivery: {delivery.value})")
         self.error = error

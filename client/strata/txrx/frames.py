@@ -1,4 +1,4 @@
-"""What travels in the frames, and at the start of a connection (T-034, T-048, T-081, T-082; A-155, A-157).
+"""The contents of frames, and the header of a connection (T-034, T-048, T-081, T-082; A-155, A-157).
 
 connection, from the dialler:   magic "STRX", session id (8 bytes, big endian), version (1 byte): 13 bytes
 to the server:                  body = sequence (8 bytes, big endian), message as the codec wrote it
@@ -40,19 +40,19 @@ HEADER_BYTES = _HEADER.size
 SEQUENCE = Struct(">Q")
 _MAX_REASON = 1024
 MAX_RESPONSE_BYTES = 16 + 1 + _MAX_REASON
-"""No frame to a sender is longer."""
+"""The longest frame to a sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Everything up to this sequence is in the server's queue."""
+    """All messages up to this sequence are in the server's queue."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The session is over, by the sender's fault or because the server does not know it any more."""
+    """The session is over: the sender broke a rule, or the server no longer knows the session."""
 
     reason: str
 
@@ -68,7 +68,7 @@ Response: TypeAlias = Ack | Reject | Closed
 
 
 def encode_header(session_id: int) -> bytes:
-    """What a dialler sends first."""
+    """The first bytes of a dialler."""
     return _HEADER.pack(MAGIC, session_id, VERSION)
 
 
@@ -95,7 +95,7 @@ def encode_response(response: Response) -> bytes:
 
 
 def read_response(frame: Frame) -> Response:
-    """Raises `ProtocolViolation` for a frame that is none."""
+    """The response in a frame. Raises `ProtocolViolation` for any other frame."""
     body = frame[0] if len(frame) == 1 else b""
     match body[:1]:
         case b"\0" if len(body) == 1 + SEQUENCE.size:

@@ -4,9 +4,8 @@
     payload = part length (8 bytes, big endian, top bit clear), part, part length, part, …
 
 The first part is the body. A frame of length zero has no parts, and is valid. A `FrameReader` is filled as a
-`BufferedProtocol` is (`get_buffer`, `buffer_updated`), so that nothing of what is read can be lost by
-cancelling: there is nothing to cancel. What it allocates follows the bytes that have arrived, never the
-lengths that a peer has promised.
+`BufferedProtocol` is (`get_buffer`, `buffer_updated`). It waits for nothing, so cancelling cannot lose bytes.
+It allocates memory for the bytes that have arrived, and never for the lengths that a peer has promised.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -35,7 +34,7 @@ Frame: TypeAlias = Sequence[bytes]
 """Body and parts."""
 
 MAX_PARTS = 1024
-"""Of one frame: each costs memory of its own, however small it is."""
+"""The most parts of a frame: each part costs memory, however small it is."""
 LENGTH = Struct(">Q")
 EMPTY_FRAME = LENGTH.pack(0)
 _TWO = Struct(">QQ").unpack_from
@@ -45,12 +44,12 @@ _PREFIX = LENGTH.size
 
 _BUFFER = 256 * 1024
 _SMALL_BUFFER = 8 * 1024
-"""A reader begins with this, and gets the other once a read has filled it: most connections are quiet."""
+"""A reader begins with this, and gets `_BUFFER` once a read has filled it: most connections are quiet."""
 LARGE = 64 * 1024
-"""A part from this size on is written uncopied, and read into a buffer of its own …"""
+"""A part of this size or more is written uncopied, and read into its own buffer …"""
 _FIRST = 256 * 1024
 _GROWTH = 4
-"""… which begins with `_FIRST` bytes, and is made so many times larger when it is full."""
+"""… which begins with `_FIRST` bytes, and grows by this factor when it is full."""
 
 
 class FrameTooLarge(ProtocolViolation):
@@ -62,7 +61,7 @@ class FrameTooLarge(ProtocolViolation):
 
 
 def frame_size(body: bytes, parts: Frame) -> int:
-    """The length that a frame of these parts announces."""
+    """The length in the prefix of a frame with these parts."""
     return _PREFIX + len(body) + sum(_PREFIX + len(part) for part in parts)
 
 
@@ -80,10 +79,17 @@ def frame_of(body: bytes, parts: Frame = ()) -> list[bytes]:
 
 
 class FrameReader:
-    """Bytes in, whole frames out. After an error it reads no further."""
+    """Takes bytes, gives whole frames. After an error it reads no further."""
 
     __slots__ = (
-        *("_buffer", "_end", "_frame_left", "_is_filled", "_large", "_limit", "_parts", "_start"),
+        "_buffer",
+        "_end",
+        "_frame_left",
+        "_is_filled",
+        "_large",
+        "_limit",
+        "_parts",
+        "_start",
         "_view",
     )
 
@@ -94,23 +100,23 @@ class FrameReader:
         self._start = self._end = 0
         self._is_filled = False
         self._frame_left: int | None = None
-        """Bytes of the frame in hand that have not been read as parts; None between frames."""
+        """Bytes of the present frame that have not been read as parts; None between frames."""
         self._parts: list[bytes] = []
         self._large: _LargePart | None = None
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the end of the stream would be an orderly one here (T-079)."""
+        """Whether the stream may end here in order (T-079)."""
         return self._frame_left is None and self._start == self._end
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that have been read, and not given out yet."""
+        """Bytes that have been read, and are not yet part of a returned frame."""
         large = 0 if self._large is None else self._large.filled
         return self._end - self._start + large + sum(map(len, self._parts))
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where the next bytes go: at least one fits, unless whole frames wait for `read`."""
+        """The place for the next bytes. At least one byte fits, unless whole frames wait for `read`."""
         if self._large is not None and not self._large.is_full:
             return self._large.get_buffer()
         if self._start == self._end:
@@ -120,7 +126,7 @@ class FrameReader:
         elif self._is_filled:
             self._enlarge()
         elif len(self._buffer) - self._end < LARGE:
-            # Moves what is left of the last read: with small frames less than one of them.
+            # Moves the rest of the last read: with small frames, less than one frame.
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
@@ -135,7 +141,7 @@ class FrameReader:
         self._is_filled = False
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes have been put there."""
+        """`count` bytes were put into the buffer."""
         if self._large is not None and not self._large.is_full:
             self._large.filled += count
         else:
@@ -143,14 +149,14 @@ class FrameReader:
             self._is_filled = self._end == len(self._buffer) == _SMALL_BUFFER
 
     def feed(self, data: bytes) -> None:
-        """Put bytes there that fit; for streams that are not read into a buffer. Raises `ValueError` else."""
+        """Copy bytes into the buffer, for other streams. Raises `ValueError` if they do not fit."""
         if self._large is None and len(self._buffer) - self._end < len(data):
             self._enlarge()
         self.get_buffer()[: len(data)] = data
         self.buffer_updated(len(data))
 
     def read_exactly(self, count: int) -> bytes | None:
-        """So many bytes before the first frame, once they are there."""
+        """The first `count` bytes, before any frame; None until they have arrived."""
         assert self._frame_left is None and count <= _BUFFER
         if self._end - self._start < count:
             return None
@@ -158,25 +164,29 @@ class FrameReader:
         return bytes(self._view[self._start - count : self._start])
 
     def read(self, most: int) -> list[Frame]:
-        """Up to `most` whole frames, in order. Raises `ProtocolViolation` at the first that is none.
+        """Up to `most` whole frames, in order. Raises `ProtocolViolation` for a bad frame.
 
-        The frames before a bad one are given out first: the error comes with the next call.
+        The frames before a bad one are returned first; the error comes with the next call.
         """
         frames: list[Frame] = []
         while len(frames) < most:
-            if self._frame_left is None:
+            left = self._frame_left
+            if left is None:
                 self._read_small(frames, most)
-                if len(frames) == most or not self._begin(frames):
+                if len(frames) == most:
                     break
-            if not self._read_part(frames):
+                left = self._begin(frames)
+                if left is None:
+                    break
+            if not self._read_part(frames, left):
                 break
         return frames
 
     def read_numbered(self, first: int, most: int) -> list[bytes]:
-        """Up to `most` messages that were numbered from `first` on, without their numbers, while it is easy.
+        """The fast path: up to `most` messages with the sequences from `first` on, without the sequence.
 
-        They are the next frames, have one part, begin with the number due, and are whole in the buffer.
-        Whatever else comes is left to `read`.
+        It takes the next frames while each is whole in the buffer, has one part, and begins with the expected
+        sequence. All other frames are left to `read`.
         """
         messages: list[bytes] = []
         start = self._start
@@ -185,8 +195,8 @@ class FrameReader:
         size = 8 + _ONE(self._buffer, start)[0]
         if start + size > self._end or size > LARGE:
             return messages
-        # One copy of many, since slices of bytes take half as long as bytes of a view; of no more than can be
-        # given out, were they all of one size.
+        # One copy of many frames, since a slice of bytes takes half as long as bytes of a view. If all frames
+        # have one size, the copy is no larger than the messages returned.
         data = bytes(self._view[start : min(self._end, start + min(most * size, LARGE))])
         at, end, limit, append = 0, len(data), self._limit, messages.append
         for due in range(first, first + most):
@@ -202,7 +212,7 @@ class FrameReader:
         return messages
 
     def _read_small(self, frames: list[Frame], most: int) -> None:
-        """The frames that are whole in the buffer and have one part: nearly all."""
+        """Read frames that are whole in the buffer and have one part; nearly all frames are so."""
         buffer, view, start, end = self._buffer, self._view, self._start, self._end
         append, limit = frames.append, self._limit
         for _ in range(most - len(frames)):
@@ -216,23 +226,21 @@ class FrameReader:
             start = stop
         self._start = start
 
-    def _begin(self, frames: list[Frame]) -> bool:
-        """Read the length of a frame, if it is there."""
+    def _begin(self, frames: list[Frame]) -> int | None:
+        """Read the length of a frame; None if bytes are missing, or a bad length has to wait for `frames`."""
         if self._end - self._start < _PREFIX:
-            return False
+            return None
         (length,) = _ONE(self._buffer, self._start)
         if length > self._limit:
             if not frames:
                 raise FrameTooLarge(length, self._limit)
-            return False
+            return None
         self._start += _PREFIX
         self._frame_left = length
-        return True
+        return int(length)
 
-    def _read_part(self, frames: list[Frame]) -> bool:
-        """Read a part of the frame in hand, or end the frame; False if bytes are missing."""
-        left = self._frame_left
-        assert left is not None
+    def _read_part(self, frames: list[Frame], left: int) -> bool:
+        """Read a part of the present frame, or end the frame; False if bytes are missing."""
         if self._large is not None:
             if not self._large.is_full or self._start == self._end:
                 return False
@@ -270,10 +278,10 @@ class FrameReader:
 
 
 class _LargePart:
-    """One part that is read into a buffer of its own, which becomes the part without being copied.
+    """A part that is read into its own buffer, which becomes the part without a copy.
 
-    All but its last byte, that is: whoever has asked where bytes go still holds on to that place while they
-    are read, and a buffer that is held cannot be given away.
+    The last byte is the exception. The caller of `get_buffer` holds a view of the buffer while it reads, and
+    a buffer that is viewed cannot be given away.
     """
 
     __slots__ = ("_bytes", "_room", "_size", "_view", "filled")
@@ -302,7 +310,7 @@ class _LargePart:
         return self._bytes.getvalue()
 
     def _make(self, room: int) -> None:
-        # `getvalue` of a BytesIO whose size is that of its buffer gives the buffer itself away. It begins as
+        # `getvalue` of a BytesIO with the size of its buffer returns the buffer itself. The buffer begins as
         # zeros that the system maps when they are written.
         room = self._size if room == self._size - 1 else room
         self._room = room

@@ -1,11 +1,11 @@
-"""Counters of channels for Prometheus, for programs that ask for them (T-100).
+"""Counters of Tx and Rx for Prometheus, for programs that want them (T-100).
 
-    from strata.txrx.metrics import ChannelMetrics
-    metrics = ChannelMetrics()            # on prometheus-client's own registry
+    from strata.txrx.metrics import TxRxMetrics
+    metrics = TxRxMetrics()            # on prometheus-client's own registry
     metrics.watch(tx)
     metrics.watch(rx)
 
-Figures are read when they are scraped: watching costs a channel nothing. Needs prometheus-client
+The collector reads the figures at each scrape, so watching costs an end nothing. It needs prometheus-client
 (`pip install "relayd[metrics]"`).
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,7 +22,9 @@ from prometheus_client.registry import Collector
 
 from strata.txrx.ends import Rx, Tx
 
-__all__ = ["ChannelMetrics"]
+__all__ = ["TxRxMetrics"]
+
+M = TypeVar("M")
 
 _TX_COUNTERS = {
     "messages_posted": "Messages that a Tx took.",
@@ -58,10 +60,10 @@ _RX_GAUGES: dict[str, tuple[str, Callable[[Rx[Any]], float]]] = {
 }
 
 
-class ChannelMetrics(Collector):
-    """A collector of the ends it watches, by address; ends of one address are added up.
+class TxRxMetrics(Collector):
+    """A collector of the watched ends, by address; the figures of ends with one address are added.
 
-    An end that is gone leaves the sums, which Prometheus takes for a restart of the counter.
+    A deleted end leaves the sums. Prometheus treats the smaller sum as a restart of the counter.
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
@@ -70,15 +72,15 @@ class ChannelMetrics(Collector):
         if registry is not None:
             registry.register(self)
 
-    def watch(self, end: Tx[Any] | Rx[Any]) -> None:
-        """Count this end too, for as long as it lives."""
+    def watch(self, end: Tx[M] | Rx[M]) -> None:
+        """Count this end too, for as long as it exists."""
         if isinstance(end, Tx):
             self._tx.add(end)
         else:
             self._rx.add(end)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus reads."""
+        """The metrics that Prometheus reads."""
         yield from _families("strata_channel_tx", self._tx, _TX_COUNTERS, _TX_GAUGES)
         yield from _families("strata_channel_rx", self._rx, _RX_COUNTERS, _RX_GAUGES)
 
@@ -102,3 +104,7 @@ def _families(
         for address, those in sorted(by_address.items()):
             gauge.add_metric([address], sum(map(read, those)))
         yield gauge
+
+
+ChannelMetrics = TxRxMetrics
+"""The former name of `TxRxMetrics`."""

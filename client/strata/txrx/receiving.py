@@ -2,17 +2,17 @@
 
     connection ──▶ header ──▶ session ──▶ frames in sequence ──▶ the queue ──▶ acknowledged
 
-A `ReceivingSession` is the one number that makes delivery exact: the sequence it expects. Lower ones are
-repetitions, and are acknowledged again; a higher one cannot come over a stream, and ends the session. It
-outlives its connections, of which the newest counts (T-037): a reconnecting sender does not wait for the old
-one to be found dead.
+A `ReceivingSession` holds the number that makes delivery exact: the sequence it expects. A message with a
+lower sequence is a repetition, and is acknowledged again. A higher sequence cannot come over a stream, and
+ends the session. A session outlives its connections, of which the newest counts (T-037): a reconnecting
+sender does not wait until the old connection is found dead.
 
-A message is accepted by being given out of `take`, which is told how many there is room for; the rest stays
-unread. Accepted messages are acknowledged at once, or after N of them or T seconds (T-041), always before
-anything waits for room: else a full queue would make senders give up what it holds.
+`take` accepts as many messages as there is room for, and leaves the rest unread. Accepted messages are
+acknowledged at once, or after N messages or T seconds (T-041), and always before a message waits for room:
+else senders would give up messages that a full queue holds.
 
-A session that has accepted something, or was ended, is remembered until `session_timeout` after its last
-connection: its sender may come back with messages that were accepted.
+A session that has accepted a message, or was rejected, is remembered until `session_timeout` after its last
+connection: its sender may return with messages that were accepted.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from strata.txrx.codecs import Codec
+from strata.txrx.codecs import MessageCodec
 from strata.txrx.errors import CodecError, ProtocolViolation
 from strata.txrx.frames import (
     HEADER_BYTES,
@@ -36,19 +36,19 @@ from strata.txrx.frames import (
     read_header,
 )
 from strata.txrx.framing import FrameReader
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 __all__ = ["ReceiverCounters", "ReceivingLink", "ReceivingSession", "Sessions"]
 
 M = TypeVar("M")
 
 _LATE_SECONDS = 5.0
-"""A timer that comes later than this has been held up with everything else."""
+"""A timer that comes later than this was delayed together with all other work."""
 
 
 @dataclass(slots=True)
 class ReceiverCounters:
-    """What a server has done (T-100)."""
+    """The counters of a server (T-100)."""
 
     connections: int = 0
     sessions: int = 0
@@ -59,38 +59,38 @@ class ReceiverCounters:
     acks_sent: int = 0
     rejects_sent: int = 0
     broken_connections: int = 0
-    """Lost within a frame, or given up because nothing more of one came."""
+    """Connections that were lost within a frame, or given up because they stopped there."""
     queue_full: int = 0
     """How often a connection had to wait for room."""
 
 
 @dataclass(slots=True, eq=False)
-class ReceivingSession:
-    """What is remembered of a sender."""
+class ReceivingSession(Generic[M]):
+    """The memory of one sender's session."""
 
     id: int
     expected: int = 0
-    """The sequence that comes next."""
+    """The next sequence."""
     rejected: str | None = None
-    """Why it was ended."""
-    link: ReceivingLink[Any] | None = None
+    """The reason for which it was ended."""
+    link: ReceivingLink[M] | None = None
     """Its connection."""
 
 
-class Sessions:
-    """The sessions of one server. Bounded: what is new beyond `max_sessions` is refused."""
+class Sessions(Generic[M]):
+    """The sessions of one server. At most `max_sessions` are kept; a further session is refused."""
 
-    def __init__(self, settings: ChannelSettings) -> None:
+    def __init__(self, settings: TxRxSettings) -> None:
         self._settings = settings
-        self._sessions: dict[int, ReceivingSession] = {}
+        self._sessions: dict[int, ReceivingSession[M]] = {}
         self._detached: OrderedDict[int, float] = OrderedDict()
-        """Those without a connection, with when they are forgotten; the first to go comes first."""
+        """When each session without a connection is forgotten, earliest first."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def attach(self, session_id: int, link: ReceivingLink[M]) -> ReceivingSession | None:
-        """The session of a new connection; None where there is no room for another."""
+    def attach(self, session_id: int, link: ReceivingLink[M]) -> ReceivingSession[M] | None:
+        """The session of a new connection; None if there is no room for another session."""
         session = self._sessions.get(session_id)
         if session is None:
             if len(self._sessions) >= self._settings.max_sessions:
@@ -100,33 +100,33 @@ class Sessions:
         session.link = link
         return session
 
-    def link_of(self, session_id: int) -> ReceivingLink[Any] | None:
-        """The connection that a session has."""
+    def link_of(self, session_id: int) -> ReceivingLink[M] | None:
+        """The present connection of a session."""
         session = self._sessions.get(session_id)
         return None if session is None else session.link
 
-    def detach(self, session: ReceivingSession, now: float) -> None:
-        """Its connection is gone."""
+    def detach(self, session: ReceivingSession[M], now: float) -> None:
+        """The connection of a session is gone."""
         session.link = None
         if session.expected == 0 and session.rejected is None:
             del self._sessions[session.id]
         else:
             self._detached[session.id] = now + self._settings.session_timeout
 
-    def forget(self, session: ReceivingSession) -> None:
-        """Its sender has ended it, with everything acknowledged: nothing more of it will come."""
+    def forget(self, session: ReceivingSession[M]) -> None:
+        """The sender has ended a session, with all messages acknowledged."""
         session.link = None
         del self._sessions[session.id]
 
     def get_timer(self) -> float | None:
-        """When `handle_timer` has something to do."""
+        """When to call `handle_timer`; None if nothing is due."""
         return next(iter(self._detached.values()), None)
 
     def handle_timer(self, now: float) -> None:
         """Forget sessions that have been without a connection for too long (T-035)."""
         at = self.get_timer()
         if at is not None and now > at + _LATE_SECONDS:
-            # We were not running: whoever came back meanwhile waits in front of the door.
+            # This process was not running: senders that returned meanwhile wait to be read.
             for session_id in self._detached:
                 self._detached[session_id] = now + self._settings.session_timeout
         while self._detached and next(iter(self._detached.values())) <= now:
@@ -139,31 +139,31 @@ class ReceivingLink(Generic[M]):
 
     def __init__(
         self,
-        sessions: Sessions,
-        codec: Codec[M],
-        settings: ChannelSettings,
+        sessions: Sessions[M],
+        codec: MessageCodec[M],
+        settings: TxRxSettings,
         counters: ReceiverCounters,
         now: float,
     ) -> None:
         self.is_finished = False
-        """Whether to close the connection once what is to be sent has been."""
+        """Whether to close the connection after `data_to_send` was written."""
         self.superseded: ReceivingLink[M] | None = None
-        """An older connection of this session, which this one has finished."""
+        """An older connection of this session, which this one has replaced."""
         self.is_blocked = False
-        """Whether frames may wait for room: do not read on."""
+        """Whether frames may wait for room; then do not read on."""
         self._sessions = sessions
         self._decode = codec.decode
         self._settings = settings
         self._counters = counters
         self._reader = FrameReader(settings.codec_max_frame_length)
-        self._session: ReceivingSession | None = None
+        self._session: ReceivingSession[M] | None = None
         self._to_send: list[bytes] = []
         self._acked = -1
-        """The highest sequence acknowledged on this connection."""
+        """The highest sequence that was acknowledged on this connection."""
         self._owes_repeat = False
         """An acknowledgement may have been lost: send the last one again."""
         self._due_at: float | None = None
-        """When what is accepted and not acknowledged must be acknowledged."""
+        """When the accepted messages must be acknowledged."""
         self._heard_at = now
         counters.connections += 1
 
@@ -172,28 +172,29 @@ class ReceivingLink(Generic[M]):
         """The session's id, once it is known."""
         return None if self._session is None else self._session.id
 
-    # Bytes in, messages out
+    # From bytes to messages
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where the peer's next bytes go."""
+        """The place for the peer's next bytes."""
         return self._reader.get_buffer()
 
     def buffer_updated(self, count: int, now: float) -> None:
-        """So many bytes were put there; `take` has to follow."""
+        """`count` bytes were put there; call `take` next."""
         self._reader.buffer_updated(count)
         self._heard_at = now
         self._counters.bytes_received += count
 
     def take(self, room: int, now: float) -> list[M]:
-        """Accept up to `room` messages: the caller puts all of them into the queue, in this order."""
+        """Accept up to `room` messages. The caller puts all of them into the queue, in this order."""
         messages: list[M] = []
         if self.is_finished:
             return messages
         try:
-            if self._session is not None or self._read_header(now):
-                self._read_frames(messages, room)
+            session = self._session or self._read_header()
+            if session is not None:
+                self._read_frames(session, messages, room)
         except Exception as error:
-            # A codec of the program's own may raise anything. What came before is in sequence, and stays.
+            # The program's own codec may raise any error. The messages before are in sequence, and stay.
             self._counters.messages_accepted += len(messages)
             known = isinstance(error, ProtocolViolation | CodecError)
             self._reject(str(error) if known else f"undecodable: {type(error).__name__}")
@@ -202,23 +203,24 @@ class ReceivingLink(Generic[M]):
         self._acknowledge(now)
         return messages
 
-    def _read_header(self, now: float) -> bool:
+    def _read_header(self) -> ReceivingSession[M] | None:
+        """The session, once its header is here; None if there is none to read frames for."""
         header = self._reader.read_exactly(HEADER_BYTES)
         if header is None:
-            return False
+            return None
         try:
             session_id = read_header(header)
         except ProtocolViolation:
-            # Whoever this is does not speak our language: there is no answer that he would understand.
+            # The peer does not speak this protocol, so it would not understand an answer.
             self._counters.broken_connections += 1
             self.is_finished = True
-            return False
+            return None
         known = len(self._sessions)
         older = self._sessions.link_of(session_id)
         session = self._sessions.attach(session_id, self)
         if session is None:
             self._reject("the server has too many sessions")
-            return False
+            return None
         self._counters.sessions += len(self._sessions) - known
         self._session = session
         if older is not None:
@@ -228,14 +230,13 @@ class ReceivingLink(Generic[M]):
             self.superseded = older
         if session.rejected is not None:
             self._reject(session.rejected)
-            return False
-        # An acknowledgement may have been lost with the connection before.
+            return None
+        # An acknowledgement may have been lost with the previous connection.
         self._owes_repeat = session.expected > 0
-        return True
+        return session
 
-    def _read_frames(self, messages: list[M], room: int) -> None:
-        session, decode, read = self._session, self._decode, self._reader.read
-        assert session is not None
+    def _read_frames(self, session: ReceivingSession[M], messages: list[M], room: int) -> None:
+        decode, read = self._decode, self._reader.read
         sequence_of, append = SEQUENCE.unpack_from, messages.append
         most = self._settings.message_ack_every_n_messages
         while (left := room - len(messages)) > 0:
@@ -260,7 +261,7 @@ class ReceivingLink(Generic[M]):
             expected = session.expected
             for frame in frames:
                 if not frame:
-                    self._send_ack()
+                    self._send_ack(session)
                     self._sessions.forget(session)
                     self._session = None
                     self.is_finished = True
@@ -299,15 +300,14 @@ class ReceivingLink(Generic[M]):
             or owed >= settings.message_ack_every_n_messages
             or (self._due_at is not None and now >= self._due_at)
         ):
-            self._send_ack()
+            self._send_ack(session)
         elif self._due_at is None:
             self._due_at = now + settings.message_ack_time_interval
 
-    def _send_ack(self) -> None:
-        assert self._session is not None
+    def _send_ack(self, session: ReceivingSession[M]) -> None:
         self._due_at = None
         self._owes_repeat = False
-        self._acked = self._session.expected - 1
+        self._acked = session.expected - 1
         if self._acked >= 0:
             self._counters.acks_sent += 1
             self._answer(Ack(self._acked))
@@ -315,7 +315,7 @@ class ReceivingLink(Generic[M]):
     def _reject(self, reason: str) -> None:
         if self._session is not None:
             self._session.rejected = reason
-            self._send_ack()
+            self._send_ack(self._session)
         self._counters.rejects_sent += 1
         self._answer(Reject(reason))
         self.is_finished = True
@@ -325,14 +325,14 @@ class ReceivingLink(Generic[M]):
         self._to_send.append(encode_response(response))
 
     def data_to_send(self) -> bytes:
-        """What to write now."""
+        """The bytes to write now."""
         pieces, self._to_send = self._to_send, []
         return b"".join(pieces)
 
-    # Time and ends
+    # Time and the end
 
     def get_timer(self) -> float | None:
-        """When `handle_timer` has something to do."""
+        """When to call `handle_timer`; None if nothing is due."""
         moments = [] if self._due_at is None else [self._due_at]
         if self.is_blocked:
             moments.append(self._heard_at + self._settings.message_ack_time_interval)
@@ -341,17 +341,22 @@ class ReceivingLink(Generic[M]):
         return None if self.is_finished else min(moments, default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Acknowledge what is due; give up a peer that stops within a frame or says nothing at all."""
+        """Send an acknowledgement that is due; give up a peer that stops within a frame or the header."""
         if self.is_finished:
             return
-        if self.is_blocked and now >= self._heard_at + self._settings.message_ack_time_interval:
-            # The sender hears that we live, though nothing moves.
+        session = self._session
+        if (
+            session is not None
+            and self.is_blocked
+            and now >= self._heard_at + self._settings.message_ack_time_interval
+        ):
+            # The sender learns that the server lives, though the queue stays full.
             self._heard_at = now
-            self._send_ack()
-        elif self._due_at is not None and now >= self._due_at:
-            self._send_ack()
+            self._send_ack(session)
+        elif session is not None and self._due_at is not None and now >= self._due_at:
+            self._send_ack(session)
         elif (
-            (self._session is None or not self._reader.is_between_frames)
+            (session is None or not self._reader.is_between_frames)
             and not self.is_blocked
             and now >= self._heard_at + self._settings.idle_frame_timeout
         ):
@@ -359,20 +364,20 @@ class ReceivingLink(Generic[M]):
             self.is_finished = True
 
     def refuse(self, reason: str) -> None:
-        """End the session: what carries it has failed in a way that no connection mends."""
+        """End the session: its transport has lost bytes, which no new connection can repair."""
         if not self.is_finished:
             self._reject(reason)
 
     def close(self, reason: str) -> None:
-        """The receiver is gone: acknowledge what was accepted, and say so (T-024)."""
+        """The receiver is gone: acknowledge the accepted messages, and tell the sender (T-024)."""
         if not self.is_finished:
             if self._session is not None:
-                self._send_ack()
+                self._send_ack(self._session)
             self._answer(Closed(reason))
             self.is_finished = True
 
     def connection_lost(self, now: float) -> None:
-        """The connection is gone; the session waits for the next one."""
+        """The connection is gone; the session waits for its next connection."""
         if not self.is_finished and not self._reader.is_between_frames:
             self._counters.broken_connections += 1
         if self._session is not None and self._session.link is self:

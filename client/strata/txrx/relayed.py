@@ -1,21 +1,20 @@
 """The same two ends over a relay: `relay:wss://…#/topic`, an addition to the document.
 
-A reliable channel (docs/guides/channels.md) carries the bytes of each session in messages of its own, and so
-brings them to the other end in order, through cut connections and dead relays. On top of it runs the session
-that runs over sockets: `send` waits for the receiver's own acknowledgement and not for just any
-participant's.
+The messages of a reliable channel (docs/guides/channels.md) carry the bytes of each session to the other end, in
+order, even when connections break and relays fail. On top of it runs the same session as over sockets: `send`
+waits for the acknowledgement of the receiver, and not of any participant.
 
     Hello    kind 0, session, stream                              who receives? sent until answered
-    Welcome  kind 1, session, receiver                            it is me
+    Welcome  kind 1, session, receiver                            this receiver does
     Data     kind 2, session, receiver, stream, number, bytes     a piece of the sender's stream
     Answer   kind 3, session, receiver, bytes                     whole frames to the sender
     Bye      kind 4, session, receiver                            the sender has closed
 
-Each begins with "STRX" and the kind in a byte; what follows has 8 bytes each, big endian. A sender that
-begins anew in the same session counts its streams, from 1, and the pieces of each, from 0.
+Each message begins with "STRX" and the kind in one byte; the numbers after it have 8 bytes each, big endian.
+A sender that begins anew in the same session numbers its streams from 1, and the pieces of each from 0.
 
-A receiver has a new random name whenever it begins to serve, so that what relays still hold of an earlier
-one's traffic is never taken for its own. One receiver serves a topic; a second one would answer as well.
+A receiver takes a new random name each time it begins to serve. Traffic of an earlier receiver that a relay
+still holds is thus never taken for its own. One receiver serves a topic; a second receiver would answer too.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from strata.channels.connecting import connect
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity, Signer
+from strata.relays.connection import Options
 from strata.txrx.addresses import RelayAddress
-from strata.txrx.codecs import Codec
+from strata.txrx.codecs import MessageCodec
 from strata.txrx.dialing import SessionTx
 from strata.txrx.ends import Rx
-from strata.txrx.errors import ChannelClosed, ChannelIOError, SendError
-from strata.txrx.inbox import Inbox
+from strata.txrx.errors import SendError, TxRxClosed, TxRxIOError
+from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 if TYPE_CHECKING:
     from strata.channels.encryption import Encryption
     from strata.channels.reliable import ReliableChannel
-from strata.relays.connection import Options
 
 __all__ = ["RelayEnd", "RelayRx", "RelayTx", "serve_relay"]
 
@@ -59,30 +58,30 @@ _HEAD = Struct(">4sBQQ")
 _PLACE = Struct(">QQ")
 _PIECE_BYTES = 64 * 1024
 _MOST_UNDER_WAY = 64
-"""Pieces that a sender has sent, and whose messages the receiver has not acknowledged."""
+"""The most pieces a sender sends before the receiver acknowledges their messages."""
 _HELLO_SECONDS = 1.0
 _ANSWER_SECONDS = 0.02
-"""Answers of one round trip's time go together: each is a message of its own on the relay."""
+"""Answers within this time go together, since each answer is a message on the relay."""
 _LAST_WORDS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayEnd:
-    """How an end is known on a relay, and what it tells it."""
+    """How an end connects to a relay, and whom it hears there."""
 
     identity: Signer | None = None
-    """Signs its packets; a new one if there is none."""
+    """Signs the packets of this end; by default a new identity."""
     encryption: Encryption | None = None
-    """Both ends need the same; the channel's id, where it asks for one, is the topic. Without it the relay
-    and every reader of the topic can read the messages."""
+    """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
+    the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear, if they are known: without, whoever can publish on the topic is heard."""
+    """The authors to hear. Without members, every author on the topic is heard."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 
 
 class _Line:
-    """A reliable channel on a relay of its own, opened together and closed together."""
+    """A relay and a reliable channel on it, opened together and closed together."""
 
     def __init__(self, address: RelayAddress, end: RelayEnd) -> None:
         self._address = address
@@ -91,7 +90,7 @@ class _Line:
         self.channel: ReliableChannel
 
     async def open(self) -> None:
-        """Raises `StrataError`. Cancelling it leaves nothing open."""
+        """Open both. Raises `StrataError`. Cancelling it leaves nothing open."""
         end = self._end
         relay = connect(
             self._address.url,
@@ -124,7 +123,7 @@ def _message(kind: int, session: int, receiver: int, rest: bytes = b"") -> bytes
 
 
 def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
-    """Kind, session, receiver and the rest; None for what others say on the topic."""
+    """Kind, session, receiver and the rest; None for other messages on the topic."""
     if len(payload) < _HEAD.size or not payload.startswith(_MAGIC):
         return None
     _, kind, session, receiver = _HEAD.unpack_from(payload)
@@ -132,12 +131,12 @@ def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
 
 
 class RelayTx(SessionTx[M]):
-    """The transmitting end. The relay is connected to when the first message is posted."""
+    """The transmitting end. It connects to the relay when the first message is posted."""
 
     def __init__(
-        self, address: RelayAddress, codec: Codec[M], settings: ChannelSettings, end: RelayEnd
+        self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, end: RelayEnd
     ) -> None:
-        # The reliable channel looks after its connections: silence is no reason to begin again.
+        # The reliable channel repairs its connections itself: silence is no reason to connect again.
         patient = replace(settings, link_timeout=settings.message_delivery_timeout)
         super().__init__(address, codec, patient)
         self._line = _Line(address, end)
@@ -203,7 +202,7 @@ class _Carrier(Generic[M]):
         self._stream = stream
         self._number = 0
         self._under_way: deque[int] = deque()
-        """Of each piece, one past the newest message that had begun when it was sent."""
+        """For each piece, one past the newest message that was in it or before it."""
         self._is_over = False
         self._ready = asyncio.Event()
         self._sending = asyncio.create_task(self._send(), name=f"send {owner.addr()}")
@@ -216,7 +215,7 @@ class _Carrier(Generic[M]):
         self._ready.set()
 
     def say_farewell(self) -> None:
-        pass  # `Bye` follows everything that was sent
+        pass  # `Bye` follows the last piece
 
     def close(self) -> None:
         self._is_over = True
@@ -228,13 +227,13 @@ class _Carrier(Generic[M]):
             self._owner._lost(self, None)
 
     async def leave(self) -> None:
-        """Say goodbye; what was written has been given to the channel."""
+        """Send `Bye` after the pieces that the channel has taken."""
         self.close()
         await asyncio.wait([self._sending], timeout=_LAST_WORDS_SECONDS)
         self._sending.cancel()
 
     def heard(self, frames: bytes) -> None:
-        """Answers of the receiver."""
+        """Take answers of the receiver."""
         view = memoryview(frames)
         while view and not self._is_over and self._core.closed is None:
             buffer = self._core.get_buffer()
@@ -271,19 +270,19 @@ class _Carrier(Generic[M]):
 
 
 async def serve_relay(
-    address: RelayAddress, codec: Codec[M], settings: ChannelSettings, end: RelayEnd
+    address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, end: RelayEnd
 ) -> RelayRx[M]:
-    """Serve a topic. Raises `ChannelIOError` where the relay cannot be had. Cancelling serves nothing."""
+    """Serve a topic. Raises `TxRxIOError` if the relay cannot be reached. Cancelling serves nothing."""
     line = _Line(address, end)
     try:
         await line.open()
     except StrataError as error:
-        raise ChannelIOError(f"{address} cannot be served: {error}") from error
+        raise TxRxIOError(f"{address} cannot be served: {error}") from error
     return RelayRx(address, codec, settings, line)
 
 
 class _Session(Generic[M]):
-    """What a receiver holds of one sender: its link, its stream, and the piece that comes next."""
+    """One sender at a receiver: its link, its stream, and the number of the next piece."""
 
     def __init__(self, link: ReceivingLink[M], stream: int) -> None:
         self.link = link
@@ -295,18 +294,18 @@ class RelayRx(Rx[M]):
     """The receiving end."""
 
     def __init__(
-        self, address: RelayAddress, codec: Codec[M], settings: ChannelSettings, line: _Line
+        self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, line: _Line
     ) -> None:
-        super().__init__(address, Inbox(settings.queue_capacity))
+        super().__init__(address, RxQueue(settings.queue_capacity))
         self._codec = codec
         self._settings = settings
         self._line = line
         self._name = secrets.randbits(64)
         self._loop = asyncio.get_running_loop()
         self._counters = ReceiverCounters()
-        self._sessions = Sessions(settings)
+        self._sessions: Sessions[M] = Sessions(settings)
         self._open: OrderedDict[int, _Session[M]] = OrderedDict()
-        """By id; the one that was heard last comes last."""
+        """By session id; the session that was heard last comes last."""
         self._answers: dict[int, bytes] = {}
         self._has_answers = asyncio.Event()
         self._room = asyncio.Event()
@@ -320,10 +319,10 @@ class RelayRx(Rx[M]):
         return self._counters
 
     def close(self) -> None:
-        if self._inbox.closed is not None:
+        if self._queue.closed is not None:
             return
         reason = "the receiver has closed the channel"
-        self._inbox.close(ChannelClosed(reason))
+        self._queue.close(TxRxClosed(reason))
         self._room.set()
         for session_id, session in self._open.items():
             session.link.close(reason)
@@ -361,7 +360,7 @@ class RelayRx(Rx[M]):
     def _welcome(self, session_id: int, stream: int) -> None:
         if session_id in self._open:
             if stream <= self._open[session_id].stream:
-                return  # asked again before the answer came
+                return  # a repeated Hello, sent before the answer came
             self._drop(session_id)
         while len(self._open) >= self._settings.max_connections:
             self._drop(next(iter(self._open)))
@@ -391,7 +390,7 @@ class RelayRx(Rx[M]):
         self._collect(session_id, session)
 
     async def _take(self, session_id: int, session: _Session[M], data: memoryview) -> None:
-        """All messages of a piece. Where there is no room, what was taken is acknowledged before it waits."""
+        """Accept all messages of a piece. Accepted messages are acknowledged before this waits for room."""
         link = session.link
         while not link.is_finished:
             while data and not link.is_blocked:
@@ -400,15 +399,15 @@ class RelayRx(Rx[M]):
                 buffer[:count] = data[:count]
                 link.buffer_updated(count, self._loop.time())
                 data = data[count:]
-                self._inbox.put(link.take(self._inbox.room, self._loop.time()))
+                self._queue.put(link.take(self._queue.room, self._loop.time()))
             if not link.is_blocked:
                 return
             self._collect(session_id, session)
             self._room.clear()
-            self._inbox.when_room(self, self._room.set)
-            if not self._inbox.room:
+            self._queue.when_room(self, self._room.set)
+            if not self._queue.room:
                 await self._room.wait()
-            self._inbox.put(link.take(self._inbox.room, self._loop.time()))
+            self._queue.put(link.take(self._queue.room, self._loop.time()))
 
     # Answering
 
@@ -419,7 +418,7 @@ class RelayRx(Rx[M]):
             self._has_answers.set()
 
     async def _answer(self) -> None:
-        while self._answers or self._inbox.closed is None:
+        while self._answers or self._queue.closed is None:
             await self._has_answers.wait()
             self._has_answers.clear()
             answers, self._answers = self._answers, {}
@@ -428,7 +427,7 @@ class RelayRx(Rx[M]):
                 try:
                     await self._line.channel.send(message)
                 except StrataError as error:
-                    # The sender hears nothing, and gives up in its own time.
+                    # The sender gets no answer, and gives up after its own timeout.
                     _log.warning("no answer through %s: %s", self._address, error)
             await asyncio.sleep(_ANSWER_SECONDS)
 

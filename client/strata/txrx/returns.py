@@ -1,10 +1,10 @@
-"""The one-shot way back for a message that could not be delivered (T-006, T-007; decision A-161)."""
+"""The one-shot return channel of a message that could not be delivered (T-006, T-007; decision A-161)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from strata.txrx.errors import SendError
 
@@ -16,8 +16,8 @@ M = TypeVar("M")
 class ReturnChannel(Generic[M]):
     """Await it: None once the message has been delivered, or the `SendError` that brings it back.
 
-    Any number of tasks may wait; cancelling one of them changes nothing for the message. It costs a future
-    only when somebody waits.
+    Any number of tasks may wait, and cancelling one of them does not affect the message. A future is made
+    only for a task that waits.
     """
 
     __slots__ = ("_error", "_settled", "_taken", "_waiting")
@@ -35,10 +35,10 @@ class ReturnChannel(Generic[M]):
 
     @property
     def error(self) -> SendError[M] | None:
-        """What brought the message back; None while it is under way and once it is delivered."""
+        """The error that brought the message back; None while it is under way, and after its delivery."""
         return self._error
 
-    def __await__(self) -> Generator[Any, None, SendError[M] | None]:
+    def __await__(self) -> Generator[object, None, SendError[M] | None]:
         while not self._settled:
             waiter = asyncio.get_running_loop().create_future()
             if self._waiting is None:

@@ -4,17 +4,18 @@
                 ▲            │
                 └─ cut off ──┘ all of it, in order, in front of what waits
 
-A session outlives its connections. Each begins with the session's id, and sends everything again that no
-acknowledgement has covered; the server drops what it has. Numbers are by position: `_base` is the sequence of
-the oldest message that is not acknowledged, and the ones behind it follow without gaps.
+A session outlives its connections. Each connection begins with the session's id, and sends all
+unacknowledged messages again; the server drops the messages that it has. A sequence follows from the
+position: `_base` is the sequence of the oldest unacknowledged message, and the next ones follow without gaps.
 
     state        posts     connection
     idle         waits     none
     connected    written   one
     closed       refused   none, never again
 
-It is closed by the peer (`Reject`, `Closed`, or a peer that breaks the rules), by the oldest message growing
-too old, or by us. Whatever was pending then comes out once, in order, with what is known of its delivery.
+A session is closed by the peer (`Reject`, `Closed`, or a broken rule), by its owner, or by the delivery
+timeout of the oldest message. Each pending message is then returned once, in order, with its
+`DeliveryStatus`.
 
 Time is in seconds on any clock that only goes forward.
 """
@@ -30,16 +31,16 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Generic, TypeAlias, TypeVar
 
-from strata.txrx.codecs import Codec
+from strata.txrx.codecs import MessageCodec
 from strata.txrx.errors import (
-    ChannelClosed,
-    ChannelError,
     CodecError,
-    Delivery,
+    DeliveryStatus,
     DeliveryTimeout,
     OutboxFull,
     OversizedMessage,
     ProtocolViolation,
+    TxRxClosed,
+    TxRxError,
 )
 from strata.txrx.frames import (
     MAX_RESPONSE_BYTES,
@@ -50,24 +51,24 @@ from strata.txrx.frames import (
     read_response,
 )
 from strata.txrx.framing import EMPTY_FRAME, LARGE, MAX_PARTS, FrameReader, frame_of, frame_size
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 __all__ = ["Returned", "SenderCounters", "SendingSession"]
 
 M = TypeVar("M")
 K = TypeVar("K")
 _Entry: TypeAlias = "tuple[bytes, Sequence[bytes], M, K | None]"
-"""Body and parts, the message, the caller's token. Frames are made when they are written: less is copied."""
+"""Body and parts, the message, the caller's token. Frames are made when they are written, to copy less."""
 
 _SMALL = Struct(">QQQ").pack
 _TOGETHER = 120 * 1024
-"""Bytes written at once. From 128 KiB on the system is asked for the memory of each such piece anew."""
+"""Bytes written at once. A piece of 128 KiB or more would take new memory from the system each time."""
 _MOST_RESPONSES = 1000
 
 
 @dataclass(slots=True)
 class SenderCounters:
-    """What a sender has done (T-100)."""
+    """The counters of a sender (T-100)."""
 
     messages_posted: int = 0
     messages_delivered: int = 0
@@ -80,7 +81,7 @@ class SenderCounters:
     connections: int = 0
     acks_received: int = 0
     ack_delay_seconds: float = 0.0
-    """Of the oldest message that each acknowledgement covered, summed up over `acks_received`."""
+    """The ages of the oldest message covered by each acknowledgement, summed over `acks_received`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +90,18 @@ class Returned(Generic[M, K]):
 
     message: M
     token: K | None
-    error: ChannelError
-    delivery: Delivery
+    error: TxRxError
+    delivery: DeliveryStatus
 
 
 class SendingSession(Generic[M, K]):
-    """One session. `K` is what the caller gives along with a message, to be told what became of it."""
+    """One session. `K` is the token that the caller gives with a message, and gets back with its outcome."""
 
-    def __init__(self, session_id: int, codec: Codec[M], settings: ChannelSettings) -> None:
+    def __init__(self, session_id: int, codec: MessageCodec[M], settings: TxRxSettings) -> None:
         self.session_id = session_id
         self.counters = SenderCounters()
-        self.closed: ChannelError | None = None
-        """Why it is closed."""
+        self.closed: TxRxError | None = None
+        """The reason for which it is closed; None while it is open."""
         self._encode = codec.encode
         self._settings = settings
         self._limit = settings.codec_max_frame_length
@@ -112,17 +113,17 @@ class SendingSession(Generic[M, K]):
         self._base = 0
         self._next = 0
         self._marked = 0
-        """What `next` was at the last `mark`."""
+        """The value of `_next` at the last `mark`."""
         self._reached = 0
         """One past the highest sequence that was ever written."""
         self._reached_before = 0
-        """The same when this connection began."""
+        """The value of `_reached` when this connection began."""
         self._is_known = False
-        """Whether the server has acknowledged anything on this connection: then it knows the session."""
+        """Whether the server has sent an acknowledgement on this connection: then it knows the session."""
         self._doubtful = 0
-        """One past what may have gone to an earlier server, before the one that acknowledges now."""
+        """One past the messages that an earlier server may have received before the present server."""
         self._posted_at: deque[tuple[int, float]] = deque()
-        """Of some messages, the sequence and when they were posted: of the first since each `mark`."""
+        """For each `mark` with pending messages, its last sequence and its time."""
         self._reader: FrameReader | None = None
         self._to_send: list[bytes] = []
         self._heard_at = 0.0
@@ -131,37 +132,37 @@ class SendingSession(Generic[M, K]):
         self._returned: list[Returned[M, K]] = []
         self._delivered: list[K] = []
 
-    # What is posted
+    # Posting
 
     @property
     def pending(self) -> int:
-        """Messages that are neither delivered nor returned."""
+        """The number of messages that are neither delivered nor returned."""
         return self._next - self._base
 
     @property
     def acknowledged(self) -> int:
-        """How many messages of the session have been acknowledged."""
+        """The number of acknowledged messages of the session."""
         return self._base
 
     @property
     def outbox_size(self) -> int:
-        """Messages that wait to be written."""
+        """The number of messages that wait to be written."""
         return len(self._outbox)
 
     @property
     def unacked_size(self) -> int:
-        """Messages that were written and not acknowledged."""
+        """The number of messages that were written, and are not acknowledged."""
         return len(self._unacked)
 
     def post(self, message: M, token: K | None = None) -> None:
-        """Take a message. `mark` has to follow before time goes on.
+        """Take a message. Call `mark` before time goes on.
 
-        Raises `CodecError`, `OversizedMessage`, `OutboxFull`, and whatever closed the session; then the
+        Raises `CodecError`, `OversizedMessage`, `OutboxFull`, or the error that closed the session; then the
         message was not taken.
         """
         try:
             if self.closed is not None:
-                # One error for as many posts as there are: it must not collect the way of each.
+                # Many posts raise this one error: it must not collect a traceback for each.
                 raise self.closed.with_traceback(None)
             if self._most is not None and len(self._outbox) >= self._most:
                 raise OutboxFull(f"outbox full: {len(self._outbox)} messages wait already")
@@ -174,14 +175,14 @@ class SendingSession(Generic[M, K]):
                 raise CodecError(f"{len(parts)} parts: with its body a message has at most {MAX_PARTS}")
             if size > self._limit:
                 raise OversizedMessage(size, self._limit)
-        except ChannelError:
+        except TxRxError:
             self.counters.messages_refused += 1
             raise
         self._outbox.append((body, parts, message, token))
         self._next += 1
 
     def mark(self, now: float) -> None:
-        """Everything posted since the last call was posted now: its age counts from here (A-163)."""
+        """Messages posted since the last call were posted now: their age counts from here (A-163)."""
         new = self._next - self._marked
         if new:
             self.counters.messages_posted += new
@@ -198,11 +199,11 @@ class SendingSession(Generic[M, K]):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the connection has to be given up for another one; `connection_lost` has to follow."""
+        """Whether the connection has to be replaced; call `connection_lost` next."""
         return self._is_dead
 
     def connection_made(self, now: float) -> None:
-        """A new connection: it begins with the session's id, and everything unacknowledged goes again."""
+        """A new connection: it begins with the session's id, and sends all unacknowledged messages again."""
         assert self._reader is None and self.closed is None
         self._reader = FrameReader(MAX_RESPONSE_BYTES)
         self._is_dead = False
@@ -214,10 +215,10 @@ class SendingSession(Generic[M, K]):
         self._to_send.append(encode_header(self.session_id))
 
     def connection_lost(self, next_session_id: int) -> None:
-        """It is gone: whatever was written on it is in front of the outbox again (T-055).
+        """The connection is gone: messages written on it are in front of the outbox again (T-055).
 
-        Where nothing is pending a new session begins, with the id given: the server may have forgotten the
-        old one, or be another by the time there is something to send, and nothing depends on it.
+        If no message is pending, a new session begins with `next_session_id`. By the time of the next message
+        the server may have forgotten the old session, or may be another server; no message needs the old one.
         """
         if not self.pending:
             self.session_id = next_session_id
@@ -229,12 +230,12 @@ class SendingSession(Generic[M, K]):
         self._unacked, self._outbox = deque(), self._unacked
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where bytes from the peer go."""
+        """The place for the peer's next bytes."""
         assert self._reader is not None
         return self._reader.get_buffer()
 
     def buffer_updated(self, count: int, now: float) -> None:
-        """So many bytes of the peer were put there."""
+        """`count` bytes of the peer were put there."""
         if self._reader is None or self._is_dead:
             return
         self._reader.buffer_updated(count)
@@ -247,9 +248,9 @@ class SendingSession(Generic[M, K]):
                         case Ack(sequence):
                             self._acknowledged(sequence, now)
                         case Reject(reason):
-                            return self._close(ChannelClosed(f"rejected: {reason}"), refused=True)
+                            return self._close(TxRxClosed(f"rejected: {reason}"), refused=True)
                         case _ as closed:
-                            return self._close(ChannelClosed(closed.reason), refused=True)
+                            return self._close(TxRxClosed(closed.reason), refused=True)
         except ProtocolViolation as error:
             self.close(error)
 
@@ -259,7 +260,7 @@ class SendingSession(Generic[M, K]):
         if not self._is_known:
             self._is_known = True
             if self._base == 0:
-                # Its first: a server that is gone may have taken, unheard, what went out before.
+                # Its first one: an earlier server may have accepted messages without an acknowledgement.
                 self._doubtful = self._reached_before
         self.counters.acks_received += 1
         count = sequence + 1 - self._base
@@ -268,7 +269,7 @@ class SendingSession(Generic[M, K]):
         self._count_delay(now)
         delivered = self._delivered
         written = min(count, len(self._unacked))
-        # One for what an earlier connection has brought may cover what has not gone out again yet.
+        # It may cover messages of an earlier connection that have not gone out again on this one.
         for queue, some in ((self._unacked, written), (self._outbox, count - written)):
             popleft = queue.popleft
             for _ in range(some):
@@ -285,7 +286,7 @@ class SendingSession(Generic[M, K]):
             self.counters.ack_delay_seconds += max(0.0, now - self._posted_at[0][1])
 
     def data_to_send(self, most_bytes: int = _TOGETHER) -> list[bytes]:
-        """What to write now: whole frames, at least one where one waits, until `most_bytes` are reached."""
+        """The bytes to write now: whole frames, at least one if one waits, until `most_bytes` are reached."""
         pieces, self._to_send = self._to_send, []
         if self._reader is None or self._is_dead or not self._outbox:
             return pieces
@@ -323,7 +324,7 @@ class SendingSession(Generic[M, K]):
     # Time
 
     def get_timer(self) -> float | None:
-        """When `handle_timer` has something to do."""
+        """When to call `handle_timer`; None if nothing is due."""
         moments = []
         if self.closed is None and self._posted_at:
             moments.append(self._posted_at[0][1] + self._settings.message_delivery_timeout)
@@ -334,8 +335,8 @@ class SendingSession(Generic[M, K]):
     def handle_timer(self, now: float, unwritten: int = 0) -> None:
         """Close a session whose oldest message is too old (T-065); give up a connection that is silent.
 
-        `unwritten` is how many bytes of `data_to_send` the system has not taken yet: while it waits for the
-        peer and takes more, the connection lives.
+        `unwritten` is the number of bytes of `data_to_send` that the system has not yet taken. While the
+        system waits for the peer and takes more bytes, the connection lives.
         """
         gone = self.counters.bytes_sent - unwritten
         if unwritten and gone > self._bytes_gone:
@@ -350,35 +351,36 @@ class SendingSession(Generic[M, K]):
             self._is_dead |= now >= self._waits_since() + self._patience
 
     def _waits_since(self) -> float:
-        """Since when an acknowledgement is due: the peer was heard, or the oldest message posted, last."""
+        """Since when an acknowledgement is due: the later of the peer's last bytes and the oldest message."""
         return max(self._heard_at, self._posted_at[0][1])
 
     # The end
 
     def farewell(self) -> bytes:
-        """The last bytes of a connection, for a sender that closes with everything acknowledged.
+        """The last bytes of a connection, for a sender that closes with all messages acknowledged.
 
-        An empty frame: it tells the server to forget the session. Nothing where that would be untrue.
+        These are an empty frame, which tells the server to forget the session. With pending messages, and
+        without a connection, there are no last bytes.
         """
         over = self._reader is None or self.pending or self.closed is not None
         return b"" if over else EMPTY_FRAME
 
-    def close(self, error: ChannelError) -> None:
-        """Close for good; what is pending comes out of `returned`. A second call does nothing."""
+    def close(self, error: TxRxError) -> None:
+        """Close for good; `take_returned` then has the pending messages. A second call does nothing."""
         self._close(error, refused=False)
 
-    def _close(self, error: ChannelError, *, refused: bool) -> None:
+    def _close(self, error: TxRxError, *, refused: bool) -> None:
         if self.closed is not None:
             return
         self.closed = error
-        # A server that refuses has acknowledged what it took before. But one that never acknowledged anything
-        # here may be another than the one that an earlier connection led to.
+        # A server that refuses has acknowledged the messages it accepted. But a server that has sent no
+        # acknowledgement on this connection may not be the server of an earlier connection.
         unknown = self._reached
         if refused:
             unknown = self._doubtful if self._is_known else self._reached_before
         pending = itertools.chain(self._unacked, self._outbox)
         for sequence, (_, _, message, token) in enumerate(pending, self._base):
-            delivery = Delivery.UNKNOWN if sequence < unknown else Delivery.NOT_DELIVERED
+            delivery = DeliveryStatus.UNKNOWN if sequence < unknown else DeliveryStatus.NOT_DELIVERED
             self._returned.append(Returned(message, token, error, delivery))
         self.counters.messages_returned += len(self._returned)
         self._unacked.clear()
@@ -389,18 +391,18 @@ class SendingSession(Generic[M, K]):
         self._reader = None
 
     def take_returned(self) -> list[Returned[M, K]]:
-        """What has come back since the last call, in the order posted."""
+        """The messages returned since the last call, in the order posted."""
         returned, self._returned = self._returned, []
         return returned
 
     def take_delivered(self) -> list[K]:
-        """The tokens of what was acknowledged since the last call, in the order posted."""
+        """The tokens of messages acknowledged since the last call, in the order posted."""
         delivered, self._delivered = self._delivered, []
         return delivered
 
 
 def _join(pieces: list[bytes]) -> list[bytes]:
-    """Small pieces that follow each other, as one; large ones as they are (T-085)."""
+    """Join small pieces that follow each other; leave large pieces as they are (T-085)."""
     if len(pieces) < 2:
         return pieces
     joined: list[bytes] = []

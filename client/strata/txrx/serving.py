@@ -1,4 +1,4 @@
-"""The server of network addresses: moves bytes between sockets and `receiving`, and decides nothing."""
+"""The server of network addresses: it moves bytes between sockets and `receiving`, which decides."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import ssl
 import weakref
 from typing import Any, Generic, TypeVar, cast
 
-from strata.txrx.codecs import Codec
+from strata.txrx.codecs import MessageCodec
 from strata.txrx.ends import Rx
-from strata.txrx.errors import ChannelClosed
-from strata.txrx.inbox import Inbox
+from strata.txrx.errors import TxRxClosed
+from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 from strata.txrx.sockets import NetAddress, SocketFile, listen, tune
 
 __all__ = ["NetRx", "serve_net"]
@@ -24,11 +24,11 @@ _LAST_WORDS_SECONDS = 5.0
 
 
 async def serve_net(
-    address: NetAddress, codec: Codec[M], settings: ChannelSettings, context: ssl.SSLContext | None
+    address: NetAddress, codec: MessageCodec[M], settings: TxRxSettings, context: ssl.SSLContext | None
 ) -> NetRx[M]:
-    """Serve. Raises `AddressInUse`, `ChannelIOError`. Cancelling it leaves nothing behind."""
+    """Serve an address. Raises `AddressInUse`, `TxRxIOError`. Cancelling it leaves nothing behind."""
     real, sockets, file = await listen(address)
-    hub = _Hub(codec, settings, Inbox(settings.queue_capacity), file)
+    hub = _Hub(codec, settings, RxQueue(settings.queue_capacity), file)
     loop = asyncio.get_running_loop()
     try:
         for one in sockets:
@@ -39,7 +39,7 @@ async def serve_net(
                 ssl_handshake_timeout=None if context is None else settings.idle_frame_timeout,
                 start_serving=False,
             )
-            # Known before it starts, so that whoever cancels this has it closed, and not its socket alone.
+            # Recorded before it starts, so that cancelling closes the server, and not its socket alone.
             hub.servers.append(server)
             await server.start_serving()
     except BaseException:
@@ -54,9 +54,9 @@ class NetRx(Rx[M]):
     """The receiving end of a network address."""
 
     def __init__(self, address: NetAddress, hub: _Hub[M]) -> None:
-        super().__init__(address, hub.inbox)
+        super().__init__(address, hub.queue)
         self._hub = hub
-        # Connections hold on to the hub, and nothing to this: who forgets to close it has it closed.
+        # Connections refer to the hub and not to this end, so that an end that is forgotten closes itself.
         self._finalizer = weakref.finalize(self, _close_soon, hub, asyncio.get_running_loop())
         self._finalizer.atexit = False
 
@@ -76,22 +76,22 @@ class NetRx(Rx[M]):
 
 
 def _close_soon(hub: _Hub[Any], loop: asyncio.AbstractEventLoop) -> None:
-    # Collected on any thread, perhaps when the loop is gone.
+    # Garbage collection runs on any thread, perhaps after the loop is closed.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(hub.close, "the receiver is gone")
 
 
 class _Hub(Generic[M]):
-    """What the connections of one server share."""
+    """The state that the connections of one server share."""
 
     def __init__(
-        self, codec: Codec[M], settings: ChannelSettings, inbox: Inbox[M], file: SocketFile | None
+        self, codec: MessageCodec[M], settings: TxRxSettings, queue: RxQueue[M], file: SocketFile | None
     ) -> None:
         self.codec = codec
         self.settings = settings
-        self.inbox = inbox
+        self.queue = queue
         self.counters = ReceiverCounters()
-        self.sessions = Sessions(settings)
+        self.sessions: Sessions[M] = Sessions(settings)
         self.servers: list[asyncio.Server] = []
         self.connections: dict[ReceivingLink[M], _Connection[M]] = {}
         self.gone = asyncio.Event()
@@ -103,13 +103,13 @@ class _Hub(Generic[M]):
         return _Connection(self)
 
     def close(self, reason: str) -> None:
-        if self.inbox.closed is not None:
+        if self.queue.closed is not None:
             return
         for server in self.servers:
             server.close()
         if self._file is not None:
             self._file.remove()
-        self.inbox.close(ChannelClosed(reason))
+        self.queue.close(TxRxClosed(reason))
         if self._timer is not None:
             self._timer.cancel()
         for connection in list(self.connections.values()):
@@ -123,7 +123,7 @@ class _Hub(Generic[M]):
 
     def lost(self, link: ReceivingLink[M]) -> None:
         self.connections.pop(link, None)
-        if self.inbox.closed is not None:
+        if self.queue.closed is not None:
             if not self.connections:
                 self.gone.set()
             return
@@ -143,7 +143,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def __init__(self, hub: _Hub[M]) -> None:
         self._hub = hub
         self._loop = hub._loop
-        self._inbox = hub.inbox
+        self._queue = hub.queue
         self._time = hub._loop.time
         self._link = ReceivingLink(hub.sessions, hub.codec, hub.settings, hub.counters, self._time())
         self.get_buffer = self._link.get_buffer  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         hub = self._hub
-        if hub.inbox.closed is not None or len(hub.connections) >= hub.settings.max_connections:
+        if hub.queue.closed is not None or len(hub.connections) >= hub.settings.max_connections:
             self._transport.abort()
             return
         hub.connections[self._link] = self
@@ -172,7 +172,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._inbox.forget(self)
+        self._queue.forget(self)
         self._link.connection_lost(self._time())
         self._hub.lost(self._link)
 
@@ -185,12 +185,12 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             self._transport.abort()
 
     def _step(self, now: float) -> None:
-        """Take what there is room for, answer, and read on or wait."""
-        link, inbox = self._link, self._inbox
-        if inbox.closed is None:
-            messages = link.take(inbox.room, now)
+        """Take the messages that fit, answer, and read on or wait."""
+        link, queue = self._link, self._queue
+        if queue.closed is None:
+            messages = link.take(queue.room, now)
             if messages:
-                inbox.put(messages)
+                queue.put(messages)
         if link.superseded is not None:
             older, link.superseded = link.superseded, None
             if older in self._hub.connections:
@@ -201,18 +201,19 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def _pause_or_resume(self) -> None:
         transport = self._transport
-        assert transport is not None
+        if transport is None:
+            return
         self._is_paused = self._link.is_blocked
         if self._is_paused:
             transport.pause_reading()
-            self._inbox.when_room(self, self._room)
+            self._queue.when_room(self, self._room)
         elif not transport.is_closing():
             transport.resume_reading()
 
     def _room(self) -> None:
         self._step(self._time())
         if self._is_paused:
-            self._inbox.when_room(self, self._room)
+            self._queue.when_room(self, self._room)
 
     def _write(self) -> None:
         transport = self._transport
@@ -222,7 +223,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         if data:
             transport.write(data)
         if self._link.is_finished:
-            self._inbox.forget(self)
+            self._queue.forget(self)
             transport.close()
         else:
             self._arm()

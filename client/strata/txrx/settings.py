@@ -1,8 +1,8 @@
-"""What can be set (T-041, T-050, T-056, T-065, T-076, T-099), in code or in the environment.
+"""Settings of Tx and Rx (T-041, T-050, T-056, T-065, T-076, T-099), in code or in the environment.
 
-`ChannelSettings()` are the defaults; `ChannelSettings.from_environment()` reads `STRATA_CHANNEL_` and the
-name in capitals, such as `STRATA_CHANNEL_MESSAGE_DELIVERY_TIMEOUT=10`. `dial` and `serve` read the
-environment when they are given no settings. Both ends should have the same.
+`TxRxSettings()` has the defaults. `TxRxSettings.from_environment()` reads variables named `STRATA_CHANNEL_`
+and the setting in capitals, such as `STRATA_CHANNEL_MESSAGE_DELIVERY_TIMEOUT=10`. `dial` and `serve` read the
+environment if they get no settings. Both ends should have the same settings.
 """
 
 from __future__ import annotations
@@ -11,53 +11,77 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-__all__ = ["ENVIRONMENT_PREFIX", "ChannelSettings"]
+__all__ = ["ENVIRONMENT_PREFIX", "TxRxOptions", "TxRxSettings"]
 
 ENVIRONMENT_PREFIX = "STRATA_CHANNEL_"
 
 
+class TxRxOptions(TypedDict, total=False):
+    """The fields of `TxRxSettings`, as keyword arguments."""
+
+    codec_max_frame_length: int
+    message_ack_every_n_messages: int
+    message_ack_time_interval: float
+    message_ack_eagerly: bool
+    message_delivery_timeout: float
+    queue_capacity: int
+    outbox_limit: int | None
+    session_timeout: float
+    max_sessions: int
+    max_connections: int
+    link_timeout: float
+    idle_frame_timeout: float
+    connect_timeout: float
+    backoff_base: float
+    backoff_cap: float
+    tls_certificate: Path | None
+    tls_key: Path | None
+    tls_authorities: Path | None
+    tls_mutual: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelSettings:
-    """Sizes in bytes, durations in seconds. Raises `ValueError` for what cannot be meant."""
+class TxRxSettings:
+    """Sizes in bytes, durations in seconds. Raises `ValueError` for values that cannot work."""
 
     codec_max_frame_length: int = 64 * 2**20
     """The largest frame, sent or received."""
     message_ack_every_n_messages: int = 1000
-    """An acknowledgement goes out after so many messages at the latest …"""
+    """An acknowledgement goes out after this many messages at the latest …"""
     message_ack_time_interval: float = 0.5
-    """… or after so long."""
+    """… or after this time."""
     message_ack_eagerly: bool = True
-    """Acknowledge whatever arrived together at once; the two above are bounds then."""
+    """Acknowledge messages that arrived together at once; the two settings above are then bounds."""
     message_delivery_timeout: float = 30.0
-    """The oldest message that has not been acknowledged may become so old; then the channel is closed."""
+    """The greatest age of an unacknowledged message; beyond it the channel is closed."""
     queue_capacity: int = 1024
-    """Messages that wait for `recv` at a server, of all its senders together."""
+    """Messages of all senders together that may wait for `recv` at a server."""
     outbox_limit: int | None = None
-    """Messages that may wait at a sender, or any number."""
+    """Messages that may wait at a sender; None is any number."""
     session_timeout: float = 120.0
-    """How long a session without a connection is remembered; longer than its sender's delivery timeout."""
+    """How long a server remembers a session without a connection; longer than the delivery timeout."""
     max_sessions: int = 10_000
-    """Sessions a server remembers; a further one is refused."""
+    """Sessions that a server remembers; a further session is refused."""
     max_connections: int = 1000
-    """Connections a server has at once; a further one is closed at once."""
+    """Connections of a server at one time; a further connection is closed at once."""
     link_timeout: float = 10.0
-    """A connection that brings no acknowledgement for so long, while some are due, is taken to be dead."""
+    """A connection counts as dead when acknowledgements are due and none has come for this long."""
     idle_frame_timeout: float = 30.0
-    """A frame, or the beginning of a connection, of which nothing more comes for so long is given up."""
+    """A connection that stops for this long within a frame or its header is given up."""
     connect_timeout: float = 10.0
-    """One attempt to connect takes no longer."""
+    """The longest time for one attempt to connect."""
     backoff_base: float = 0.001
     """The first wait between attempts; it doubles …"""
     backoff_cap: float = 1.0
-    """… up to this."""
+    """… up to this limit."""
     tls_certificate: Path | None = None
-    """PEM file with the certificate, and those between it and the authority."""
+    """PEM file with the certificate, and the certificates between it and the authority."""
     tls_key: Path | None = None
-    """PEM file with its key."""
+    """PEM file with the key of `tls_certificate`."""
     tls_authorities: Path | None = None
-    """PEM file with the authorities that peers' certificates must come from; the system's own by default."""
+    """PEM file with the authorities that must have signed peers' certificates; else the system's own."""
     tls_mutual: bool = False
     """A server demands a certificate of its clients."""
 
@@ -73,7 +97,7 @@ class ChannelSettings:
         if self.outbox_limit is not None and self.outbox_limit < 1:
             raise ValueError("outbox_limit has to be at least 1")
         if self.session_timeout <= self.message_delivery_timeout:
-            # Else a sender could come back with messages that a forgotten session has taken already.
+            # Else a sender could return with messages that a forgotten session has already accepted.
             raise ValueError("session_timeout has to be longer than message_delivery_timeout")
         if self.backoff_cap < self.backoff_base:
             raise ValueError("backoff_cap has to be at least backoff_base")
@@ -82,9 +106,9 @@ class ChannelSettings:
 
     @classmethod
     def from_environment(
-        cls, environment: Mapping[str, str] | None = None, **settings: Any
-    ) -> ChannelSettings:
-        """The settings that the environment names, and those given, which go before. Raises `ValueError`."""
+        cls, environment: Mapping[str, str] | None = None, **settings: Unpack[TxRxOptions]
+    ) -> TxRxSettings:
+        """The settings of the environment; `settings` override them. Raises `ValueError` for bad values."""
         found: dict[str, Any] = {}
         for field in fields(cls):
             name = ENVIRONMENT_PREFIX + field.name.upper()
@@ -94,12 +118,18 @@ class ChannelSettings:
                     found[field.name] = _READERS[str(field.type)](text)
                 except ValueError:
                     raise ValueError(f"{name}={text!r} is no {_NAMES[str(field.type)]}") from None
-        return cls(**(found | settings))
+        return cls(**{**found, **settings})
 
 
 _DURATIONS = (
-    *("message_ack_time_interval", "message_delivery_timeout", "session_timeout", "link_timeout"),
-    *("idle_frame_timeout", "connect_timeout", "backoff_base", "backoff_cap"),
+    "message_ack_time_interval",
+    "message_delivery_timeout",
+    "session_timeout",
+    "link_timeout",
+    "idle_frame_timeout",
+    "connect_timeout",
+    "backoff_base",
+    "backoff_cap",
 )
 
 

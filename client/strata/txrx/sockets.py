@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
-from strata.txrx.errors import AddressInUse, ChannelIOError
+from strata.txrx.errors import AddressInUse, TxRxIOError
 
 __all__ = ["NetAddress", "SocketFile", "connect", "listen", "tune"]
 
@@ -25,7 +25,7 @@ _UNIX_BUFFER = 1024 * 1024
 
 
 class SocketFile:
-    """The file of a Unix socket, removed at the end unless it has become another's."""
+    """The file of a Unix socket, removed at the end unless another file has replaced it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class SocketFile:
 
 
 async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], SocketFile | None]:
-    """Sockets that listen, with the address they really have. Raises `AddressInUse`, `ChannelIOError`."""
+    """Sockets that listen, with their real address. Raises `AddressInUse`, `TxRxIOError`."""
     if isinstance(address, UnixAddress):
         listening = _listen_unix(address)
         return address, [listening], None if address.is_abstract else SocketFile(address.path)
@@ -48,7 +48,7 @@ async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], 
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is served already") from None
-        raise ChannelIOError(f"{address} cannot be served: {error.strerror or error}") from None
+        raise TxRxIOError(f"{address} cannot be served: {error.strerror or error}") from None
     port = sockets[0].getsockname()[1]
     if isinstance(address, TlsAddress):
         return TlsAddress(address.host, port, address.scheme), sockets, None
@@ -58,10 +58,10 @@ async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], 
 async def connect(
     address: NetAddress, protocol: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None
 ) -> None:
-    """One attempt. Raises `OSError`, which `ssl.SSLError` is too."""
+    """Attempt to connect once. Raises `OSError`, of which `ssl.SSLError` is a subclass."""
     loop = asyncio.get_running_loop()
     if isinstance(address, UnixAddress):
-        # A socket of our own: not every event loop knows abstract names.
+        # The socket is made here, since not every event loop knows abstract names.
         with contextlib.ExitStack() as stack:
             one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             one.setblocking(False)
@@ -74,13 +74,13 @@ async def connect(
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """No waiting for more to send; a peer whose machine is gone is found out by the system."""
+    """Send small frames at once, and let the system detect a peer whose machine is gone."""
     found: socket.socket | None = transport.get_extra_info("socket")
     if found is None:
         return
     if found.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            # Unlike those of TCP, its buffers do not grow by themselves.
+            # Unlike buffers of TCP, those of a Unix socket do not grow by themselves.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
         return
     with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
         for family, kind, protocol, _, where in dict.fromkeys(found):
             try:
                 one = socket.socket(family, kind, protocol)
-            except OSError:  # a family that the system knows by name only
+            except OSError:  # the system knows this address family by name only
                 continue
             sockets.append(one)
             one.setblocking(False)
@@ -138,7 +138,7 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is served already, or something else is there") from None
-        raise ChannelIOError(f"{address} cannot be served: {error.strerror or error}") from None
+        raise TxRxIOError(f"{address} cannot be served: {error.strerror or error}") from None
     except BaseException:
         listening.close()
         raise
@@ -146,7 +146,7 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
 
 
 def _remove_stale(path: str) -> bool:
-    """Remove the socket file of a server that is gone; nothing else, ever."""
+    """Remove the socket file of a server that is gone, and no other file; False if it was not removed."""
     try:
         before = os.stat(path, follow_symlinks=False)
         if not stat.S_ISSOCK(before.st_mode):

@@ -1,4 +1,4 @@
-"""A value that can be watched (T-016), and the one a `Tx` shows (T-017, T-018)."""
+"""A value that can be watched (T-016), and the status of a `Tx` (T-017, T-018)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TxStatus:
-    """Active until it is closed; then closed for good, with the reason."""
+    """Active, or closed for good with the reason."""
 
     closed: bool = False
     reason: str | None = None
@@ -24,7 +24,7 @@ ACTIVE = TxStatus()
 
 
 class Watch(Generic[T]):
-    """The current value, and a way to wait for the next one, for any number of observers."""
+    """A value that any number of observers can read, and whose changes they can await."""
 
     __slots__ = ("_value", "_version", "_waiting")
 
@@ -35,11 +35,11 @@ class Watch(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value now."""
+        """The present value."""
         return self._value
 
     async def changed(self) -> T:
-        """The next value there will be. Cancelling it costs nothing."""
+        """Wait for the next value. Cancelling it loses nothing."""
         version = self._version
         while self._version == version:
             waiter = asyncio.get_running_loop().create_future()
@@ -51,13 +51,16 @@ class Watch(Generic[T]):
         return self._value
 
     async def wait_for(self, predicate: Callable[[T], bool]) -> T:
-        """The value now if it satisfies `predicate`, else the first one that does."""
+        """The present value if it satisfies `predicate`, else the first later value that does.
+
+        Cancelling it loses nothing.
+        """
         while not predicate(self._value):
             await self.changed()
         return self._value
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        """The value now, then the newest whenever it has changed; values in between may be missed."""
+        """The present value, then the newest value after each change; values in between may be missed."""
         while True:
             version, value = self._version, self._value
             yield value

@@ -1,4 +1,4 @@
-"""Spacing what is sent so that no limit of the transport is broken (channel.md §11)."""
+"""Spaces transmissions so that they keep to the limits of the transport (channel.md §11)."""
 
 from __future__ import annotations
 

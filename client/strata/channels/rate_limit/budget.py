@@ -1,8 +1,8 @@
-"""What one transport identity may send, and has sent (C-222 … C-225, C-232 … C-235).
+"""The transmissions that one transport identity may make, and has made (C-222 … C-225, C-232 … C-235).
 
-Two meters are emptied at each epoch, and epochs are aligned to Unix time. Beside them stands what a relay
-said: a pause, and a window of so many transmissions in such a time. No clock: `advance(now)` comes before any
-question, with Unix time in milliseconds.
+Two meters return to zero at each epoch; epochs are aligned to Unix time. A relay can add a pause, and a
+window with a number of transmissions in a time. There is no clock: call `advance(now)` before any question,
+with Unix time in milliseconds.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -14,14 +14,14 @@ from collections import deque
 from strata.channels.persistence.records import EpochCount
 from strata.channels.rate_limit.values import RateLimitConfig
 
-__all__ = ["Budget"]
+__all__ = ["TransportBudget"]
 
 _MAX_WINDOW_ENTRIES = 10_000
 _ROUNDING = 1e-9
 
 
 class _Meter:
-    """How much of a budget is used in this epoch."""
+    """How much of one limit is used in this epoch."""
 
     __slots__ = ("limit", "used")
 
@@ -39,12 +39,12 @@ class _Meter:
 
 
 class _Window:
-    """At most `limit` events in any `window_ms`, exactly, for it knows when the last ones were."""
+    """At most `limit` events in any `window_ms`: exact, since it keeps the times of the last events."""
 
     __slots__ = ("_at", "_most", "_window_ms")
 
     def __init__(self, limit: int, window_ms: int) -> None:
-        # A huge limit is kept by its parts, so that remembering stays cheap.
+        # A huge limit is divided into parts, so that few times have to be kept.
         self._most = min(limit, _MAX_WINDOW_ENTRIES)
         self._window_ms = -(-window_ms * self._most // limit)
         self._at: deque[int] = deque(maxlen=self._most)
@@ -64,11 +64,11 @@ class _Window:
         self._at = deque((at - by for at in self._at), maxlen=self._most)
 
 
-class Budget:
-    """The meters, the pause and the window."""
+class TransportBudget:
+    """Two meters, a pause and a window."""
 
     def __init__(self, config: RateLimitConfig, counted: EpochCount | None = None) -> None:
-        """`counted` is what a store kept of an earlier run (C-235)."""
+        """`counted` is the stored count of an earlier run (C-235)."""
         self._config = config
         self._messages = _Meter(config.messages_per_epoch, counted.messages if counted else 0)
         self._segments = _Meter(config.segments_per_epoch, counted.segments if counted else 0)
@@ -80,22 +80,22 @@ class Budget:
 
     @property
     def count(self) -> EpochCount:
-        """What was sent in the present epoch."""
+        """The count of the present epoch."""
         return EpochCount(self.epoch, self._messages.used, self._segments.used)
 
     @property
     def messages_open(self) -> bool:
-        """Whether a message more may be sent in this epoch."""
+        """Whether one more message may be sent in this epoch."""
         return not self._config.enabled or self._messages.has_room
 
     @property
     def segments_open(self) -> bool:
-        """Whether a transmission more may be made in this epoch."""
+        """Whether one more transmission may be made in this epoch."""
         return not self._config.enabled or self._segments.has_room
 
     @property
     def approached(self) -> bool:
-        """Whether so much is used that ephemerals are dropped and retransmissions wait (C-091, C-182)."""
+        """Whether the threshold is reached: ephemerals are dropped, retransmissions wait (C-091, C-182)."""
         return self._config.enabled and self._share >= self._config.approach_threshold - _ROUNDING
 
     @property
@@ -105,16 +105,16 @@ class Budget:
 
     @property
     def open_at(self) -> int:
-        """From when on neither the pause nor the window holds anything back."""
+        """The time from which neither the pause nor the window holds a transmission back."""
         return max(self._paused_until, 0 if self._window is None else self._window.opens_at)
 
     @property
     def next_epoch_at(self) -> int:
-        """When the meters are emptied next."""
+        """When the meters next return to zero."""
         return (self.epoch + 1) * self._config.epoch_size_ms
 
     def advance(self, now: int) -> None:
-        """Tell the time."""
+        """Set the present time."""
         if now < self._now:
             # The clock was set back. Waits keep their length.
             self._paused_until -= self._now - now
@@ -122,8 +122,8 @@ class Budget:
                 self._window.shift(self._now - now)
         self._now = now
         epoch = now // self._config.epoch_size_ms
-        # An epoch that comes again, the clock set back, does not get its budget again: more than the limit
-        # would leave in it.
+        # When the clock was set back, an epoch comes again. It does not get a new budget, or more than the
+        # limit could be sent in it.
         if epoch > self.epoch:
             self._messages.used = self._segments.used = 0
         self.epoch = epoch
@@ -136,14 +136,14 @@ class Budget:
             self._window.note(self._now)
 
     def pause(self, retry_after_ms: int) -> None:
-        """Hold everything back for so long (C-232)."""
+        """Hold all transmissions back for this time (C-232)."""
         wait = min(max(retry_after_ms, 0), self._config.max_pause_ms)
         self._paused_until = max(self._paused_until, self._now + wait)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
-        """Keep to a relay's limit from now on, if it is the strictest one known (C-225)."""
+        """Keep to a relay's limit from now on, if it is the strictest limit known (C-225)."""
         if limit < 1 or window_ms < 1:
-            return  # a relay's word, and no rate
+            return  # a relay declared numbers that are no rate
         window = _Window(limit, window_ms)
         if self._window is None or window.interval_ms > self._window.interval_ms:
             self._window = window

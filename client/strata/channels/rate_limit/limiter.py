@@ -1,14 +1,14 @@
 """When each transmission may go (channel.md §11).
 
-One `RateLimiter` stands for one transport identity and is shared by all channels that use it (C-234). Each
-channel has a *lane*, bounded queues of its own, and lanes with something to send take turns. It is the last
-step before dispatch (A-121). No clock: time is Unix time in milliseconds and comes in as `now`; `get_timer`
-tells when `take` may have something.
+One `RateLimiter` stands for one transport identity, and all channels with this identity share it (C-234).
+Each channel has a *lane* with its own bounded queues, and lanes with waiting transmissions take turns. The
+limiter is the last step before dispatch (A-121). There is no clock: `now` is Unix time in milliseconds, and
+`get_timer` says when to call `take`.
 
 Two budgets are refilled at each epoch:
 
 - messages: the first chunk of each message, or every chunk (`chunk_accounting="each"`). It delays messages.
-- segments: every transmission of whatever kind, if the transport has a limit. It paces chunks (A-118).
+- segments: every transmission of any kind, if the transport has a limit. It paces chunks (A-118).
 
     what                    budgets it needs     goes while                       otherwise
     first transmission      messages, segments   there is any budget (C-226)      waits, in order
@@ -16,7 +16,8 @@ Two budgets are refilled at each epoch:
     sync, repair            segments             no first transmission could go   waits
     ephemeral               messages, segments   below the threshold (C-181)      is dropped at once
 
-A relay that answers `rate_limited` pauses all of it, and what it tells of its limit is kept to from then on.
+A relay that answers `rate_limited` pauses all transmissions. From then on the limiter keeps the relay's
+limit.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,7 +31,7 @@ from dataclasses import replace
 
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import EpochCount, QueuedSend, put, remove
-from strata.channels.rate_limit.budget import Budget
+from strata.channels.rate_limit.budget import TransportBudget
 from strata.channels.rate_limit.values import (
     DEFAULT_RATE_LIMIT_CONFIG,
     EphemeralDropReason,
@@ -44,7 +45,7 @@ __all__ = ["RateLimiter"]
 
 
 class _Lane:
-    """What one channel has waiting."""
+    """The waiting transmissions of one channel."""
 
     __slots__ = ("changes", "ids", "next_position", "queues")
 
@@ -56,31 +57,31 @@ class _Lane:
 
 
 class RateLimiter:
-    """The budgets of one transport identity and the queues before it."""
+    """The budgets of one transport identity, and the queues before it."""
 
     def __init__(
         self, config: RateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG, *, counted: EpochCount | None = None
     ) -> None:
-        """`counted` is what a store kept of an earlier run (C-235)."""
+        """`counted` is the stored count of an earlier run (C-235)."""
         self._config = config
-        self._budget = Budget(config, counted)
+        self._budget = TransportBudget(config, counted)
         self._stored_count = counted
-        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # whose turn is next comes first
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the lane with the next turn comes first
         self.dropped_ephemerals = 0
         self.refused_background = 0
 
-    # What comes in.
+    # Queueing.
 
     def check_room(self, lane: str, count: int) -> None:
-        """Raise `SendQueueFull` unless so many first transmissions more can be queued."""
+        """Raise `SendQueueFull` unless `count` more first transmissions can be queued."""
         waiting = len(self._lane(lane).queues[Priority.CONTENT])
         if waiting + count > self._config.max_queued:
             raise SendQueueFull(lane, waiting, self._config.max_queued)
 
     def offer(self, lane: str, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
-        """Queue the first transmissions of a message's chunks: all, or `SendQueueFull` and none (C-227).
+        """Queue the first transmissions of a message's chunks: all, or none and `SendQueueFull` (C-227).
 
-        `opens_message` false: these are later chunks of a message whose first one was charged already.
+        With `opens_message` false, these are later chunks of a message whose first chunk was charged already.
         """
         self.check_room(lane, len(message_ids))
         queues = self._lane(lane)
@@ -97,9 +98,9 @@ class RateLimiter:
             queues.changes.append(put(_record(transmission)))
 
     def offer_again(self, lane: str, message_id: str, priority: Priority) -> bool:
-        """Queue a retransmission, sync or repair, which its timer would bring again after a restart.
+        """Queue a retransmission, sync or repair. It is not stored: a restart brings it again.
 
-        False if it was not queued: it waits already, or too many do.
+        Returns False if it waits already, or if too many wait.
         """
         queues = self._lane(lane)
         if (priority, message_id) in queues.ids:
@@ -111,7 +112,7 @@ class RateLimiter:
         return True
 
     def admit_ephemeral(self, now: int) -> EphemeralDropReason | None:
-        """Charge an ephemeral message that goes at once; or say why it must be dropped (C-181)."""
+        """Charge an ephemeral message that goes at once, or return why it must be dropped (C-181)."""
         budget = self._budget
         budget.advance(now)
         reason: EphemeralDropReason | None = None
@@ -126,7 +127,7 @@ class RateLimiter:
         return reason
 
     def restore(self, lane: str, queued: Iterable[QueuedSend]) -> None:
-        """Queue what a store kept of an earlier run, in its order (C-227)."""
+        """Queue the stored transmissions of an earlier run, in order (C-227)."""
         queues = self._lane(lane)
         for record in sorted(queued, key=lambda record: record.position):
             queues.next_position = max(queues.next_position, record.position + 1)
@@ -141,20 +142,20 @@ class RateLimiter:
                 ),
             )
 
-    # What goes out.
+    # Taking.
 
     def heads(self, lane: str) -> list[Transmission]:
-        """What is at the head of each of a lane's queues: `take` gives one of these next, if of this lane."""
+        """The first transmission of each queue of a lane: `take` gives one of these next from this lane."""
         queues = self._lanes.get(lane)
         return [] if queues is None else [queue[0] for queue in queues.queues if queue]
 
     def take(self, now: int, *, ready: Container[str] | None = None) -> Transmission | None:
-        """The transmission that may go now, charged to the budgets; None if none may.
+        """The transmission that may go now, charged to the budgets; None if none may go.
 
-        With `ready` only the lanes in it are looked at: the others have to prepare what they would send.
+        With `ready` only these lanes are considered: other lanes still have to prepare their transmissions.
 
-        Then say what became of it: `sent`, `put_back` or `withdraw`. Until then it is stored as queued, so
-        a crash in between sends it again and does not lose it.
+        Report the outcome with `sent`, `put_back` or `withdraw`. Until then the transmission is stored as
+        queued: after a crash it is sent again, and not lost.
         """
         budget = self._budget
         budget.advance(now)
@@ -173,27 +174,27 @@ class RateLimiter:
         return None
 
     def sent(self, transmission: Transmission) -> None:
-        """It was dispatched: the store may forget it."""
+        """A transmission was dispatched: the store may forget it."""
         lane = self._lanes.get(transmission.lane)
         if lane is not None and transmission.position:
             lane.changes.append(remove(QueuedSend, str(transmission.position)))
 
     def put_back(self, transmission: Transmission) -> None:
-        """It was not dispatched, a relay being full: it takes its place again (C-232).
+        """A transmission was not dispatched, since a relay was full: it returns to its place (C-232).
 
-        In the epoch it was taken in, its message is not charged again.
+        In the epoch in which it was taken, its message is not charged again.
         """
         lane = self._lanes.get(transmission.lane)
         if lane is None:
             return
         queue = lane.queues[transmission.priority]
-        # Several may come back, in whatever order: chunks leave by position (C-069).
+        # Several may come back, in any order: chunks leave by position (C-069).
         place = bisect_left(queue, transmission.position, key=lambda waiting: waiting.position)
         queue.insert(place, transmission)
         lane.ids.add((transmission.priority, transmission.message_id))
 
     def withdraw(self, lane: str, message_id: str) -> None:
-        """Take a message out of its lane: it was acknowledged meanwhile, or failed for good."""
+        """Remove a message from its lane: it was acknowledged meanwhile, or failed for good."""
         queues = self._lanes.get(lane)
         if queues is None:
             return
@@ -207,24 +208,24 @@ class RateLimiter:
                     queues.changes.append(remove(QueuedSend, str(transmission.position)))
 
     def close_lane(self, lane: str) -> None:
-        """Forget a channel's lane; what a store has of its queue stays there."""
+        """Forget a channel's lane; its stored queue stays in the store."""
         self._lanes.pop(lane, None)
 
-    # What a relay says.
+    # Limits of a relay.
 
     def pause(self, now: int, retry_after_ms: int) -> None:
-        """A relay answered `rate_limited`: nothing goes for so long (C-232)."""
+        """A relay answered `rate_limited`: no transmission goes for this time (C-232)."""
         self._budget.advance(now)
         self._budget.pause(retry_after_ms)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
-        """A relay declared, or proved, to take so many in such a time; the strictest known holds (C-221)."""
+        """A relay takes `limit` transmissions in `window_ms`; the strictest known limit holds (C-221)."""
         self._budget.learn_limit(limit, window_ms)
 
-    # What can be known.
+    # Questions.
 
     def get_timer(self) -> int | None:
-        """When `take` may have something; a time that has passed means now, None that nothing waits."""
+        """When to call `take`; a time in the past means now, None means that nothing waits."""
         times = [
             self._allowed_at(lane.queues[priority][0])
             for lane in self._lanes.values()
@@ -234,17 +235,17 @@ class RateLimiter:
         return min(times, default=None)
 
     def utilisation(self, now: int) -> int:
-        """How much of the fuller budget this epoch has used, from 0 to 100 (C-233)."""
+        """The used part of the fuller budget in this epoch, from 0 to 100 (C-233)."""
         self._budget.advance(now)
         return self._budget.utilisation
 
     def queued(self, lane: str, priority: Priority = Priority.CONTENT) -> int:
-        """How many transmissions of this kind wait in a lane."""
+        """The number of transmissions of this kind that wait in a lane."""
         queues = self._lanes.get(lane)
         return 0 if queues is None else len(queues.queues[priority])
 
     def changes_to_store(self, lane: str) -> list[Change]:
-        """What a store has to do to hold a lane's queue, since the last call."""
+        """The changes to a lane's stored queue since the last call."""
         queues = self._lanes.get(lane)
         if queues is None:
             return []
@@ -252,14 +253,12 @@ class RateLimiter:
         return changes
 
     def counts_to_store(self) -> list[Change]:
-        """What a store has to do to hold the epoch's count, since the last call (C-235)."""
+        """The changes to the stored count since the last call (C-235)."""
         count = self._budget.count
         if count == self._stored_count or count.epoch < 0:
             return []
         self._stored_count = count
         return [put(count)]
-
-    # Inside.
 
     def _lane(self, name: str) -> _Lane:
         lane = self._lanes.get(name)

@@ -1,4 +1,4 @@
-"""A proof for each message, for transports that ask for one (C-236, A-123). Relays ask for none."""
+"""A proof for each message, for transports that require one (C-236, A-123). Relays do not."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from strata.protocol.errors import StrataError
 __all__ = ["ProofFailed", "ProofProvider", "obtain_proof"]
 
 ProofProvider = Callable[[bytes], bytes | Awaitable[bytes]]
-"""Given the bytes that are about to be dispatched, their proof. May be a coroutine function."""
+"""Makes the proof of bytes that are about to be dispatched. It may be a coroutine function."""
 
 
 class ProofFailed(StrataError):
-    """No proof could be had: the chunk fails for good (C-044). The cause is the provider's own error."""
+    """The provider made no proof: the chunk fails for good (C-044). The cause is the provider's error."""
 
     def __str__(self) -> str:
         return "the proof that the transport asks for could not be made"
 
 
 async def obtain_proof(provider: ProofProvider | None, message: bytes) -> bytes | None:
-    """The proof of one message, None without a provider.
+    """The proof of one message; None without a provider.
 
-    Called for every chunk and every retransmission, right before dispatch. Raises `ProofFailed` whatever the
-    provider raised or returned instead of bytes. Cancelling cancels the provider.
+    It is called for every chunk and every retransmission, right before dispatch. Raises `ProofFailed` if the
+    provider raises, or returns anything but bytes. Cancelling it cancels the provider.
     """
     if provider is None:
         return None

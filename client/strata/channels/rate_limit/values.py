@@ -1,4 +1,4 @@
-"""What the rate limit manager is set by and speaks in."""
+"""Settings and values of the rate limit manager."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class SendQueueFull(StrataError):
-    """A channel has as many chunks waiting for the rate limit as it may have (C-227); nothing was queued."""
+    """Too many chunks of a channel wait for the rate limit already (C-227); nothing was queued."""
 
     def __init__(self, lane: str, waiting: int, max_queued: int) -> None:
         super().__init__(lane, waiting, max_queued)
@@ -35,7 +35,7 @@ class SendQueueFull(StrataError):
 
 
 class Priority(enum.IntEnum):
-    """What a transmission is; lower goes first (C-230)."""
+    """The kind of a transmission; the lower number goes first (C-230)."""
 
     CONTENT = 0
     RETRANSMISSION = 1
@@ -52,9 +52,9 @@ class EphemeralDropReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig:
-    """What may be sent. Raises `ValueError` for a value that cannot work; None means that no limit is known.
+    """Limits of the transport; None means that no limit is known. Raises `ValueError` for impossible values.
 
-    With `enabled` false nothing is delayed, except by a relay that asks for a pause (C-220, C-232).
+    With `enabled` false no transmission is delayed, except by a relay's pause (C-220, C-232).
     """
 
     enabled: bool = True
@@ -62,13 +62,13 @@ class RateLimitConfig:
     messages_per_epoch: int | None = None
     segments_per_epoch: int | None = None
     chunk_accounting: Literal["first", "each"] = "first"
-    """Whether a message counts once, or each of its chunks does (C-223, C-224)."""
+    """Whether a message counts once, or each of its chunks counts (C-223, C-224)."""
     approach_threshold: float = 0.9
     """The part of the budget from which ephemerals are dropped and retransmissions wait (C-229)."""
     max_queued: int = 10_000
-    """Most first transmissions that wait in one lane, and as many of each other kind."""
+    """The most transmissions of each kind that wait in one lane."""
     max_pause_ms: int = 3_600_000
-    """The longest pause that a relay can cause at once; it can ask again (C-302)."""
+    """The longest pause for one answer of a relay; the relay can ask again (C-302)."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,18 +89,18 @@ class RateLimitConfig:
 
 DEFAULT_RATE_LIMIT_CONFIG = RateLimitConfig()
 DefaultRateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG
-"""Its name in the documents (C-029)."""
+"""The same object, under its name in the documents (C-029)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transmission:
-    """One chunk or other message whose turn has come, or will."""
+    """A chunk or other message that waits for its turn, or has it."""
 
     lane: str
     message_id: str
     priority: Priority
     opens_message: bool = False
     counted_in: int = -1
-    """The epoch whose message budget was charged for it; -1 for none."""
+    """The epoch whose message budget was charged; -1 if none was."""
     position: int = 0
-    """Its place in the stored queue; 0 if it is not stored."""
+    """The place in the stored queue; 0 if it is not stored."""

@@ -62,7 +62,7 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
-from strata.channels.reliable.options import ChannelOptions, ChannelSettings
+from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.channels.reliable.values import (
     AtRisk,
     ChannelHealth,
@@ -81,9 +81,9 @@ __all__ = [
     "ChannelHealth",
     "ChannelNotOpen",
     "ChannelOptions",
-    "ChannelSettings",
     "ChannelStatistics",
     "ChunkInfo",
+    "ConfigOptions",
     "DefaultReliableChannelOptions",
     "EmptyPayload",
     "EphemeralMessageDropped",

@@ -20,7 +20,7 @@ from strata.channels.reliable.errors import (
 )
 from strata.channels.reliable.events import ReliableEnvelope
 from strata.channels.reliable.hub import Hub
-from strata.channels.reliable.options import ChannelOptions, ChannelSettings
+from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.protocol.errors import StrataError
 
 __all__ = [
@@ -43,7 +43,7 @@ def make_channel(
     config: ReliableChannelConfig | None = None,
     *,
     options: Mapping[str, object] | None = None,
-    **settings: Unpack[ChannelSettings],
+    **settings: Unpack[ConfigOptions],
 ) -> ReliableChannel:
     """A channel that is not open yet; `create_reliable_channel` tells the arguments and opens it."""
     try:
@@ -68,7 +68,7 @@ def _make(
     sender_id: str | None,
     config: ReliableChannelConfig | None,
     options: Mapping[str, object] | None,
-    settings: ChannelSettings,
+    settings: ConfigOptions,
 ) -> ReliableChannel:
     profile = settings.pop("profile", None)
     encoder, decoder = settings.pop("encoder", None), settings.pop("decoder", None)
@@ -104,7 +104,7 @@ def open_channel(
 ) -> ReliableChannel:
     """A channel from the keywords of `relay.channel`, not open yet. Raises as `make_channel` does."""
     config = options.pop("config", None)
-    settings: ChannelSettings = options
+    settings: ConfigOptions = options
     return make_channel(node, channel_id, topic, sender_id, config, **settings)
 
 
@@ -116,7 +116,7 @@ async def create_reliable_channel(
     config: ReliableChannelConfig | None = None,
     *,
     options: Mapping[str, object] | None = None,
-    **settings: Unpack[ChannelSettings],
+    **settings: Unpack[ConfigOptions],
 ) -> ReliableChannel:
     """Open a channel (`createReliableChannel`; C-001 … C-004).
 

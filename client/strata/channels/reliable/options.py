@@ -15,10 +15,10 @@ from strata.channels.rate_limit.proof import ProofProvider
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
 
-__all__ = ["ChannelOptions", "ChannelSettings"]
+__all__ = ["ChannelOptions", "ConfigOptions"]
 
 
-class ChannelSettings(TypedDict, total=False):
+class ConfigOptions(TypedDict, total=False):
     """Every keyword but `config`, for functions that take the configuration as an argument of its own."""
 
     profile: str | None
@@ -98,7 +98,7 @@ class ChannelSettings(TypedDict, total=False):
     max_pause_ms: int
 
 
-class ChannelOptions(ChannelSettings, total=False):
+class ChannelOptions(ConfigOptions, total=False):
     """Every keyword of `relay.channel`."""
 
     config: ReliableChannelConfig | None

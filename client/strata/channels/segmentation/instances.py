@@ -1,4 +1,4 @@
-"""One sending of a payload as far as it has come, and the payload once it can be had (C-203, C-215)."""
+"""The received segments of one sending, and the payload once they suffice (C-203, C-215)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -14,13 +14,13 @@ from strata.channels.segmentation.parity import SHARD_MULTIPLE, ParityCodec
 __all__ = ["Instance", "assemble"]
 
 _MAX_TRIMMED_ZEROS = 4096
-"""Zeros at the end of a payload that can be told from padding without `original_length` (C-215)."""
+"""The most zeros at a payload's end that are told from padding without `original_length` (C-215)."""
 _MAX_HASHED_BYTES = 64 << 20
-"""How much may be hashed in search of a segment size that nothing tells."""
+"""The most bytes hashed in search of an unknown segment size."""
 
 
 class Instance:
-    """The segments of one sending that are here; or, once finished, only which of them are still to come."""
+    """The received segments of one sending; once finished, only the indices of the segments still to come."""
 
     __slots__ = (
         "_awaited",
@@ -59,18 +59,18 @@ class Instance:
 
     @property
     def finished(self) -> bool:
-        """Whether the message was put together, and only late segments are awaited."""
+        """Whether the message was reassembled, and only late segments are awaited."""
         return self._awaited is not None
 
     @property
     def complete(self) -> bool:
-        """Whether putting it together is worth a try."""
+        """Whether there are enough segments to try to reassemble the message."""
         enough = len(self.segments) >= self.data_count
         return enough and not (self.parity_failed and self.missing)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of the data segments that are not here."""
+        """Indices of the data segments that have not come."""
         return tuple(index for index in range(self.data_count) if index not in self.segments)
 
     @property
@@ -83,12 +83,12 @@ class Instance:
         return index not in self.segments if self._awaited is None else index in self._awaited
 
     def agrees(self, segment: Segment) -> bool:
-        """Whether a segment tells the same counts (C-200)."""
+        """Whether a segment has the same counts (C-200)."""
         counts = (segment.data_segment_count, segment.parity_segment_count)
         return counts == (self.data_count, self.parity_count)
 
     def add(self, message_id: str, segment: Segment, now: int) -> None:
-        """Take in a segment that `lacks` named."""
+        """Add a segment that the instance lacks."""
         if self._awaited is not None:
             self._awaited.discard(segment.index)
             return
@@ -99,7 +99,7 @@ class Instance:
         self.original_length = self.original_length or segment.original_length
 
     def finish(self, awaited: Iterable[int], now: int) -> None:
-        """Let go of the bytes, and await only these segments."""
+        """Drop the bytes, and await only these segments."""
         self._awaited = set(awaited)
         self.segments = {}
         self.message_ids = []
@@ -108,14 +108,14 @@ class Instance:
 
 
 def assemble(instance: Instance, codec: ParityCodec | None) -> bytes | None:
-    """The payload, verified against its hash (C-204); None if these segments do not give it."""
+    """The payload, verified against its hash (C-204); None if the segments do not yield it."""
     if not instance.missing:
         payload = b"".join(instance.segments[index] for index in range(instance.data_count))
         return payload if message_hash(payload) == instance.message_hash else None
     if codec is None or instance.parity_failed:
         return None
     recovered = _recover(instance, codec)
-    # One failure is enough: another segment of the same kind would cost the same again and hardly help.
+    # One failure is enough: a try with another parity segment costs as much, and hardly helps.
     instance.parity_failed = recovered is None
     instance.recovered = recovered is not None
     return recovered
@@ -144,7 +144,7 @@ def _recover(instance: Instance, codec: ParityCodec) -> bytes | None:
 
 
 def _segment_sizes(count: int, width: int, data: Mapping[int, bytes]) -> Iterator[int]:
-    """How long segments but the last may be: as one that is here, else anything that pads to a shard."""
+    """Possible lengths of all segments but the last: that of a received one, else all that pad to a shard."""
     full = {len(payload) for index, payload in data.items() if index < count - 1}
     if full or count == 1:
         yield from full or {width}
@@ -168,7 +168,7 @@ def _joined(
 
 
 def _trimmed(padded: bytes, at_least: int, wanted: bytes) -> bytes | None:
-    """What remains of `padded` once as many zeros are cut off its end as the hash asks for (C-215)."""
+    """`padded` without the zeros at its end that, by the hash, are padding (C-215)."""
     length = max(len(padded.rstrip(b"\x00")), at_least)
     digest = keccak.new(digest_bits=256, data=padded[:length], update_after_digest=True)
     for _ in range(_MAX_TRIMMED_ZEROS):
@@ -176,7 +176,7 @@ def _trimmed(padded: bytes, at_least: int, wanted: bytes) -> bytes | None:
             return padded[:length]
         if length == len(padded):
             return None
-        # The hash goes on by one zero: a try costs one block, not the whole payload.
+        # The hash continues by one zero: a try costs one block, and not the whole payload.
         digest.update(b"\x00")
         length += 1
     return None

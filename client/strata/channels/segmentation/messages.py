@@ -1,11 +1,11 @@
-"""One segment on the wire: `SegmentMessageProto`, its encoding and what makes it valid.
+"""One segment on the wire: `SegmentMessageProto`, its encoding and its rules.
 
 The numbers 1–7 are those of the segmentation document; 1001 and 1002 are additive, and other decoders skip
 them (C-187). The message has no presence: zero, false and empty are never written, so vectors W1 and W2 hold
 byte for byte.
 
-`decode_segment` is the only door for bytes of strangers: it returns a `Segment` that keeps every rule of
-C-194 … C-199 or raises `InvalidSegment` with a reason that can be counted.
+Bytes of strangers enter through `decode_segment` alone. It returns a `Segment` that keeps every rule of
+C-194 … C-199, or raises `InvalidSegment` with a reason that can be counted.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -38,17 +38,17 @@ __all__ = [
 HASH_BYTES = 32
 
 MAX_SENT_SEGMENTS = 255
-"""Most data and parity segments that one message is cut into (C-196)."""
+"""The most data and parity segments of a sent message (C-196)."""
 
 MAX_RECEIVED_SEGMENTS = 256
-"""Most that are accepted: the document's two bounds differ by one (A-149)."""
+"""The most segments of a received message: the document's two bounds differ by one (A-149)."""
 
 MAX_REQUEST_ID_BYTES = 128
-"""Longest additive `request_id`, in UTF-8 bytes; the document names no bound, memory needs one (C-302)."""
+"""The longest `request_id` in UTF-8 bytes; the document has no bound, but memory needs one (C-302)."""
 
 
 class SegmentFault(enum.StrEnum):
-    """Why the bytes of a segment were refused; statistics count by it."""
+    """Why the bytes of a segment were refused; statistics count each reason."""
 
     UNDECODABLE = "undecodable"
     HASH_LENGTH = "hash_length"
@@ -62,7 +62,7 @@ class SegmentFault(enum.StrEnum):
 
 
 class InvalidSegment(StrataError):
-    """Bytes that are no segment, or one that breaks a rule; `fault` says which. It never quotes them."""
+    """Bytes that are no valid segment; `fault` says why. The error never quotes the bytes."""
 
     def __init__(self, fault: SegmentFault) -> None:
         super().__init__(fault)
@@ -110,14 +110,14 @@ _FIELDS = (
 
 
 def _message_class() -> Any:
-    """The protobuf class, built here so that no generated file has to be kept in step with a compiler."""
+    """The protobuf class, built here so that no generated file and no compiler is needed."""
     file = descriptor_pb2.FileDescriptorProto(
         name="strata/segment.proto", package="strata.segmentation", syntax="proto3"
     )
     message = file.message_type.add(name="SegmentMessageProto")
     for name, number, kind in _FIELDS:
         message.field.add(name=name, number=number, type=kind, label=_FieldProto.LABEL_OPTIONAL)
-    # A pool of our own: the default one is shared by the whole process and refuses a name twice.
+    # A separate pool: the whole process shares the default pool, which refuses a name twice.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(
@@ -134,7 +134,7 @@ def message_hash(payload: bytes) -> bytes:
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """The bytes of a segment. The segment is taken as it is: what `segment_message` makes is valid."""
+    """The bytes of a segment. It is not checked, since segments of `segment_message` are valid."""
     message = _SegmentMessageProto(
         entire_message_hash=segment.entire_message_hash,
         data_segment_index=segment.data_segment_index,
@@ -151,9 +151,9 @@ def encode_segment(segment: Segment) -> bytes:
 
 
 def decode_segment(data: bytes) -> Segment:
-    """The segment in these bytes. Raises `InvalidSegment`, whatever they are.
+    """The segment in these bytes. Raises `InvalidSegment`, and no other error, whatever the bytes are.
 
-    The size of `data` is for the caller to bound; nothing here grows beyond it.
+    The caller bounds the size of `data`; the memory used here does not exceed it.
     """
     message = _SegmentMessageProto()
     try:
@@ -188,7 +188,7 @@ def _fault(segment: Segment) -> SegmentFault | None:
         return SegmentFault.TOO_MANY_SEGMENTS
     if segment.request_id is not None and len(segment.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         return SegmentFault.REQUEST_ID_LENGTH
-    # Every segment holds a byte at least, so a message cannot be shorter than their number.
+    # Every segment holds at least one byte, so a message has at least as many bytes as segments.
     if segment.original_length is not None and segment.original_length < segment.data_segment_count:
         return SegmentFault.ORIGINAL_LENGTH
     return _role_fault(segment)

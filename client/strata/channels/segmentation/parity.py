@@ -1,13 +1,12 @@
-"""Reed–Solomon parity: lost data segments come back from as many parity segments (C-212 … C-216).
+"""Reed–Solomon parity: as many parity segments replace as many lost data segments (C-212 … C-216).
 
-With whom this is compatible. The segmentation document names Leopard, which is two codes: over GF(2^8) as
-long as the shards, their numbers rounded up to powers of two, are at most 256, and over GF(2^16) beyond.
-The library behind the `parity` extra (reed-solomon-leopard, which wraps the Rust crate reed-solomon-simd)
-is the GF(2^16) one, at every size. So parity made here is understood by this library and by whatever uses
-that crate, and not by programs on the C++ library, which code nearly all messages of this size over
-GF(2^8). Nothing is lost between the two: data segments are the same for both, and a message with all of
-them needs no parity. A recovered message is checked against its hash, so foreign parity can fail and never
-falsify.
+Compatibility: the segmentation document names Leopard, which is two codes. The code over GF(2^8) is for at
+most 256 shards, their numbers rounded up to powers of two, and the code over GF(2^16) is for more. The
+library of the `parity` extra (reed-solomon-leopard, which wraps the Rust crate reed-solomon-simd) uses
+GF(2^16) at every size. So this library and programs with that crate understand parity made here. Programs
+with the C++ library do not: they code nearly all messages of this size over GF(2^8). They still understand
+the data segments, which are the same, and a message with all of them needs no parity. A recovered message is
+checked against its hash: foreign parity can fail, but cannot falsify a message.
 
 Shards have one length, a multiple of 64 bytes: that of the longest data segment, rounded up. Data segments
 are padded with zeros for the arithmetic alone and travel at their real length (C-214).
@@ -33,7 +32,7 @@ _MODULE = "reed_solomon_leopard"
 
 
 class ParityUnavailable(StrataError):
-    """Parity was asked for, and the library that computes it is not installed."""
+    """Parity is enabled, and the library that computes it is not installed."""
 
     def __str__(self) -> str:
         return "Reed–Solomon parity needs an optional library; install it with: pip install 'relayd[parity]'"
@@ -69,7 +68,7 @@ class _Leopard:
 
 @functools.cache
 def load_codec() -> ParityCodec | None:
-    """The code of the `parity` extra, or None where it is not installed."""
+    """The code of the `parity` extra; None if it is not installed."""
     try:
         return _Leopard(importlib.import_module(_MODULE))
     except ImportError:
@@ -77,7 +76,7 @@ def load_codec() -> ParityCodec | None:
 
 
 def require_codec() -> ParityCodec:
-    """The code of the `parity` extra. Raises `ParityUnavailable` where it is not installed (C-213)."""
+    """The code of the `parity` extra. Raises `ParityUnavailable` if it is not installed (C-213)."""
     codec = load_codec()
     if codec is None:
         raise ParityUnavailable

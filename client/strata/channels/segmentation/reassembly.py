@@ -1,24 +1,25 @@
-"""Segments put together again: interleaved, bounded, verified (C-202 … C-211).
+"""Reassembles messages from segments: interleaved, bounded, verified (C-202 … C-211).
 
-One `Reassembler` serves one channel. Bytes that SDS delivered go in through `receive`; whole messages, and
-partial ones given up, come out of `events_received`, what a store has to keep out of `changes_to_store`. Time
-is Unix time in milliseconds.
+One `Reassembler` serves one channel. `receive` takes bytes that SDS delivered. `events_received` gives whole
+messages, and partial messages that were given up; `changes_to_store` gives the changes to the store. Time is
+Unix time in milliseconds.
 
     segment ──▶ the instance of (sender, hash) that lacks it ──▶ whole? ──▶ hash right? ──▶ Reassembled
                         │                                                      └──▶ Abandoned: corrupt
                         └── nothing new for the timeout ──▶ Abandoned: timeout
 
 An *instance* is one sending of a payload. Equal payloads have equal hashes, so the hash alone cannot tell the
-second "ok" of a chat from a repetition of the first (A-152): a segment goes to the oldest instance that lacks
-its index, and begins a new one where none does. SDS has removed true repetitions before. A `request_id` tells
-sendings apart where it is carried: its segments never mix with others, for a message put together from two
-requests would come out under the wrong id (C-050), and leave behind the rest of both.
+second "ok" of a chat from a repetition of the first (A-152). SDS has removed true repetitions before. So a
+segment goes to the oldest instance that lacks its index, and begins a new instance if there is none. Segments
+with different `request_id`s never mix: a message made from two requests would have the wrong id (C-050), and
+leave the rest of both behind.
 
-Parity can make a message whole before its last segments are here. Such an instance is remembered, without its
-bytes, until the timeout, and swallows them; else they would begin an instance that nothing ever completes.
+Parity can complete a message before its last segments come. Such an instance is kept without its bytes until
+the timeout, and takes the late segments; else they would begin an instance that is never completed.
 
-SDS has acknowledged every segment that came, so a message given up for time or room must not be lost by that:
-which segments it had is remembered, and when another one of it comes they are taken from the log again.
+SDS has acknowledged every received segment, so a message must not be lost because it was given up for time or
+room. The ids of its segments are kept, and when another segment of it comes, the others are read from the
+log.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -63,17 +64,17 @@ _REMEMBERED_GIVEN_UP = 256
 
 
 class DropReason(enum.StrEnum):
-    """Why a valid segment was not used; statistics count by it."""
+    """Why a valid segment was not used; statistics count each reason."""
 
     REPEATED = "repeated"
     """The SDS message was seen before (C-208)."""
     COUNTS_DIFFER = "counts_differ"
-    """It disagrees with the segments that are here about their number (C-200)."""
+    """Its counts differ from those of the received segments (C-200)."""
     TOO_LARGE = "too_large"
     LATE = "late"
-    """Its message was made whole by parity already."""
+    """Its message was already completed by parity."""
     PARITY_UNUSED = "parity_unused"
-    """No library to use it with is installed (C-213)."""
+    """The library that uses it is not installed (C-213)."""
 
 
 class AbandonReason(enum.StrEnum):
@@ -81,21 +82,21 @@ class AbandonReason(enum.StrEnum):
 
     TIMEOUT = "timeout"
     LIMIT = "limit"
-    """It had to make room for newer ones (C-210)."""
+    """It made room for newer messages (C-210)."""
     CORRUPT = "corrupt"
-    """All segments were here, and the whole did not match its hash (C-204)."""
+    """All segments came, and the message did not match its hash (C-204)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassembled:
-    """A message is whole and its hash was verified. It is reported once (C-205)."""
+    """A message is complete, and its hash was verified. It is reported once (C-205)."""
 
     sender_id: str
     payload: bytes
     message_hash: bytes
     request_id: str | None
     message_ids: tuple[str, ...]
-    """The SDS messages that carried its segments, in the order they came."""
+    """The SDS messages that carried its segments, in the order of arrival."""
     data_segment_count: int
 
 
@@ -108,7 +109,7 @@ class Abandoned:
     request_id: str | None
     reason: AbandonReason
     missing: tuple[int, ...]
-    """Indices of the data segments that were not here."""
+    """Indices of the data segments that had not come."""
     data_segment_count: int
     message_ids: tuple[str, ...]
     first_received_at: int
@@ -116,7 +117,7 @@ class Abandoned:
 
 @dataclass(slots=True)
 class ReassemblyStatistics:
-    """Counters since construction, and what is held now."""
+    """Counters since construction, and the partial messages held now."""
 
     reassembled: int = 0
     recovered_by_parity: int = 0
@@ -128,7 +129,7 @@ class ReassemblyStatistics:
 
 
 class _Sender:
-    """What one sender has here, least recently touched first."""
+    """The instances of one sender, least recently touched first."""
 
     __slots__ = ("held_bytes", "instances")
 
@@ -151,12 +152,12 @@ class Reassembler:
         now: int | None = None,
         codec: ParityCodec | None = None,
     ) -> None:
-        """`segments`, `finished` and `given_up` are what a store kept of an earlier run, in its order.
+        """`segments`, `finished` and `given_up` are the stored records of an earlier run, in order.
 
         `fetch` gives the content of an SDS message that was delivered earlier, if it is still known.
 
-        With `now`, timeouts count from there at the earliest: while the program did not run nothing could
-        come, and a clock that was set tells nothing about it.
+        With `now`, timeouts begin no earlier than `now`: no segment could come while the program did not run,
+        and the clock may have been set meanwhile.
         """
         self._options = options or SegmentationConfig()
         self._codec = codec or load_codec()
@@ -199,22 +200,22 @@ class Reassembler:
             self._receive_part(sender_id, message_id, segment, content, now)
 
     def events_received(self) -> list[Reassembled | Abandoned]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
     def changes_to_store(self) -> list[Change]:
-        """What a store has to do to hold what is held here, since the last call (C-211)."""
+        """The changes to the store since the last call (C-211)."""
         changes, self._changes = self._changes, []
         return changes
 
     def get_timer(self) -> int | None:
-        """When `handle_timer` has something to do; None if never."""
+        """When to call `handle_timer`; None if nothing is due."""
         oldest = next(iter(self._instances.values()), None)
         return None if oldest is None else oldest.touched_at + self._options.reassembly_timeout_ms
 
     def handle_timer(self, now: int) -> None:
-        """Give up what got nothing new for the timeout (C-209)."""
+        """Give up the instances that got no new segment within the timeout (C-209)."""
         while (due := self.get_timer()) is not None and due <= now:
             instance = next(iter(self._instances.values()))
             if instance.finished:
@@ -223,7 +224,7 @@ class Reassembler:
                 self._abandon(instance, AbandonReason.TIMEOUT)
 
     def purge(self) -> None:
-        """Give up everything, without events: the channel is closed for good."""
+        """Drop all instances without events: the channel is closed for good."""
         for instance in list(self._instances.values()):
             self._forget(instance)
 
@@ -248,7 +249,7 @@ class Reassembler:
             instance.add(message_id, segment, now)
             self._await_rest(instance)
             return
-        if instance.lacks(segment.index):  # else it was taken up again just now
+        if instance.lacks(segment.index):  # else `_revive` has just added it
             self._fill(instance, message_id, segment, content, now)
         self._instances.move_to_end(instance.number)
         sender = self._senders[sender_id]
@@ -258,8 +259,8 @@ class Reassembler:
         self._make_room(sender)
 
     def _instance_for(self, sender_id: str, segment: Segment, now: int) -> Instance | None:
-        """Where a segment belongs (C-207); None if it contradicts the others about the counts (C-200)."""
-        # A request is told by its id; the segments of a sender that gives none share the id None.
+        """The instance of a segment (C-207); None if its counts contradict the other segments (C-200)."""
+        # Segments without a request id share the id None.
         candidates = [
             instance
             for instance in self._by_message.get((sender_id, segment.entire_message_hash), ())
@@ -275,7 +276,7 @@ class Reassembler:
         return instance
 
     def _revive(self, instance: Instance, now: int) -> None:
-        """Take up again what was given up of this message, as far as it is still known."""
+        """Add the segments of this message that were given up before, if they are still known."""
         key = (instance.sender_id, instance.message_hash, instance.request_id)
         record = self._given_up.pop(key, None)
         if record is None or self._fetch is None:
@@ -313,7 +314,7 @@ class Reassembler:
         self.statistics.partial_messages += 1
 
     def _try(self, instance: Instance, now: int) -> None:
-        """Put a message together, as many distinct segments as it has data segments being here (C-203)."""
+        """Reassemble a message that has as many distinct segments as data segments (C-203)."""
         payload = assemble(instance, self._codec)
         if payload is not None:
             if instance.recovered:
@@ -322,7 +323,7 @@ class Reassembler:
             self._finish(instance, now)
         elif not instance.missing:
             self._abandon(instance, AbandonReason.CORRUPT)  # C-204
-        # Else parity led to nothing, as foreign parity may: the data segments can still come.
+        # Else parity failed, as foreign parity may: the data segments can still come.
 
     def _finish(self, instance: Instance, now: int) -> None:
         awaited = instance.awaited
@@ -332,7 +333,7 @@ class Reassembler:
         self._await_rest(instance)
 
     def _await_rest(self, instance: Instance) -> None:
-        """Remember a finished instance for as long as segments of it may come."""
+        """Keep a finished instance for as long as segments of it may come."""
         awaited = instance.awaited
         if not awaited:
             self._forget(instance)
@@ -377,8 +378,8 @@ class Reassembler:
         self.statistics.partial_bytes += size_bytes
 
     def _make_room(self, sender: _Sender) -> None:
-        """Keep the limits (C-210). A sender beyond his own loses his oldest; beyond the common ones it is
-        whoever holds most that loses his oldest, so a flood under one name costs that name."""
+        """Keep the limits (C-210). A sender above the limit for one sender loses its oldest message. Above
+        the limit for all, the sender that holds most loses its oldest: a flood costs the flooder."""
         options = self._options
         while (
             len(sender.instances) > options.max_partial_messages_per_sender
@@ -402,7 +403,9 @@ class Reassembler:
 
     def _remember_given_up(self, instance: Instance) -> None:
         record = SegmentsGivenUp(
-            *(instance.number, instance.sender_id, instance.message_hash),
+            instance.number,
+            instance.sender_id,
+            instance.message_hash,
             tuple(instance.message_ids),
             instance.request_id,
         )
@@ -444,7 +447,7 @@ class Reassembler:
         )
 
     def _restore(self, segments: Iterable[PartialSegment], finished: Iterable[SegmentsFinished]) -> None:
-        """Take up where an earlier run ended; what cannot be read is left out, and removed from the store."""
+        """Continue where an earlier run ended; an unreadable segment is removed from the store."""
         for ended in finished:
             segment = Segment(
                 entire_message_hash=ended.message_hash,
@@ -455,7 +458,7 @@ class Reassembler:
             )
             instance = self._begin(ended.sender_id, segment, ended.finished_at, ended.instance)
             instance.finish(ended.lacking, ended.finished_at)
-        # Ordered by when they came, so that the instances are in the order in which they were last touched.
+        # In order of arrival, so that the instances are in the order in which they were last touched.
         for kept in sorted(segments, key=lambda record: record.received_at):
             try:
                 segment = decode_segment(kept.segment)

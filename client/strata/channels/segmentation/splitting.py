@@ -36,31 +36,31 @@ class PayloadTooLarge(StrataError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentationConfig:
-    """How payloads are cut and put together again. Nothing but the segment size needs setting (C-218).
+    """How payloads are cut and reassembled. Only the segment size may need setting (C-218).
 
-    Raises `ValueError` on construction if a value cannot work, and `ParityUnavailable` if parity is asked for
-    where its library is missing (C-213).
+    Construction raises `ValueError` for a value that cannot work, and `ParityUnavailable` if parity is
+    enabled and its library is missing (C-213).
     """
 
     segment_size_bytes: int = 102_400
-    """Most bytes of payload in one segment; leaves room for SDS, encryption and encoding (C-191)."""
+    """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191)."""
     enable_reed_solomon: bool = False
-    """Whether parity is sent. `strata.channels.segmentation.parity` says who understands it."""
+    """Whether parity is sent. `strata.channels.segmentation.parity` says which programs understand it."""
     parity_rate: float = 0.125
     """Parity segments for each data segment, rounded up (C-216)."""
 
     reassembly_timeout_ms: int = 600_000
     """How long a partial message is kept after its latest segment (C-209)."""
     max_segment_bytes: int = 1_048_576
-    """Largest payload of one received segment; what the transport carries is usually far smaller."""
+    """The largest payload of a received segment; transports usually carry far smaller ones."""
     max_partial_messages: int = 1024
-    """Most partial messages in all (C-210)."""
+    """The most partial messages in all (C-210)."""
     max_partial_bytes: int = 134_217_728
-    """Most bytes of partial messages in all."""
+    """The most bytes of partial messages in all."""
     max_partial_messages_per_sender: int = 64
-    """Most partial messages of one sender; beyond it the one with the least recent segment goes."""
+    """The most partial messages of one sender; beyond it the least recently changed one is given up."""
     max_partial_bytes_per_sender: int = 33_554_432
-    """Most bytes of partial messages of one sender. A message of default segments has up to 26 112 000."""
+    """The most bytes of partial messages of one sender. A message has up to 26 112 000 by default."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,7 +89,7 @@ class SegmentationConfig:
 
 
 def segment_counts(payload_bytes: int, options: SegmentationConfig) -> tuple[int, int]:
-    """How many data and parity segments a payload takes. Raises `PayloadTooLarge`, and `ValueError` for 0."""
+    """The numbers of data and parity segments of a payload. Raises `PayloadTooLarge`; `ValueError` for 0."""
     if payload_bytes < 1:
         raise ValueError("an empty payload has no segments")  # A-115
     data = -(-payload_bytes // options.segment_size_bytes)
@@ -104,9 +104,9 @@ def segment_message(
 ) -> Iterator[Segment]:
     """The segments of a payload: the data in order, then the parity.
 
-    They are made as they are asked for, so a large payload is not held twice. `request_id` is the additive
-    field; None leaves it out (C-187). Raises, before the first segment, `PayloadTooLarge` for a payload of
-    too many segments and `ValueError` for an empty payload or an over-long id.
+    Each segment is made when it is taken, so a large payload is not held twice. `request_id` is the additive
+    field; None omits it (C-187). Raises before the first segment: `PayloadTooLarge` for a payload with too
+    many segments, and `ValueError` for an empty payload or an id that is too long.
     """
     if request_id is not None and len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"request_id is longer than {MAX_REQUEST_ID_BYTES} bytes")

@@ -32,7 +32,7 @@ from strata.channels.reliable import (
 )
 from strata.channels.reliable.client import make_channel, open_channel
 from strata.channels.reliable.config import ALIASES as ALL_ALIASES
-from strata.channels.reliable.options import ChannelOptions, ChannelSettings
+from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.channels.sds import Kind, SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.segmentation.messages import MAX_RECEIVED_SEGMENTS
@@ -584,7 +584,7 @@ def test_the_keywords_are_the_settings_of_the_configuration_and_its_sections() -
     own = {"config", "profile", "encoder", "decoder", "rng"}
     hints = get_type_hints(ChannelOptions)
     assert {name: hint for name, hint in hints.items() if name not in own} == expected
-    assert own <= hints.keys() and hints.keys() - {"config"} == get_type_hints(ChannelSettings).keys()
+    assert own <= hints.keys() and hints.keys() - {"config"} == get_type_hints(ConfigOptions).keys()
 
 
 @virtually

@@ -8,7 +8,7 @@ from benches.sds import measure
 from benches.sds_plot import plot
 
 
-def test_the_benchmark_measures_and_draws():
+def test_the_benchmark_measures_and_draws() -> None:
     figures = list(measure([20, 600]))
     assert [figure["messages"] for figure in figures] == [20, 600]
     assert all(figure["wraps_per_second"] > 0 and figure["receives_per_second"] > 0 for figure in figures)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ W3_ID = "5e44db411d8182597dfe499092c836ecb77603aead6fc6ed34ec4f2d082d085b"
 
 
 @pytest.mark.req("C-103")
-def test_one_id_sets_the_bits_of_the_document():
+def test_one_id_sets_the_bits_of_the_document() -> None:
     parameters = BloomParameters(10_000, 0.001)
     positions = [114128, 100686, 87244, 73802, 60360, 46918, 33476, 20034, 6592, 143150]
     assert list(parameters.positions(W3_ID)) == positions
@@ -34,7 +35,7 @@ def test_one_id_sets_the_bits_of_the_document():
 
 @pytest.mark.req("C-103")
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["parameters"]["capacity"]))
-def test_filters_of_the_javascript_package(vector):
+def test_filters_of_the_javascript_package(vector: dict[str, Any]) -> None:
     parameters = BloomParameters(vector["parameters"]["capacity"], vector["parameters"]["error_rate"])
     assert parameters.bits == vector["total_bits"]
     assert parameters.hashes == vector["k"]
@@ -53,7 +54,7 @@ def test_filters_of_the_javascript_package(vector):
 
 
 @given(st.lists(st.text(max_size=20), unique=True, max_size=50))
-def test_nothing_that_is_in_it_is_denied(texts):
+def test_nothing_that_is_in_it_is_denied(texts: list[str]) -> None:
     made = BloomFilter(BloomParameters(64, 0.01))
     for text in texts:
         made.insert(text)
@@ -62,7 +63,7 @@ def test_nothing_that_is_in_it_is_denied(texts):
 
 
 @pytest.mark.req("C-102")
-def test_a_full_filter_rolls_over_and_keeps_the_latest_half():
+def test_a_full_filter_rolls_over_and_keeps_the_latest_half() -> None:
     rolling = RollingFilter(BloomParameters(100, 0.001))
     for number in range(1_000):
         rolling.insert(HEX_IDS[number % 400] + str(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def delivered(participant: Participant) -> list[str]:
 
 
 @pytest.mark.req("C-302", "C-095")
-def test_a_history_of_a_hundred_thousand_is_dropped():
+def test_a_history_of_a_hundred_thousand_is_dropped() -> None:
     bob = victim(SdsConfig(max_message_bytes=1 << 24))
     bob.receive(forged("m", *(str(number) for number in range(100_000))), T)
     assert (bob.statistics.undecodable, bob.events(), bob.missing()) == (1, [], [])
@@ -57,7 +58,7 @@ def test_a_history_of_a_hundred_thousand_is_dropped():
 
 @pytest.mark.req("C-302")
 @pytest.mark.parametrize("bad", ["", "x" * 257])
-def test_ids_that_are_empty_or_too_long_are_dropped(bad):
+def test_ids_that_are_empty_or_too_long_are_dropped(bad: str) -> None:
     bob = victim()
     bob.receive(forged(bad), T)
     bob.receive(forged("m", bad), T)
@@ -67,7 +68,7 @@ def test_ids_that_are_empty_or_too_long_are_dropped(bad):
 
 
 @pytest.mark.req("C-126")
-def test_messages_that_wait_for_each_other_are_freed_in_time():
+def test_messages_that_wait_for_each_other_are_freed_in_time() -> None:
     bob = victim()
     bob.receive(forged("self", "self"), T)
     assert delivered(bob) == ["self"]
@@ -81,7 +82,7 @@ def test_messages_that_wait_for_each_other_are_freed_in_time():
 
 
 @pytest.mark.req("C-095", "C-302")
-def test_what_does_not_fit_is_refused_and_so_not_acknowledged():
+def test_what_does_not_fit_is_refused_and_so_not_acknowledged() -> None:
     bob = victim()
     for number in range(50):
         bob.receive(forged(f"m{number}", f"gap {number}"), T)
@@ -95,7 +96,7 @@ def test_what_does_not_fit_is_refused_and_so_not_acknowledged():
     assert delivered(bob) == ["free"]
 
 
-def test_syncs_may_take_half_the_room_for_gaps_at_most():
+def test_syncs_may_take_half_the_room_for_gaps_at_most() -> None:
     bob = victim()
     for number in range(50):
         bob.receive(forged("s", f"gap {number}", lamport=number, content=None), T)
@@ -104,7 +105,7 @@ def test_syncs_may_take_half_the_room_for_gaps_at_most():
     assert len(bob.missing()) == 7
 
 
-def test_nothing_is_delivered_twice_however_old():
+def test_nothing_is_delivered_twice_however_old() -> None:
     bob = victim()
     everything = [forged(f"m{number:03}", lamport=T + number) for number in range(100)]
     for data in everything:
@@ -119,7 +120,7 @@ def test_nothing_is_delivered_twice_however_old():
 
 
 @pytest.mark.req("C-119")
-def test_extreme_times_do_not_hold_the_log_for_ever():
+def test_extreme_times_do_not_hold_the_log_for_ever() -> None:
     bob = victim()
     for number in range(100):
         bob.receive(forged(f"evil {number}", lamport=2**64 - 1 - number), T)
@@ -129,7 +130,7 @@ def test_extreme_times_do_not_hold_the_log_for_ever():
     assert [entry.message_id for entry in bob.wrap(b"x", T, 1).causal_history] == ["good 18", "good 19"]
 
 
-def test_bytes_kept_are_bounded_and_unacknowledged_messages_outlive_the_log():
+def test_bytes_kept_are_bounded_and_unacknowledged_messages_outlive_the_log() -> None:
     config = SdsConfig(sync_min_interval_ms=0, max_history_bytes=200_000)
     bob = victim(config)
     own = bob.wrap(b"own", T, 1)
@@ -165,7 +166,7 @@ steps = st.lists(st.tuples(st.integers(-60_000, 200_000), forgeries | st.binary(
 @pytest.mark.req("C-302", "C-112", "C-298")
 @settings(max_examples=200, deadline=None)
 @given(steps)
-def test_whatever_comes_it_is_bounded_once_and_in_causal_order(script):
+def test_whatever_comes_it_is_bounded_once_and_in_causal_order(script: list[Any]) -> None:
     bob, now = victim(), T
     seen: list[str] = []
     gone: set[str] = set()

@@ -35,7 +35,7 @@ PEER = os.environ.get("STRATA_SDS_PEER")
 
 
 @pytest.mark.req("C-096", "C-103", "C-115", "C-118", "C-134")
-def test_a_listener_follows_a_recorded_exchange():
+def test_a_listener_follows_a_recorded_exchange() -> None:
     now = time_of(EXCHANGE["steps"][0])
     carol = Participant("room", "carol", now_ms=now, random=lambda: 0.5)
     delivered, missed = [], []
@@ -106,7 +106,7 @@ def now() -> int:
     return int(time.time() * 1_000)
 
 
-def test_both_sides_understand_each_other_live(peer):
+def test_both_sides_understand_each_other_live(peer: LivePeer) -> None:
     peer("open", "room", "js", {"causalHistorySize": 2})
     ours = Participant("room", "py", SdsConfig(), now_ms=now(), random=lambda: 0.5)
 

@@ -15,7 +15,9 @@ keys = st.tuples(st.integers(0, 50), st.text("ab", max_size=3))
 
 
 @given(st.lists(st.tuples(st.booleans(), keys), max_size=200), keys)
-def test_sorted_keys_are_a_sorted_list(steps, bound):
+def test_sorted_keys_are_a_sorted_list(
+    steps: list[tuple[bool, tuple[int, str]]], bound: tuple[int, str]
+) -> None:
     made, naive = SortedKeys(), []
     for adding, key in steps:
         if adding and key not in naive:
@@ -30,7 +32,7 @@ def test_sorted_keys_are_a_sorted_list(steps, bound):
     assert list(made.down_from(bound)) == [key for key in reversed(naive) if key <= bound]
 
 
-def test_sorted_keys_in_many_chunks():
+def test_sorted_keys_in_many_chunks() -> None:
     made, naive = SortedKeys(), [(number, "") for number in range(5_000)]
     shuffled = naive.copy()
     random.Random(1).shuffle(shuffled)
@@ -49,7 +51,7 @@ def entry(number: int, lamport: int, *, dispatched: bool = True) -> LoggedMessag
 
 @pytest.mark.req("C-118")
 @given(st.permutations([entry(number, lamport) for number, lamport in enumerate((5, 5, 3, 9, 5, 0))]))
-def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
+def test_the_order_is_that_of_time_then_id_whatever_came_first(entries: list[LoggedMessage]) -> None:
     log = MessageLog()
     for each in entries:
         log.add(each)
@@ -57,7 +59,7 @@ def test_the_order_is_that_of_time_then_id_whatever_came_first(entries):
 
 
 @pytest.mark.req("C-106")
-def test_the_most_recent_entries_oldest_first_and_none_from_the_far_future():
+def test_the_most_recent_entries_oldest_first_and_none_from_the_far_future() -> None:
     log = MessageLog()
     for number, lamport in enumerate((10, 20, 30, 2**64 - 1)):
         log.add(entry(number, lamport, dispatched=number != 1))
@@ -66,7 +68,7 @@ def test_the_most_recent_entries_oldest_first_and_none_from_the_far_future():
     assert [each.message_id for each in log.recent(9, 2**64, dispatched_only=False)][-1] == "003"
 
 
-def test_forgotten_ids_leave_a_horizon_unless_they_are_from_the_far_future():
+def test_forgotten_ids_leave_a_horizon_unless_they_are_from_the_far_future() -> None:
     known = KnownIds(2)
     for number, lamport in enumerate((10, 2**64 - 1, 20, 30)):
         known.add(str(number), lamport, number)
@@ -90,7 +92,7 @@ def wire_messages(sender: str, count: int, seed: int) -> list[tuple[bytes, bytes
 
 
 @pytest.mark.req("C-145")
-def test_bodies_are_restored_byte_for_byte_in_any_order():
+def test_bodies_are_restored_byte_for_byte_in_any_order() -> None:
     archive, kept = Archive(), []
     streams = [wire_messages(sender, 100, seed) for seed, sender in enumerate(("alice", "bob"))]
     for pair in zip(*streams, strict=True):
@@ -106,14 +108,14 @@ def test_bodies_are_restored_byte_for_byte_in_any_order():
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(min_size=1, max_size=3))
-def test_bodies_of_anything(data, bloom_filter):
+def test_bodies_of_anything(data: bytes, bloom_filter: bytes | None) -> None:
     archive = Archive()
     if bloom_filter is not None:
         data += bloom_filter + data
     assert archive.keep("alice", data, bloom_filter).restore() == data
 
 
-def test_the_first_to_leave_is_the_first_that_is_still_there():
+def test_the_first_to_leave_is_the_first_that_is_still_there() -> None:
     log = MessageLog()
     for number, lamport in enumerate((5, 1, 9, 3)):
         log.add(entry(number, lamport))

@@ -28,12 +28,12 @@ W3 = (
 
 
 @pytest.mark.req("C-098")
-def test_the_id_is_made_from_sender_time_and_content():
+def test_the_id_is_made_from_sender_time_and_content() -> None:
     assert message_id("alice", 1_760_000_000_000_000_000, SEGMENT) == W3_ID
 
 
 @pytest.mark.req("C-096", "C-097")
-def test_a_content_message_has_the_bytes_of_the_document():
+def test_a_content_message_has_the_bytes_of_the_document() -> None:
     entry = HistoryEntry("0" * 64, bytes(range(32)))
     message = SdsMessage("alice", W3_ID, "room-1", 1_760_000_000_000, (entry,), content=SEGMENT)
     assert message.encode().hex() == W3
@@ -42,7 +42,7 @@ def test_a_content_message_has_the_bytes_of_the_document():
 
 
 @pytest.mark.req("C-178", "C-096")
-def test_an_ephemeral_message_has_the_bytes_of_the_document():
+def test_an_ephemeral_message_has_the_bytes_of_the_document() -> None:
     message = SdsMessage("alice", W3_ID, "room-1", content=SEGMENT)
     assert message.encode().hex() == W3_HEAD + W3_TAIL
     assert message.kind is Kind.EPHEMERAL
@@ -61,7 +61,7 @@ def entries(values: list[dict[str, Any]]) -> tuple[HistoryEntry, ...]:
 
 @pytest.mark.req("C-096")
 @pytest.mark.parametrize("vector", VECTORS["messages"], ids=lambda vector: vector["name"])
-def test_messages_of_the_javascript_package_are_read_and_written_alike(vector):
+def test_messages_of_the_javascript_package_are_read_and_written_alike(vector: dict[str, Any]) -> None:
     data = zlib.decompress(base64.b64decode(vector["bytes_zlib"]))
     message = SdsMessage.decode(data)
     if not vector["decoded"]:
@@ -83,7 +83,7 @@ def test_messages_of_the_javascript_package_are_read_and_written_alike(vector):
 
 
 @pytest.mark.req("C-302")
-def test_a_message_that_names_too_many_is_no_message():
+def test_a_message_that_names_too_many_is_no_message() -> None:
     message = SdsMessage("a", "m", "c", 1, tuple(HistoryEntry(str(n)) for n in range(11)), content=b"x")
     assert SdsMessage.decode(message.encode(), max_entries=10) is None
     assert SdsMessage.decode(message.encode(), max_entries=11) == message
@@ -91,13 +91,13 @@ def test_a_message_that_names_too_many_is_no_message():
 
 @pytest.mark.req("C-074", "C-302")
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_message_or_none(data):
+def test_any_bytes_are_a_message_or_none(data: bytes) -> None:
     message = SdsMessage.decode(data)
     if message is not None:
         assert SdsMessage.decode(message.encode()) == message
 
 
-def test_a_time_that_is_no_unsigned_64_bit_integer_is_refused():
+def test_a_time_that_is_no_unsigned_64_bit_integer_is_refused() -> None:
     for time in (-1, 2**64):
         with pytest.raises(ValueError, match="64-bit"):
             SdsMessage("a", "m", "c", time).encode()
@@ -119,5 +119,5 @@ messages = st.builds(
 
 
 @given(messages)
-def test_every_message_survives_the_wire(message):
+def test_every_message_survives_the_wire(message: SdsMessage) -> None:
     assert SdsMessage.decode(message.encode()) == message

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from strata.channels.sds import (
@@ -30,6 +32,8 @@ from strata.channels.sds import (
     SendRepair,
     SendSync,
 )
+
+E = TypeVar("E", bound=SdsEvent)
 
 T = 1_760_000_000_000
 HINT = bytes(range(32))
@@ -67,7 +71,7 @@ def stranger(
     ).encode()
 
 
-def of(kind: type, events: list[SdsEvent]) -> list[SdsEvent]:
+def of(kind: type[E], events: Sequence[SdsEvent]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -88,7 +92,7 @@ def run_until(participant: Participant, end: int) -> list[SdsEvent]:
 
 
 @pytest.mark.req("C-097", "C-099", "C-100", "C-105", "C-108")
-def test_what_a_message_carries():
+def test_what_a_message_carries() -> None:
     alice = join("alice")
     alice.receive(stranger("m1", lamport=T - 5), T)
     first = say(alice, "one")
@@ -103,7 +107,7 @@ def test_what_a_message_carries():
 
 
 @pytest.mark.req("C-098", "C-063")
-def test_equal_content_gets_ids_of_its_own():
+def test_equal_content_gets_ids_of_its_own() -> None:
     alice = join("alice")
     ids = {alice.wrap(b"same", T, number).message_id for number in range(3)}
     assert len(ids) == 3
@@ -112,7 +116,7 @@ def test_equal_content_gets_ids_of_its_own():
 
 
 @pytest.mark.req("C-106", "C-107", "C-142")
-def test_the_history_names_the_last_two_with_hint_and_sender():
+def test_the_history_names_the_last_two_with_hint_and_sender() -> None:
     alice = join("alice")
     alice.receive(stranger("m1", lamport=T - 3), T)
     alice.receive(stranger("m3", lamport=T - 1), T, HINT)
@@ -128,7 +132,7 @@ def test_the_history_names_the_last_two_with_hint_and_sender():
 
 
 @pytest.mark.req("C-109", "C-110", "C-071")
-def test_registered_messages_are_named_dispatched_ones_are_in_the_filter_failed_ones_nowhere():
+def test_registered_messages_are_named_dispatched_ones_are_in_the_filter_failed_ones_nowhere() -> None:
     alice = join("alice", SdsConfig())
     one = say(alice, "one", dispatch=False)
     assert alice.outgoing() == {one.message_id: OutgoingState.UNACKNOWLEDGED}
@@ -152,7 +156,7 @@ def test_registered_messages_are_named_dispatched_ones_are_in_the_filter_failed_
 
 
 @pytest.mark.req("C-015", "C-100")
-def test_empty_content_never_leaves():
+def test_empty_content_never_leaves() -> None:
     alice = join("alice")
     with pytest.raises(ValueError, match="content"):
         alice.wrap(b"", T, 1)
@@ -161,7 +165,7 @@ def test_empty_content_never_leaves():
 
 
 @pytest.mark.req("C-095")
-def test_unacknowledged_messages_are_bounded():
+def test_unacknowledged_messages_are_bounded() -> None:
     alice = join("alice", replace(QUIET, max_unacknowledged=2))
     say(alice, "one")
     say(alice, "two")
@@ -171,7 +175,7 @@ def test_unacknowledged_messages_are_bounded():
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "é" * 129])
 @pytest.mark.req("C-002")
-def test_ids_that_are_empty_or_too_long_are_refused(name):
+def test_ids_that_are_empty_or_too_long_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="256"):
         join(name)
     with pytest.raises(ValueError, match="256"):
@@ -182,7 +186,7 @@ def test_ids_that_are_empty_or_too_long_are_refused(name):
 
 
 @pytest.mark.req("C-067", "C-083", "C-084", "C-085", "C-086", "C-090", "C-127")
-def test_unacknowledged_messages_go_out_again_unchanged_until_none_are_left():
+def test_unacknowledged_messages_go_out_again_unchanged_until_none_are_left() -> None:
     alice = join("alice")
     message = say(alice, "one", dispatch=False)
     assert run_until(alice, T + 60_000) == []  # the timer does not run before dispatch
@@ -198,7 +202,7 @@ def test_unacknowledged_messages_go_out_again_unchanged_until_none_are_left():
 
 
 @pytest.mark.req("C-036")
-def test_without_retransmissions_the_failure_comes_after_one_timeout():
+def test_without_retransmissions_the_failure_comes_after_one_timeout() -> None:
     alice = join("alice", replace(QUIET, max_retransmissions=0))
     message = say(alice, "one")
     assert run_until(alice, T + 4_999) == []
@@ -206,7 +210,7 @@ def test_without_retransmissions_the_failure_comes_after_one_timeout():
 
 
 @pytest.mark.req("C-055")
-def test_a_late_acknowledgement_still_counts():
+def test_a_late_acknowledgement_still_counts() -> None:
     alice = join("alice", replace(QUIET, max_retransmissions=0))
     message = say(alice, "one")
     run_until(alice, T + 5_000)
@@ -217,7 +221,7 @@ def test_a_late_acknowledgement_still_counts():
 
 
 @pytest.mark.req("C-087", "C-128")
-def test_possibly_acknowledged_messages_wait_longer_and_go_last():
+def test_possibly_acknowledged_messages_wait_longer_and_go_last() -> None:
     alice = join("alice")
     one, two = say(alice, "one"), say(alice, "two", T + 5_000)
     alice.receive(stranger("m", has=(one.message_id,)), T + 5_000)
@@ -228,7 +232,7 @@ def test_possibly_acknowledged_messages_wait_longer_and_go_last():
 
 
 @pytest.mark.req("C-088")
-def test_offline_no_timer_runs():
+def test_offline_no_timer_runs() -> None:
     alice = join("alice")
     message = say(alice, "one")
     alice.set_online(False, T + 1_000)
@@ -240,7 +244,7 @@ def test_offline_no_timer_runs():
     assert of(Retransmit, run_until(alice, T + 64_000)) == [Retransmit(message.message_id, message.encode())]
 
 
-def test_a_clock_that_steps_back_delays_nothing():
+def test_a_clock_that_steps_back_delays_nothing() -> None:
     alice = join("alice")
     message = say(alice, "one")
     alice.receive(b"", T - 3_600_000)
@@ -253,7 +257,7 @@ def test_a_clock_that_steps_back_delays_nothing():
 
 
 @pytest.mark.req("C-092", "C-093", "C-094", "C-104", "C-120", "C-122", "C-113")
-def test_the_states_of_an_outgoing_message():
+def test_the_states_of_an_outgoing_message() -> None:
     alice = join("alice")
     ids = [say(alice, text).message_id for text in ("one", "two")]
     assert set(alice.outgoing().values()) == {OutgoingState.UNACKNOWLEDGED}
@@ -270,7 +274,7 @@ def test_the_states_of_an_outgoing_message():
 
 
 @pytest.mark.req("C-121", "C-041")
-def test_one_filter_counts_once_however_often_it_comes():
+def test_one_filter_counts_once_however_often_it_comes() -> None:
     alice = join("alice")
     message_id = say(alice, "one").message_id
     for _ in range(3):
@@ -282,7 +286,7 @@ def test_one_filter_counts_once_however_often_it_comes():
 
 
 @pytest.mark.req("C-110")
-def test_what_never_went_out_is_in_nobodys_filter_whatever_it_seems():
+def test_what_never_went_out_is_in_nobodys_filter_whatever_it_seems() -> None:
     alice = join("alice")
     message_id = say(alice, "one", dispatch=False).message_id
     alice.receive(stranger("s", lamport=1, content=None, has=(message_id,)), T)
@@ -291,7 +295,7 @@ def test_what_never_went_out_is_in_nobodys_filter_whatever_it_seems():
 
 
 @pytest.mark.req("C-122")
-def test_filters_may_count_once_for_each_sender():
+def test_filters_may_count_once_for_each_sender() -> None:
     alice = join("alice", replace(QUIET, possible_acks_from_distinct_senders=True))
     message_id = say(alice, "one").message_id
     for lamport in range(1, 5):
@@ -302,7 +306,7 @@ def test_filters_may_count_once_for_each_sender():
 
 
 @pytest.mark.req("C-123")
-def test_five_chunks_are_acknowledged_by_one_sync_that_names_two():
+def test_five_chunks_are_acknowledged_by_one_sync_that_names_two() -> None:
     alice, bob = join("alice"), join("bob", SdsConfig())
     for text in "12345":
         bob.receive(say(alice, text).encode(), T)
@@ -315,7 +319,7 @@ def test_five_chunks_are_acknowledged_by_one_sync_that_names_two():
 
 
 @pytest.mark.req("C-123")
-def test_what_no_named_message_follows_or_the_filter_lacks_is_not_inferred():
+def test_what_no_named_message_follows_or_the_filter_lacks_is_not_inferred() -> None:
     alice = join("alice")
     one, two, three = (say(alice, text).message_id for text in "123")
     alice.receive(stranger("m", two, has=(one, three)), T)
@@ -331,7 +335,7 @@ def test_what_no_named_message_follows_or_the_filter_lacks_is_not_inferred():
 
 @pytest.mark.req("C-136")
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.7, 0.999])
-def test_a_silent_receiver_acknowledges_before_the_sender_would_send_again(chance):
+def test_a_silent_receiver_acknowledges_before_the_sender_would_send_again(chance: float) -> None:
     alice, bob = join("alice", SdsConfig()), join("bob", SdsConfig(), chance=chance)
     bob.receive(say(alice, "one").encode(), T)
     events = run_until(bob, T + 2_500)
@@ -341,7 +345,7 @@ def test_a_silent_receiver_acknowledges_before_the_sender_would_send_again(chanc
 
 
 @pytest.mark.req("C-103")
-def test_a_filter_of_another_size_is_ignored():
+def test_a_filter_of_another_size_is_ignored() -> None:
     alice = join("alice")
     message_id = say(alice, "one").message_id
     foreign = SdsMessage("mallory", "m", "room", T, (), b"\xff" * 100, (), b"x")
@@ -354,7 +358,7 @@ def test_a_filter_of_another_size_is_ignored():
 
 
 @pytest.mark.req("C-115", "C-116", "C-117", "C-114", "C-111", "C-112", "C-101", "C-166")
-def test_messages_wait_for_what_they_follow_and_come_once():
+def test_messages_wait_for_what_they_follow_and_come_once() -> None:
     bob = join("bob")
     assert bob.lamport == T
     bob.receive(stranger("m2", "m1", lamport=T + 5_000), T)
@@ -383,7 +387,7 @@ def test_messages_wait_for_what_they_follow_and_come_once():
 
 
 @pytest.mark.req("C-008", "C-075")
-def test_other_channels_are_not_ours():
+def test_other_channels_are_not_ours() -> None:
     bob, other = join("bob"), join("alice", channel="elsewhere")
     bob.receive(say(other, "one").encode(), T)
     assert bob.events() == []
@@ -391,7 +395,7 @@ def test_other_channels_are_not_ours():
 
 
 @pytest.mark.req("C-138", "C-180", "C-183")
-def test_ephemeral_messages_come_at_once_and_leave_no_trace():
+def test_ephemeral_messages_come_at_once_and_leave_no_trace() -> None:
     alice, bob = join("alice"), join("bob")
     message = alice.wrap_ephemeral(b"typing", 1)
     assert message == SdsMessage("alice", message.message_id, "room", content=b"typing")
@@ -403,7 +407,7 @@ def test_ephemeral_messages_come_at_once_and_leave_no_trace():
 
 
 @pytest.mark.req("C-131", "C-134", "C-132")
-def test_a_sync_reveals_gaps_and_is_kept_nowhere():
+def test_a_sync_reveals_gaps_and_is_kept_nowhere() -> None:
     bob = join("bob")
     for lamport in (5, 6):
         bob.receive(stranger("sync", f"m{lamport}", lamport=lamport, content=None), T)
@@ -415,7 +419,7 @@ def test_a_sync_reveals_gaps_and_is_kept_nowhere():
 
 
 @pytest.mark.req("C-162")
-def test_a_hint_that_comes_later_is_news():
+def test_a_hint_that_comes_later_is_news() -> None:
     bob = join("bob")
     bob.receive(stranger("m2", "m1"), T)
     entry = HistoryEntry("m1", HINT, "carol")
@@ -425,7 +429,7 @@ def test_a_hint_that_comes_later_is_news():
 
 
 @pytest.mark.req("C-126", "C-081")
-def test_a_dependency_is_given_up_in_time_and_its_dependants_are_delivered():
+def test_a_dependency_is_given_up_in_time_and_its_dependants_are_delivered() -> None:
     bob = join("bob")
     bob.receive(stranger("m2", "m1"), T)
     assert run_until(bob, T + 599_999)[1:] == []
@@ -441,7 +445,7 @@ def test_a_dependency_is_given_up_in_time_and_its_dependants_are_delivered():
 
 
 @pytest.mark.req("C-119")
-def test_a_time_from_the_far_future_freezes_nothing():
+def test_a_time_from_the_far_future_freezes_nothing() -> None:
     bob = join("bob")
     bob.receive(stranger("hostile", lamport=2**64 - 1), T)
     bob.receive(stranger("near", lamport=T + 24 * 3_600_000), T)
@@ -479,26 +483,26 @@ def sync_times(chance: float, act: str) -> int:
 @pytest.mark.parametrize(
     ("act", "delay"), [("content", 1_500), ("sync", 3_000), ("sent", 3_000), ("failed", 6_000)]
 )
-def test_syncs_are_rescheduled_by_what_happens(act, delay):
+def test_syncs_are_rescheduled_by_what_happens(act: str, delay: int) -> None:
     assert sync_times(0.1, act) == delay
 
 
 @pytest.mark.req("C-034")
-def test_no_sync_is_sent_when_they_are_off():
+def test_no_sync_is_sent_when_they_are_off() -> None:
     bob = join("bob", QUIET)
     bob.receive(stranger("m2", "m1"), T)
     assert of(SendSync, run_until(bob, T + 1_000_000)) == []
 
 
 @pytest.mark.req("C-137")
-def test_a_fresh_channel_is_quiet():
+def test_a_fresh_channel_is_quiet() -> None:
     bob = join("bob", SdsConfig())
     assert run_until(bob, T + 1_000_000) == []
     assert bob.lamport == T
 
 
 @pytest.mark.req("C-130", "C-129")
-def test_a_sync_carries_history_and_filter_and_advances_the_time():
+def test_a_sync_carries_history_and_filter_and_advances_the_time() -> None:
     bob = join("bob", SdsConfig())
     bob.receive(stranger("m1"), T)
     (sync,) = of(SendSync, run_until(bob, T + 2_500))
@@ -512,7 +516,7 @@ def test_a_sync_carries_history_and_filter_and_advances_the_time():
     assert message.bloom_filter == expected.to_bytes()
 
 
-def test_a_sync_names_what_a_peer_was_seen_to_lack():
+def test_a_sync_names_what_a_peer_was_seen_to_lack() -> None:
     """Decision 0014: m1 is named by nobody, so without this a peer that missed it would never know."""
     bob = join("bob", SdsConfig())
     for number in (1, 2, 3):
@@ -534,7 +538,7 @@ def asking(*ids: str, sender: str | None = "alice") -> bytes:
 
 
 @pytest.mark.req("C-144", "C-145", "C-154", "C-159")
-def test_a_requested_message_is_sent_again_unchanged():
+def test_a_requested_message_is_sent_again_unchanged() -> None:
     alice, bob = join("alice"), join("bob")
     data = say(alice, "one").encode()
     bob.receive(data, T)
@@ -549,7 +553,7 @@ def test_a_requested_message_is_sent_again_unchanged():
 
 
 @pytest.mark.req("C-151", "C-112")
-def test_a_message_that_comes_again_need_not_be_sent_again():
+def test_a_message_that_comes_again_need_not_be_sent_again() -> None:
     alice, bob = join("alice"), join("bob")
     data = say(alice, "one").encode()
     bob.receive(data, T)
@@ -560,7 +564,7 @@ def test_a_message_that_comes_again_need_not_be_sent_again():
 
 
 @pytest.mark.req("C-142", "C-148", "C-149", "C-152", "C-160")
-def test_what_is_missing_is_asked_for_in_its_time():
+def test_what_is_missing_is_asked_for_in_its_time() -> None:
     bob = join("bob", SdsConfig())
     bob.receive(stranger("m2", "m1"), T)
     seen: list[SdsMessage] = []
@@ -584,7 +588,7 @@ def test_what_is_missing_is_asked_for_in_its_time():
 
 
 @pytest.mark.req("C-248", "C-249", "C-250", "C-254", "C-257")
-def test_a_restored_participant_goes_on_where_the_other_ended():
+def test_a_restored_participant_goes_on_where_the_other_ended() -> None:
     alice = join("alice", SdsConfig())
     message = say(alice, "one")
     alice.dispatched(message.message_id, T, HINT)
@@ -611,7 +615,7 @@ def test_a_restored_participant_goes_on_where_the_other_ended():
 
 
 @pytest.mark.req("C-114", "C-255")
-def test_the_filter_of_a_restored_participant_holds_what_it_acknowledged():
+def test_the_filter_of_a_restored_participant_holds_what_it_acknowledged() -> None:
     bob = join("bob")
     bob.receive(stranger("held", "gap"), T)
     bob.receive(stranger("logged"), T)
@@ -624,7 +628,7 @@ def test_the_filter_of_a_restored_participant_holds_what_it_acknowledged():
 
 
 @pytest.mark.req("C-257")
-def test_unacknowledged_messages_that_left_the_log_survive_a_restart():
+def test_unacknowledged_messages_that_left_the_log_survive_a_restart() -> None:
     config = replace(QUIET, max_history=3, max_known_ids=3)
     alice = join("alice", config)
     own = say(alice, "own")
@@ -641,7 +645,7 @@ def test_unacknowledged_messages_that_left_the_log_survive_a_restart():
 
 
 @pytest.mark.req("C-124")
-def test_the_sweep_delivers_what_has_become_complete_unnoticed():
+def test_the_sweep_delivers_what_has_become_complete_unnoticed() -> None:
     bob = join("bob")
     bob.receive(stranger("m2", "m1"), T)
     state = SdsState(bob.changes())
@@ -652,7 +656,7 @@ def test_the_sweep_delivers_what_has_become_complete_unnoticed():
     assert [event.message_id for event in of(Delivered, run_until(again, T + 5_000))] == ["m2"]
 
 
-def test_changes_cost_what_changed():
+def test_changes_cost_what_changed() -> None:
     bob = join("bob")
     for number in range(50):
         bob.receive(stranger(f"m{number}", lamport=T + number), T)
@@ -664,7 +668,7 @@ def test_changes_cost_what_changed():
     assert bob.changes() == []
 
 
-def test_an_own_message_lost_with_the_state_is_taken_back_when_others_wait_for_it():
+def test_an_own_message_lost_with_the_state_is_taken_back_when_others_wait_for_it() -> None:
     alice, bob = join("alice"), join("bob")
     data = say(alice, "one").encode()
     bob.receive(data, T)

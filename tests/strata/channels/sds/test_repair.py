@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ W3_ID = "5e44db411d8182597dfe499092c836ecb77603aead6fc6ed34ec4f2d082d085b"
 
 
 @pytest.mark.req("C-155", "C-156", "C-157", "C-158")
-def test_the_numbers_of_the_document():
+def test_the_numbers_of_the_document() -> None:
     assert hash64("bob", W3_ID) == 15720092810659242141
     assert request_offset("bob", W3_ID, 30_000, 300_000) == 192_141
     assert hash64("bob") ^ hash64("alice") == 12280807185182410357
@@ -38,7 +39,7 @@ def test_the_numbers_of_the_document():
 
 @pytest.mark.req("C-156", "C-157", "C-158")
 @pytest.mark.parametrize("vector", VECTORS)
-def test_the_numbers_of_the_javascript_package(vector):
+def test_the_numbers_of_the_javascript_package(vector: dict[str, Any]) -> None:
     own, sender, message = vector["participant_id"], vector["sender_id"], vector["message_id"]
     config = vector["repair_config"]
     t_min, t_max = config.get("tMin", 30_000), config.get("tMax", 120_000)
@@ -50,20 +51,22 @@ def test_the_numbers_of_the_javascript_package(vector):
 
 @pytest.mark.req("C-147")
 @pytest.mark.parametrize(("participants", "groups"), [(1, 1), (127, 1), (128, 2), (255, 2), (256, 3)])
-def test_groups_by_expected_participants(participants, groups):
+def test_groups_by_expected_participants(participants: int, groups: int) -> None:
     assert response_groups(participants) == groups
 
 
 @pytest.mark.req("C-158")
 @given(st.text(max_size=9), st.text(min_size=1, max_size=9), st.text(max_size=9), st.integers(1, 9))
-def test_a_message_is_its_senders_to_answer_for_and_that_of_a_group(own, sender, message, groups):
+def test_a_message_is_its_senders_to_answer_for_and_that_of_a_group(
+    own: str, sender: str, message: str, groups: int
+) -> None:
     assert eligible(sender, sender, message, groups)
     same = hash64(own, message) % groups == hash64(sender, message) % groups
     assert eligible(own, sender, message, groups) == same
 
 
 @pytest.mark.req("C-161")
-def test_without_a_sender_only_a_single_group_answers():
+def test_without_a_sender_only_a_single_group_answers() -> None:
     assert eligible("bob", None, W3_ID, 1)
     assert not any(eligible(f"bob {number}", None, W3_ID, 2) for number in range(20))
 
@@ -76,7 +79,7 @@ def wanted(buffers: RepairBuffers, count: int) -> list[str]:
 
 
 @pytest.mark.req("C-143", "C-148")
-def test_requests_go_out_three_at_a_time_in_the_order_of_their_times():
+def test_requests_go_out_three_at_a_time_in_the_order_of_their_times() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     order = wanted(buffers, 5)
     assert buffers.take_requests(29_999) == ()
@@ -86,7 +89,7 @@ def test_requests_go_out_three_at_a_time_in_the_order_of_their_times():
 
 
 @pytest.mark.req("C-150")
-def test_a_request_is_made_again_until_the_message_comes():
+def test_a_request_is_made_again_until_the_message_comes() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     (message_id,) = wanted(buffers, 1)
     assert len(buffers.take_requests(120_000)) == 1
@@ -97,7 +100,7 @@ def test_a_request_is_made_again_until_the_message_comes():
 
 
 @pytest.mark.req("C-153")
-def test_what_another_asks_for_need_not_be_asked_for():
+def test_what_another_asks_for_need_not_be_asked_for() -> None:
     buffers = RepairBuffers("bob", SdsConfig())
     (message_id,) = wanted(buffers, 1)
     assert buffers.asked_by_other(HistoryEntry(message_id), 10)
@@ -106,7 +109,7 @@ def test_what_another_asks_for_need_not_be_asked_for():
     assert [entry.message_id for entry in buffers.take_unanswered(120_010)] == [message_id]
 
 
-def test_an_answer_is_given_once_until_anybody_may_ask_again():
+def test_an_answer_is_given_once_until_anybody_may_ask_again() -> None:
     buffers = RepairBuffers("alice", SdsConfig())
     assert buffers.answer(W3_ID, "alice", "alice", 0)
     assert not buffers.answer(W3_ID, "alice", "alice", 0)
@@ -116,7 +119,7 @@ def test_an_answer_is_given_once_until_anybody_may_ask_again():
 
 
 @pytest.mark.req("C-095")
-def test_both_buffers_are_bounded_and_repair_can_be_off():
+def test_both_buffers_are_bounded_and_repair_can_be_off() -> None:
     buffers = RepairBuffers("bob", SdsConfig(max_repair_buffer=2))
     wanted(buffers, 9)
     assert len(buffers.requests) == 2

@@ -57,7 +57,7 @@ def bad_network(seed: int, *, track_changes: bool = False) -> tuple[Network, ran
 
 @pytest.mark.req("C-141", "C-118", "C-112", "C-093", "C-298")
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_loss_repetition_and_reordering(seed):
+def test_loss_repetition_and_reordering(seed: int) -> None:
     network, _ = bad_network(seed)
     settle(network)
     check(network)
@@ -65,7 +65,7 @@ def test_loss_repetition_and_reordering(seed):
 
 @pytest.mark.req("C-141", "C-101")
 @pytest.mark.parametrize("seed", range(1_000, 1_000 + RUNS))
-def test_clocks_that_jump(seed):
+def test_clocks_that_jump(seed: int) -> None:
     network, source = bad_network(seed)
     for _ in range(4):
         jump = source.choice([-HOUR, -5_000, 5_000, 600_000, 25 * HOUR])
@@ -76,7 +76,7 @@ def test_clocks_that_jump(seed):
 
 @pytest.mark.req("C-141", "C-296")
 @pytest.mark.parametrize("seed", range(2_000, 2_000 + RUNS))
-def test_peers_that_are_cut_off_for_minutes(seed):
+def test_peers_that_are_cut_off_for_minutes(seed: int) -> None:
     network, source = bad_network(seed)
     for _ in range(3):
         network.at(source.randrange(60_000), "cut", source.choice("ab"), b"%d" % source.randrange(300_000))
@@ -86,7 +86,7 @@ def test_peers_that_are_cut_off_for_minutes(seed):
 
 @pytest.mark.req("C-248", "C-255", "C-257")
 @pytest.mark.parametrize("seed", range(3_000, 3_000 + RUNS))
-def test_processes_that_begin_anew_from_what_they_stored(seed):
+def test_processes_that_begin_anew_from_what_they_stored(seed: int) -> None:
     network, source = bad_network(seed, track_changes=True)
     for _ in range(6):
         network.at(source.randrange(90_000), "restart", source.choice("ab"))
@@ -96,7 +96,7 @@ def test_processes_that_begin_anew_from_what_they_stored(seed):
 
 @pytest.mark.req("C-136")
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_two_live_peers_never_send_again_what_has_arrived(seed):
+def test_two_live_peers_never_send_again_what_has_arrived(seed: int) -> None:
     source = random.Random(seed)
     network = Network(seed, "ab", delay_ms=200, config=SdsConfig())
     spread = source.choice([100, 1_000, 10_000, 60_000])
@@ -108,7 +108,7 @@ def test_two_live_peers_never_send_again_what_has_arrived(seed):
 
 
 @pytest.mark.req("C-084", "C-297")
-def test_nobody_there_means_an_error_for_each_message_and_no_acknowledgement():
+def test_nobody_there_means_an_error_for_each_message_and_no_acknowledgement() -> None:
     network = Network(1, "ab", loss=1.0)
     sent = [network.send("a", b"message %d" % number) for number in range(5)]
     network.run(60_000)

@@ -54,9 +54,9 @@ def test_a_million_messages_arrive_once_and_in_order_over_a_link_that_keeps_brea
         if kind == "tcp"
         else (f"unix:{tmp_path}/server", f"unix:{tmp_path}/proxy")
     )
-    with program("channel_runner", "receive", upstream, str(count)) as receiver:
-        with program("channel_proxy", front, line(receiver), SECONDS) as proxy:
-            with program("channel_runner", "send", line(proxy), str(count)) as sender:
+    with program("tx_rx_runner", "receive", upstream, str(count)) as receiver:
+        with program("tx_rx_proxy", front, line(receiver), SECONDS) as proxy:
+            with program("tx_rx_runner", "send", line(proxy), str(count)) as sender:
                 sent = json.loads(line(sender))
                 assert sender.wait(timeout=20) == 0
             received = json.loads(line(receiver))

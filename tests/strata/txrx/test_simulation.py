@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from channel_simulation import BrokenRule, run
 from strata.txrx.errors import DeliveryTimeout
 from strata.txrx.receiving import ReceivingLink, ReceivingSession, Sessions
 from strata.txrx.sending import SendingSession
+
+from tests.support.txrx_simulation import BrokenRule, run
 
 RUNS = int(os.environ.get("STRATA_TEST_CHANNEL_RUNS", "1500"))
 PARTS = 3

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from struct import Struct
 
 import uvloop
-from strata.txrx import ChannelSettings, dial, serve
+from strata.txrx import TxRxSettings, dial, serve
 
 __all__: list[str] = []
 
 NUMBER = Struct(">Q")
-SETTINGS = ChannelSettings(message_delivery_timeout=100.0)
+SETTINGS = TxRxSettings(message_delivery_timeout=100.0)
 
 
 async def receive(address: str, count: int) -> None:

@@ -20,7 +20,7 @@ from strata.txrx.frames import (
 )
 from strata.txrx.framing import FrameReader
 from strata.txrx.sending import SendingSession
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 
 @pytest.mark.req("T-034", "T-082")
@@ -111,7 +111,7 @@ def test_what_is_no_response_is_refused(frame: tuple[bytes, ...]) -> None:
 @pytest.mark.req("T-081", "T-073", "T-080", "T-029", "T-034")
 def test_messages_on_the_wire() -> None:
     """The body begins with the sequence, from 0; large bytes are a part of their own."""
-    session = SendingSession(5, BytesCodec(), ChannelSettings())
+    session = SendingSession(5, BytesCodec(), TxRxSettings())
     large = bytes(range(256)) * 64
     session.post(b"one")
     session.post(b"")

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import strata.txrx
 from strata.txrx import (
-    ChannelClosed,
-    ChannelSettings,
     ReturnChannel,
     Rx,
     SendError,
     Tx,
+    TxRxClosed,
+    TxRxSettings,
     dial,
     serve,
     serve_local,
@@ -38,7 +38,7 @@ def public(kind: type) -> set[str]:
 
 
 @pytest.mark.req("T-001", "T-101")
-def test_channels_are_one_way():
+def test_channels_are_one_way() -> None:
     sending = {"post", "send", "try_post", "drain", "pending", "outbox_size", "unacked_size", "status"}
     receiving = {"recv", "unread", "join"}
     both = {"addr", "close", "statistics"}
@@ -61,10 +61,10 @@ async def test_an_answer_goes_to_an_address_in_the_message(tmp_path):
 
 
 @pytest.mark.req("T-005", "T-009")
-async def test_posting_returns_at_once_though_nobody_is_there():
+async def test_posting_returns_at_once_though_nobody_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unheard:
         port = unheard.getsockname()[1]
-    tx = await dial(f"tcp:127.0.0.1:{port}", bytes, settings=ChannelSettings(message_delivery_timeout=0.2))
+    tx = await dial(f"tcp:127.0.0.1:{port}", bytes, settings=TxRxSettings(message_delivery_timeout=0.2))
     # Nothing else could run between these two lines: neither of them can have waited.
     returned = tx.try_post(b"one")
     tx.post(b"two")
@@ -95,8 +95,8 @@ async def test_all_ways_of_posting_are_one(where, monkeypatch):
 
 
 @pytest.mark.req("T-046", "T-047")
-async def test_local_channels_have_no_acknowledgements():
-    never = ChannelSettings(
+async def test_local_channels_have_no_acknowledgements() -> None:
+    never = TxRxSettings(
         message_ack_every_n_messages=10**9, message_ack_time_interval=3600, message_ack_eagerly=False
     )
     address, rx = await serve("local:0", bytes, settings=never)
@@ -110,7 +110,7 @@ async def test_local_channels_have_no_acknowledgements():
 
 
 @pytest.mark.req("T-024")
-async def test_a_local_receiver_that_nobody_holds_is_closed():
+async def test_a_local_receiver_that_nobody_holds_is_closed() -> None:
     address, rx = serve_local(bytes)
     tx = await dial(address, bytes)
     await tx.send(b"message")
@@ -118,11 +118,11 @@ async def test_a_local_receiver_that_nobody_holds_is_closed():
     gc.collect()
     assert tx.status().value.closed
     assert (await tx.try_post(b"message")) is not None
-    with pytest.raises(ChannelClosed, match="nobody serves"):
+    with pytest.raises(TxRxClosed, match="nobody serves"):
         await dial(address, bytes)
 
 
-async def test_a_return_channel_is_for_one_message():
+async def test_a_return_channel_is_for_one_message() -> None:
     address, rx = serve_local(bytes)
     async with rx, await dial(address, bytes) as tx:
         once: ReturnChannel[bytes] = ReturnChannel()
@@ -147,7 +147,7 @@ async def test_what_is_never_received_is_gone_counted_and_told(caplog):
 
 
 @pytest.mark.req("T-028", "T-061", "T-068")
-def test_the_guide_says_what_is_not_promised():
+def test_the_guide_says_what_is_not_promised() -> None:
     assert "Between different `Tx` there is no order." in GUIDE
     assert "Cancelling `send` ends the waiting and not the sending." in GUIDE
     assert "Sending it again after `UNKNOWN` may deliver it twice." in " ".join(GUIDE.split())
@@ -155,7 +155,7 @@ def test_the_guide_says_what_is_not_promised():
 
 
 @pytest.mark.req("T-089")
-async def test_small_frames_do_not_wait_for_more():
+async def test_small_frames_do_not_wait_for_more() -> None:
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
     async with rx, await dial(address, bytes) as tx:
         await tx.send(b"message")
@@ -167,7 +167,7 @@ async def test_small_frames_do_not_wait_for_more():
 
 
 @pytest.mark.req("T-016")
-async def test_watchers_all_wake_and_late_ones_see_the_end():
+async def test_watchers_all_wake_and_late_ones_see_the_end() -> None:
     address, rx = serve_local(bytes)
     tx = await dial(address, bytes)
     watch = tx.status()

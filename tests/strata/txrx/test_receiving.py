@@ -11,7 +11,7 @@ from strata.txrx.errors import CodecError
 from strata.txrx.frames import Ack, Closed, Reject, encode_header, read_response
 from strata.txrx.framing import FrameReader, frame_of
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 ID = 77
 
@@ -31,7 +31,7 @@ class Server:
     """What the connections of a server share, and a queue that takes as many messages as it is told."""
 
     def __init__(self, room: int = 1000, **settings: Any) -> None:
-        self.settings = ChannelSettings(**settings)
+        self.settings = TxRxSettings(**settings)
         self.sessions = Sessions(self.settings)
         self.counters = ReceiverCounters()
         self.queue: list[bytes] = []

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from strata.txrx.codecs import BytesCodec
 from strata.txrx.errors import (
-    ChannelClosed,
     CodecError,
-    Delivery,
+    DeliveryStatus,
     DeliveryTimeout,
     ErrorKind,
     OutboxFull,
     OversizedMessage,
     ProtocolViolation,
+    TxRxClosed,
 )
 from strata.txrx.frames import Ack, Closed, Reject, encode_response, read_header
 from strata.txrx.framing import MAX_PARTS, FrameReader, frame_of
 from strata.txrx.sending import Returned, SendingSession
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 ID, NEXT_ID = 77, 78
 
@@ -28,7 +28,7 @@ ID, NEXT_ID = 77, 78
 def session_of(
     *, codec: Any = None, posts: int = 0, connected: bool = False, **settings: Any
 ) -> SendingSession:
-    session: SendingSession = SendingSession(ID, codec or BytesCodec(), ChannelSettings(**settings))
+    session: SendingSession = SendingSession(ID, codec or BytesCodec(), TxRxSettings(**settings))
     if posts:
         post(session, *range(posts))
     if connected:
@@ -69,7 +69,7 @@ def written(session: SendingSession, most_bytes: int = 256 * 1024) -> list[int]:
     return sequences
 
 
-def came_back(session: SendingSession) -> list[tuple[int, Delivery]]:
+def came_back(session: SendingSession) -> list[tuple[int, DeliveryStatus]]:
     return [(returned.token, returned.delivery) for returned in session.take_returned()]
 
 
@@ -118,7 +118,7 @@ def test_an_acknowledgement_of_what_was_never_sent_closes_the_session(sequence: 
     hear(session, Ack(0), Ack(sequence))
     assert isinstance(session.closed, ProtocolViolation)
     assert session.take_delivered() == [0]
-    assert came_back(session) == [(1, Delivery.UNKNOWN), (2, Delivery.NOT_DELIVERED)]
+    assert came_back(session) == [(1, DeliveryStatus.UNKNOWN), (2, DeliveryStatus.NOT_DELIVERED)]
 
 
 @pytest.mark.req("T-059")
@@ -137,7 +137,7 @@ def test_a_peer_that_does_not_speak_the_wire_closes_the_session(garbage: bytes) 
     session = session_of(posts=1, connected=True)
     hear(session, garbage)
     assert isinstance(session.closed, ProtocolViolation) and session.closed.kind is ErrorKind.IO
-    assert came_back(session) == [(0, Delivery.UNKNOWN)]
+    assert came_back(session) == [(0, DeliveryStatus.UNKNOWN)]
 
 
 @pytest.mark.req("T-054")
@@ -244,9 +244,9 @@ def test_only_a_sender_with_everything_acknowledged_says_farewell() -> None:
 
 def test_posting_to_a_closed_session_again_and_again_keeps_nothing() -> None:
     session = session_of()
-    session.close(ChannelClosed("over"))
+    session.close(TxRxClosed("over"))
     for _ in range(3):
-        with pytest.raises(ChannelClosed) as refused:
+        with pytest.raises(TxRxClosed) as refused:
             session.post(b"message")
         assert len(refused.traceback) == 2  # this function, and `post`
 
@@ -277,9 +277,9 @@ def test_reject_and_closed_end_it_and_return_everything_in_order(last: Reject | 
     session = session_of(posts=4, connected=True)
     post(session, 4, 5)
     hear(session, Ack(1), last, Ack(5))
-    assert isinstance(session.closed, ChannelClosed) and last.reason in session.closed.reason
+    assert isinstance(session.closed, TxRxClosed) and last.reason in session.closed.reason
     assert session.take_delivered() == [0, 1], "what comes after it is not heard"
-    assert came_back(session) == [(number, Delivery.NOT_DELIVERED) for number in (2, 3, 4, 5)]
+    assert came_back(session) == [(number, DeliveryStatus.NOT_DELIVERED) for number in (2, 3, 4, 5)]
     assert came_back(session) == [], "once"
     assert (session.pending, session.outbox_size, session.unacked_size) == (0, 0, 0)
     assert session.data_to_send() == [] and not session.is_connected
@@ -290,20 +290,20 @@ def test_the_very_message_comes_back() -> None:
     session = session_of()
     message = b"the very one"
     session.post(message, "token")
-    error = ChannelClosed("closed by its owner")
+    error = TxRxClosed("closed by its owner")
     session.close(error)
-    session.close(ChannelClosed("again"))
+    session.close(TxRxClosed("again"))
     assert session.closed is error
     (returned,) = session.take_returned()
-    assert returned == Returned(message, "token", error, Delivery.NOT_DELIVERED)
+    assert returned == Returned(message, "token", error, DeliveryStatus.NOT_DELIVERED)
     assert returned.message is message
 
 
 @pytest.mark.req("T-010")
 def test_a_closed_session_takes_no_message() -> None:
     session = session_of()
-    session.close(ChannelClosed("over"))
-    with pytest.raises(ChannelClosed, match="over"):
+    session.close(TxRxClosed("over"))
+    with pytest.raises(TxRxClosed, match="over"):
         session.post(b"late")
     assert session.counters.messages_refused == 1 and session.take_returned() == []
 
@@ -322,8 +322,12 @@ def test_what_an_earlier_server_may_have_taken_is_unknown(known: bool) -> None:
     session.data_to_send()
     post(session, 4)
     hear(session, *[Ack(0)] * known, Reject("not known here"))
-    lost = [(number, Delivery.UNKNOWN) for number in (0, 1, 2)]
-    assert came_back(session) == [*lost[known:], (3, Delivery.NOT_DELIVERED), (4, Delivery.NOT_DELIVERED)]
+    lost = [(number, DeliveryStatus.UNKNOWN) for number in (0, 1, 2)]
+    assert came_back(session) == [
+        *lost[known:],
+        (3, DeliveryStatus.NOT_DELIVERED),
+        (4, DeliveryStatus.NOT_DELIVERED),
+    ]
 
 
 def test_a_server_that_goes_on_where_it_was_vouches_for_all() -> None:
@@ -334,7 +338,7 @@ def test_a_server_that_goes_on_where_it_was_vouches_for_all() -> None:
     session.connection_made(1)
     session.data_to_send()
     hear(session, Ack(0), Closed("gone"))
-    assert came_back(session) == [(1, Delivery.NOT_DELIVERED), (2, Delivery.NOT_DELIVERED)]
+    assert came_back(session) == [(1, DeliveryStatus.NOT_DELIVERED), (2, DeliveryStatus.NOT_DELIVERED)]
 
 
 @pytest.mark.req("T-068")
@@ -348,7 +352,7 @@ def test_that_of_an_earlier_server_stays_unknown_on_later_connections() -> None:
         if now == 1:
             session.connection_lost(NEXT_ID)
     hear(session, Closed("gone"))
-    assert came_back(session) == [(1, Delivery.UNKNOWN), (2, Delivery.UNKNOWN)]
+    assert came_back(session) == [(1, DeliveryStatus.UNKNOWN), (2, DeliveryStatus.UNKNOWN)]
 
 
 # Time
@@ -364,7 +368,7 @@ def test_the_oldest_unsent_message_may_become_so_old() -> None:
     assert session.closed is None
     session.handle_timer(130.0)
     assert isinstance(session.closed, DeliveryTimeout) and session.closed.kind is ErrorKind.TIMEOUT
-    assert came_back(session) == [(number, Delivery.NOT_DELIVERED) for number in (0, 1, 2)]
+    assert came_back(session) == [(number, DeliveryStatus.NOT_DELIVERED) for number in (0, 1, 2)]
     assert session.get_timer() is None
 
 
@@ -379,7 +383,7 @@ def test_the_oldest_unacknowledged_message_may_become_so_old() -> None:
     session.handle_timer(129.9)
     assert session.closed is None and session.get_timer() == 130.0
     session.handle_timer(130.0)
-    assert came_back(session) == [(0, Delivery.UNKNOWN), (1, Delivery.NOT_DELIVERED)]
+    assert came_back(session) == [(0, DeliveryStatus.UNKNOWN), (1, DeliveryStatus.NOT_DELIVERED)]
 
 
 @pytest.mark.req("T-065")
@@ -396,7 +400,7 @@ def test_an_acknowledgement_makes_the_next_message_the_oldest() -> None:
     session.handle_timer(149.9)
     assert session.closed is None
     session.handle_timer(150.0)
-    assert came_back(session) == [(2, Delivery.UNKNOWN)]
+    assert came_back(session) == [(2, DeliveryStatus.UNKNOWN)]
 
 
 @pytest.mark.req("T-065")

@@ -21,17 +21,17 @@ import pytest
 import trustme
 import uvloop
 from strata.txrx import (
-    ChannelClosed,
-    ChannelSettings,
-    Delivery,
+    DeliveryStatus,
     Rx,
     SendError,
     Tx,
+    TxRxClosed,
+    TxRxSettings,
     dial,
     serve,
 )
 
-from tests.support.channel_proxy import ChannelProxy, listening, open_sockets
+from tests.support.tx_rx_proxy import TxRxProxy, listening, open_sockets
 from tests.support.waiting import until
 
 _names = iter(range(10**9))
@@ -49,17 +49,15 @@ def moment(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["tcp", "unix", "metatls"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ChannelSettings]:
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, TxRxSettings]:
     """An address to serve, and the settings of both ends."""
     if request.param == "metatls":
         authority, leaf = trustme.CA(), tmp_path / "leaf.pem"
         authority.cert_pem.write_to_path(tmp_path / "authority.pem")
         authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(leaf)
-        files = ChannelSettings(
-            tls_certificate=leaf, tls_key=leaf, tls_authorities=tmp_path / "authority.pem"
-        )
+        files = TxRxSettings(tls_certificate=leaf, tls_key=leaf, tls_authorities=tmp_path / "authority.pem")
         return "metatls:localhost:0", files
-    return ("tcp:localhost:0" if request.param == "tcp" else f"unix:{tmp_path}/s"), ChannelSettings()
+    return ("tcp:localhost:0" if request.param == "tcp" else f"unix:{tmp_path}/s"), TxRxSettings()
 
 
 @pytest.fixture(autouse=True)
@@ -114,14 +112,14 @@ def is_blocked(rx: Rx[bytes], tx: Tx[bytes]) -> bool:
     return rx.unread == 1 and tx.pending == 2
 
 
-async def both_ends(where: tuple[str, ChannelSettings]) -> tuple[Rx[bytes], Tx[bytes]]:
+async def both_ends(where: tuple[str, TxRxSettings]) -> tuple[Rx[bytes], Tx[bytes]]:
     address, settings = where
     real, rx = await serve(address, bytes, settings=settings)
     return rx, await dial(real, bytes, settings=settings)
 
 
 @pytest.mark.req("T-058")
-async def test_cancelling_recv_loses_nothing(where: tuple[str, ChannelSettings], moment: str) -> None:
+async def test_cancelling_recv_loses_nothing(where: tuple[str, TxRxSettings], moment: str) -> None:
     rx, tx = await both_ends(where)
     cancelled = 0
     async with rx, tx:
@@ -140,7 +138,7 @@ async def test_cancelling_recv_loses_nothing(where: tuple[str, ChannelSettings],
 
 @pytest.mark.req("T-058")
 async def test_who_is_woken_and_cancelled_leaves_the_message_to_another(
-    where: tuple[str, ChannelSettings], moment: str
+    where: tuple[str, TxRxSettings], moment: str
 ) -> None:
     rx, tx = await both_ends(where)
     async with rx, tx:
@@ -154,9 +152,7 @@ async def test_who_is_woken_and_cancelled_leaves_the_message_to_another(
 
 
 @pytest.mark.req("T-060")
-async def test_cancelling_send_ends_the_waiting_alone(
-    where: tuple[str, ChannelSettings], moment: str
-) -> None:
+async def test_cancelling_send_ends_the_waiting_alone(where: tuple[str, TxRxSettings], moment: str) -> None:
     rx, tx = await both_ends(where)
     async with rx, tx:
         sent = 0
@@ -171,9 +167,7 @@ async def test_cancelling_send_ends_the_waiting_alone(
         assert rx.unread == 0 and not tx.status().value.closed
 
 
-async def test_cancelling_drain_ends_the_waiting_alone(
-    where: tuple[str, ChannelSettings], moment: str
-) -> None:
+async def test_cancelling_drain_ends_the_waiting_alone(where: tuple[str, TxRxSettings], moment: str) -> None:
     rx, tx = await both_ends(where)
     async with rx, tx:
         posted = 0
@@ -189,7 +183,7 @@ async def test_cancelling_drain_ends_the_waiting_alone(
 
 
 async def test_cancelling_close_closes_at_once_and_returns_what_is_pending(
-    where: tuple[str, ChannelSettings], moment: str, tmp_path: Path
+    where: tuple[str, TxRxSettings], moment: str, tmp_path: Path
 ) -> None:
     address, settings = where
     for step in itertools.count():
@@ -207,7 +201,7 @@ async def test_cancelling_close_closes_at_once_and_returns_what_is_pending(
         if result is asyncio.CancelledError and moment == "waiting":
             assert errors[0] is None, "what was acknowledged is not returned"
             assert [one.message for one in errors if one is not None] == [b"1", b"2"]
-            assert {one.delivery for one in errors if one is not None} == {Delivery.UNKNOWN}
+            assert {one.delivery for one in errors if one is not None} == {DeliveryStatus.UNKNOWN}
         else:
             assert errors == [None] * 3
         await rx.join()
@@ -219,7 +213,7 @@ async def test_cancelling_close_closes_at_once_and_returns_what_is_pending(
 
 @pytest.mark.parametrize("steps", range(12))
 async def test_closing_while_a_connection_is_made_leaves_nothing_behind(
-    where: tuple[str, ChannelSettings], steps: int
+    where: tuple[str, TxRxSettings], steps: int
 ) -> None:
     rx, tx = await both_ends(where)
     async with rx:
@@ -238,14 +232,14 @@ async def test_closing_while_a_connection_is_made_leaves_nothing_behind(
         await until(lambda: not rx._hub.connections)  # type: ignore[attr-defined]
         if error is None:
             assert await rx.recv() == b"1"
-        elif error.delivery is Delivery.NOT_DELIVERED:
+        elif error.delivery is DeliveryStatus.NOT_DELIVERED:
             assert rx.unread == 0
 
 
 @pytest.mark.parametrize("steps", range(0, 30, 3))
 async def test_closing_while_a_lost_connection_is_made_again_leaves_nothing_behind(steps: int) -> None:
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
-    async with rx, ChannelProxy(str(address)) as proxy:
+    async with rx, TxRxProxy(str(address)) as proxy:
         tx = await dial(proxy.address, bytes)
         await tx.send(b"1")
         proxy.refuses = True
@@ -261,7 +255,7 @@ async def test_closing_while_a_lost_connection_is_made_again_leaves_nothing_behi
         assert rx.unread == 1
 
 
-async def test_dialling_has_nothing_to_cancel(where: tuple[str, ChannelSettings], moment: str) -> None:
+async def test_dialling_has_nothing_to_cancel(where: tuple[str, TxRxSettings], moment: str) -> None:
     address, settings = where
     address = address.replace(":0", ":1")
     tx = await outcome(cancelling(dial(address, bytes, settings=settings), 0, moment))
@@ -269,7 +263,7 @@ async def test_dialling_has_nothing_to_cancel(where: tuple[str, ChannelSettings]
     await tx.close()
 
 
-async def test_cancelling_serve_serves_nothing(where: tuple[str, ChannelSettings], moment: str) -> None:
+async def test_cancelling_serve_serves_nothing(where: tuple[str, TxRxSettings], moment: str) -> None:
     address, settings = where
     if not address.startswith("unix"):
         # One port, so that what is left of an attempt is in the way of the next.
@@ -294,9 +288,7 @@ async def test_cancelling_serve_serves_nothing(where: tuple[str, ChannelSettings
         assert await rx.recv() == b"1"
 
 
-async def test_cancelling_join_has_closed_all_the_same(
-    where: tuple[str, ChannelSettings], moment: str
-) -> None:
+async def test_cancelling_join_has_closed_all_the_same(where: tuple[str, TxRxSettings], moment: str) -> None:
     for step in itertools.count():
         rx, tx = await both_ends(where)
         await tx.send(b"1")
@@ -304,7 +296,7 @@ async def test_cancelling_join_has_closed_all_the_same(
         async with asyncio.timeout(10):
             await tx.status().wait_for(lambda status: status.closed)
         assert await rx.recv() == b"1"
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(TxRxClosed):
             await rx.recv()
         assert await tx.close() == []
         if result is not asyncio.CancelledError:
@@ -313,7 +305,7 @@ async def test_cancelling_join_has_closed_all_the_same(
 
 
 async def test_cancelling_who_watches_the_status_changes_nothing(
-    where: tuple[str, ChannelSettings], moment: str
+    where: tuple[str, TxRxSettings], moment: str
 ) -> None:
     rx, tx = await both_ends(where)
     await tx.send(b"1")
@@ -327,7 +319,7 @@ async def test_cancelling_who_watches_the_status_changes_nothing(
 
 
 async def test_cancelling_who_awaits_a_return_channel_changes_nothing(
-    where: tuple[str, ChannelSettings], moment: str
+    where: tuple[str, TxRxSettings], moment: str
 ) -> None:
     rx, tx = await both_ends(where)
 

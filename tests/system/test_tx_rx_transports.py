@@ -18,11 +18,8 @@ import uvloop
 from strata.txrx import (
     Address,
     AddressInUse,
-    ChannelClosed,
-    ChannelIOError,
-    ChannelSettings,
     CodecError,
-    Delivery,
+    DeliveryStatus,
     InvalidAddress,
     OutboxFull,
     OversizedMessage,
@@ -31,6 +28,9 @@ from strata.txrx import (
     SendError,
     TcpAddress,
     Tx,
+    TxRxClosed,
+    TxRxIOError,
+    TxRxSettings,
     dial,
     serve,
     serve_local,
@@ -67,7 +67,7 @@ class Transport:
 
     name: str
     address: str
-    settings: ChannelSettings
+    settings: TxRxSettings
 
     async def serve(self, message_type: Any = Reading, **changes: Any) -> tuple[Address, Rx[Any]]:
         return await serve(self.address, message_type, settings=replace(self.settings, **changes))
@@ -77,40 +77,40 @@ class Transport:
 
 
 @pytest.fixture(scope="module")
-def tls_settings(tmp_path_factory: pytest.TempPathFactory) -> ChannelSettings:
+def tls_settings(tmp_path_factory: pytest.TempPathFactory) -> TxRxSettings:
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     leaf = authority.issue_cert("localhost", "127.0.0.1", "::1")
     authority.cert_pem.write_to_path(folder / "authority.pem")
     leaf.private_key_and_cert_chain_pem.write_to_path(folder / "leaf.pem")
-    return ChannelSettings(
+    return TxRxSettings(
         tls_certificate=folder / "leaf.pem",
         tls_key=folder / "leaf.pem",
         tls_authorities=folder / "authority.pem",
     )
 
 
-def make_transport(name: str, folder: Path, tls: ChannelSettings) -> Transport:
+def make_transport(name: str, folder: Path, tls: TxRxSettings) -> Transport:
     match name:
         case "local":
-            return Transport(name, "local:0", ChannelSettings())
+            return Transport(name, "local:0", TxRxSettings())
         case "tcp":
-            return Transport(name, "tcp:127.0.0.1:0", ChannelSettings())
+            return Transport(name, "tcp:127.0.0.1:0", TxRxSettings())
         case "unix":
-            return Transport(name, f"unix:{folder / 's'}", ChannelSettings())
+            return Transport(name, f"unix:{folder / 's'}", TxRxSettings())
         case "abstract":
             unique = f"unix:@strata-test-{os.getpid()}-{next(_names)}"
-            return Transport(name, unique, ChannelSettings())
+            return Transport(name, unique, TxRxSettings())
     return Transport(name, "metatls:127.0.0.1:0", tls)
 
 
 @pytest.fixture(params=["local", *NETWORK])
-def transport(request: pytest.FixtureRequest, tmp_path: Path, tls_settings: ChannelSettings) -> Transport:
+def transport(request: pytest.FixtureRequest, tmp_path: Path, tls_settings: TxRxSettings) -> Transport:
     return make_transport(request.param, tmp_path, tls_settings)
 
 
 @pytest.fixture(params=NETWORK)
-def network(request: pytest.FixtureRequest, tmp_path: Path, tls_settings: ChannelSettings) -> Transport:
+def network(request: pytest.FixtureRequest, tmp_path: Path, tls_settings: TxRxSettings) -> Transport:
     return make_transport(request.param, tmp_path, tls_settings)
 
 
@@ -202,7 +202,7 @@ async def test_what_cannot_be_encoded_comes_back_at_once_and_the_channel_goes_on
         assert channel.settled
         assert isinstance(channel.error, SendError) and isinstance(channel.error.error, CodecError)
         assert channel.error.message is wrong and channel.error.reason
-        assert channel.error.delivery is Delivery.NOT_DELIVERED
+        assert channel.error.delivery is DeliveryStatus.NOT_DELIVERED
         with pytest.raises(SendError) as raised:
             tx.post(wrong)
         assert raised.value.message is wrong
@@ -288,7 +288,7 @@ async def test_recv_gives_what_is_buffered_before_it_says_that_the_channel_is_cl
         await rx.join()
         assert [(await rx.recv()).number for _ in range(2)] == [1, 2]
         for _ in range(2):
-            with pytest.raises(ChannelClosed):
+            with pytest.raises(TxRxClosed):
                 await rx.recv()
 
 
@@ -298,7 +298,7 @@ async def test_closing_wakes_whoever_waits_in_recv(transport: Transport) -> None
     await asyncio.sleep(0)
     await rx.join()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
-        assert isinstance(outcome, ChannelClosed)
+        assert isinstance(outcome, TxRxClosed)
 
 
 @pytest.mark.req("T-016", "T-017", "T-018", "T-024")
@@ -331,8 +331,8 @@ async def test_posting_to_a_closed_channel_brings_the_message_back_at_once(trans
     message = Reading(2)
     channel = tx.try_post(message)
     assert channel.settled and channel.error is not None
-    assert isinstance(channel.error.error, ChannelClosed)
-    assert channel.error.message is message and channel.error.delivery is Delivery.NOT_DELIVERED
+    assert isinstance(channel.error.error, TxRxClosed)
+    assert channel.error.message is message and channel.error.delivery is DeliveryStatus.NOT_DELIVERED
     tx.post(message)
     with pytest.raises(SendError) as raised:
         await tx.send(message)
@@ -351,7 +351,7 @@ async def test_closing_the_sender_flushes_and_takes_no_more(transport: Transport
         assert await tx.close() == []
         assert rx.unread == 500
         refused = tx.try_post(Reading(500))
-        assert refused.error is not None and isinstance(refused.error.error, ChannelClosed)
+        assert refused.error is not None and isinstance(refused.error.error, TxRxClosed)
         assert tx.status().value.closed
         assert await tx.close() == [], "closing twice does nothing"
         assert [(await rx.recv()).number for _ in range(500)] == list(range(500))
@@ -404,7 +404,7 @@ async def test_a_sender_in_full_flow_hears_that_the_receiver_has_closed(network:
     async with asyncio.timeout(10):
         errors = [await channel for channel in channels]
     assert errors[:10] == [None] * 10, "what was taken is acknowledged"
-    assert {one.delivery for one in errors[10:] if one is not None} == {Delivery.NOT_DELIVERED}
+    assert {one.delivery for one in errors[10:] if one is not None} == {DeliveryStatus.NOT_DELIVERED}
     assert sum(one is not None for one in errors) == 1_990
     assert [one.message for one in await tx.close()] == [bytes(10_000)] * 1_990
 
@@ -503,7 +503,7 @@ def _has_ipv6() -> bool:
 @pytest.mark.req("T-088")
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "*"])
 @pytest.mark.parametrize("scheme", ["tcp", "metatls", "tls"])
-async def test_hosts_of_every_kind(scheme: str, host: str, tls_settings: ChannelSettings) -> None:
+async def test_hosts_of_every_kind(scheme: str, host: str, tls_settings: TxRxSettings) -> None:
     if host == "[::1]" and not _has_ipv6():
         pytest.skip("NOT TESTED: this machine has no IPv6")
     address, rx = await serve(f"{scheme}:{host}:0", Reading, settings=tls_settings)
@@ -528,9 +528,9 @@ async def test_all_interfaces_can_be_dialled_by_each_of_their_addresses() -> Non
 
 
 async def test_a_host_that_is_not_here_cannot_be_served() -> None:
-    with pytest.raises(ChannelIOError, match=r"tcp:192\.0\.2\.1:0 cannot be served"):
+    with pytest.raises(TxRxIOError, match=r"tcp:192\.0\.2\.1:0 cannot be served"):
         await serve("tcp:192.0.2.1:0", Reading)
-    with pytest.raises(ChannelIOError, match="cannot be served"):
+    with pytest.raises(TxRxIOError, match="cannot be served"):
         await serve("unix:/no/such/folder/socket", Reading)
 
 
@@ -645,7 +645,7 @@ async def test_local_addresses_are_numbers_of_which_zero_takes_a_free_one() -> N
         await to_first.send(1)
         await to_second.send(2)
         assert (await first.recv(), await second.recv()) == (1, 2)
-    with pytest.raises(ChannelClosed, match=str(one)):
+    with pytest.raises(TxRxClosed, match=str(one)):
         await dial(one, int)
 
 
@@ -661,7 +661,7 @@ async def test_a_local_message_is_handed_over_as_the_object_it_is() -> None:
 
 
 @pytest.mark.req("T-092", "T-093")
-async def test_mutual_tls(tls_settings: ChannelSettings) -> None:
+async def test_mutual_tls(tls_settings: TxRxSettings) -> None:
     address, rx = await serve("metatls:localhost:0", Reading, settings=replace(tls_settings, tls_mutual=True))
     async with rx, await dial(address, Reading, settings=tls_settings) as tx:
         await tx.send(Reading(1))

@@ -7,13 +7,13 @@ import gc
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from strata.txrx import dial, serve
-from strata.txrx.metrics import ChannelMetrics
+from strata.txrx.metrics import TxRxMetrics
 
 
 @pytest.mark.req("T-100")
-async def test_the_figures_of_watched_ends_are_scraped():
+async def test_the_figures_of_watched_ends_are_scraped() -> None:
     registry = CollectorRegistry()
-    metrics = ChannelMetrics(registry)
+    metrics = TxRxMetrics(registry)
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
     async with rx, await dial(address, bytes) as tx, await dial(address, bytes) as other:
         for end in (tx, other, rx):
@@ -43,9 +43,9 @@ async def test_the_figures_of_watched_ends_are_scraped():
         assert b"# HELP strata_channel_rx_queue_full_total" in generate_latest(registry)
 
 
-async def test_watching_keeps_no_end_alive():
+async def test_watching_keeps_no_end_alive() -> None:
     registry = CollectorRegistry()
-    metrics = ChannelMetrics(registry)
+    metrics = TxRxMetrics(registry)
     address, rx = await serve("local:0", bytes)
     tx = await dial(address, bytes)
     metrics.watch(tx)

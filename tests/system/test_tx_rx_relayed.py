@@ -9,13 +9,13 @@ from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.protocol.ids import Identity
 from strata.relays.connection import Options
 from strata.txrx import (
-    ChannelClosed,
-    ChannelIOError,
-    ChannelSettings,
-    Delivery,
+    DeliveryStatus,
     RelayAddress,
     RelayEnd,
     SendError,
+    TxRxClosed,
+    TxRxIOError,
+    TxRxSettings,
     dial,
     parse_address,
     serve,
@@ -23,7 +23,7 @@ from strata.txrx import (
 
 from tests.support.relay_process import RelayProcess, running
 
-PATIENT = ChannelSettings(message_delivery_timeout=60.0)
+PATIENT = TxRxSettings(message_delivery_timeout=60.0)
 TOPICS = iter(range(1000))
 
 
@@ -68,7 +68,7 @@ async def test_what_was_posted_before_anybody_serves_arrives(address):
 
 @pytest.mark.req("T-039", "T-051")
 async def test_what_was_taken_is_acknowledged_though_the_queue_is_full(address):
-    small = ChannelSettings(message_delivery_timeout=60.0, queue_capacity=10)
+    small = TxRxSettings(message_delivery_timeout=60.0, queue_capacity=10)
     _, rx = await serve(address, bytes, settings=small)
     async with rx, await dial(address, bytes, settings=small) as tx:
         returned = [tx.try_post(message) for message in numbered(30)]
@@ -104,14 +104,14 @@ async def test_a_receiver_that_closes_is_told_to_its_senders(address):
             assert (await tx.status().wait_for(lambda status: status.closed)).closed
         with pytest.raises(SendError) as refused:
             await tx.send(b"two")
-        assert isinstance(refused.value.error, ChannelClosed)
+        assert isinstance(refused.value.error, TxRxClosed)
         assert await rx.recv() == b"one"
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(TxRxClosed):
             await rx.recv()
 
 
 async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
-    quick = ChannelSettings(message_delivery_timeout=3.0)
+    quick = TxRxSettings(message_delivery_timeout=3.0)
     _, first = await serve(address, bytes)
     async with await dial(address, bytes, settings=quick) as tx:
         await tx.send(b"for the first")
@@ -123,7 +123,7 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
         lost = tx.try_post(b"lost")
         _, second = await serve(address, bytes)
         error = await lost
-        assert error is not None and error.delivery is Delivery.UNKNOWN
+        assert error is not None and error.delivery is DeliveryStatus.UNKNOWN
         async with second, await dial(address, bytes, settings=PATIENT) as again:
             await again.send(b"for the second")
             assert await second.recv() == b"for the second" and second.unread == 0
@@ -133,11 +133,11 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
 
 @pytest.mark.req("T-104")
 async def test_other_senders_are_no_receivers(address):
-    quick = ChannelSettings(message_delivery_timeout=3.0)
+    quick = TxRxSettings(message_delivery_timeout=3.0)
     async with await dial(address, bytes, settings=quick) as one, await dial(address, bytes) as other:
         returned = one.try_post(b"message"), other.try_post(b"message")
         error = await returned[0]
-        assert error is not None and error.delivery is Delivery.NOT_DELIVERED
+        assert error is not None and error.delivery is DeliveryStatus.NOT_DELIVERED
         _, rx = await serve(address, bytes)
         async with rx:
             assert await returned[1] is None and await rx.recv() == b"message"
@@ -148,7 +148,7 @@ async def test_only_who_has_the_key_understands(address):
     assert isinstance(where, RelayAddress)
     keys = GroupKeyEncryption(where.topic, GroupKey.generate())
     _, rx = await serve(address, bytes, relay=RelayEnd(encryption=keys), settings=PATIENT)
-    quick = ChannelSettings(message_delivery_timeout=3.0)
+    quick = TxRxSettings(message_delivery_timeout=3.0)
     async with rx:
         async with await dial(address, bytes, relay=RelayEnd(encryption=keys), settings=PATIENT) as tx:
             await tx.send(b"secret")
@@ -164,7 +164,7 @@ async def test_only_members_are_heard(address):
     async with rx:
         async with await dial(address, bytes, relay=RelayEnd(identity=known), settings=PATIENT) as tx:
             await tx.send(b"hello")
-        quick = ChannelSettings(message_delivery_timeout=3.0)
+        quick = TxRxSettings(message_delivery_timeout=3.0)
         async with await dial(address, bytes, settings=quick) as stranger:
             assert await stranger.try_post(b"hello?") is not None
         assert await rx.recv() == b"hello" and rx.unread == 0
@@ -173,12 +173,12 @@ async def test_only_members_are_heard(address):
 async def test_without_a_relay_serving_says_so_and_messages_come_back():
     nowhere = "relay:ws://127.0.0.1:1/strata#/app/1/nowhere/proto"
     end = RelayEnd(options=Options(connect_timeout=1.0))
-    with pytest.raises(ChannelIOError, match=r"cannot be served"):
+    with pytest.raises(TxRxIOError, match=r"cannot be served"):
         await serve(nowhere, bytes, relay=end)
-    quick = ChannelSettings(message_delivery_timeout=1.0)
+    quick = TxRxSettings(message_delivery_timeout=1.0)
     async with await dial(nowhere, bytes, settings=quick, relay=end) as tx:
         error = await tx.try_post(b"message")
-        assert error is not None and error.delivery is Delivery.NOT_DELIVERED
+        assert error is not None and error.delivery is DeliveryStatus.NOT_DELIVERED
 
 
 @pytest.mark.timeout(240)

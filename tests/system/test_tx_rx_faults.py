@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 from strata.txrx import (
-    ChannelClosed,
-    ChannelSettings,
-    Delivery,
+    DeliveryStatus,
     DeliveryTimeout,
     ReturnChannel,
     Rx,
     SendError,
     Tx,
+    TxRxClosed,
+    TxRxSettings,
     dial,
     serve,
 )
 
-from tests.support.channel_proxy import ChannelProxy, listening, open_sockets
 from tests.support.ports import free_port
+from tests.support.tx_rx_proxy import TxRxProxy, listening, open_sockets
 from tests.support.waiting import until
 
 IMPATIENT: dict[str, Any] = {"link_timeout": 0.2, "message_ack_time_interval": 0.02}
@@ -43,11 +43,11 @@ def new_address(kind: str, folder: Path) -> str:
 @asynccontextmanager
 async def proxied(
     kind: str, folder: Path, **changes: Any
-) -> AsyncIterator[tuple[Rx[bytes], ChannelProxy, Tx[bytes]]]:
+) -> AsyncIterator[tuple[Rx[bytes], TxRxProxy, Tx[bytes]]]:
     """A receiver, a proxy before it, and a sender that dials the proxy."""
-    settings = ChannelSettings(**changes)
+    settings = TxRxSettings(**changes)
     address, rx = await serve(new_address(kind, folder), bytes, settings=settings)
-    async with rx, ChannelProxy(str(address), new_address(kind, folder)) as proxy:
+    async with rx, TxRxProxy(str(address), new_address(kind, folder)) as proxy:
         tx = await dial(proxy.address, bytes, settings=settings)
         try:
             yield rx, proxy, tx
@@ -153,7 +153,7 @@ async def test_a_message_whose_acknowledgement_is_lost_comes_back_though_it_has_
         proxy.drops_backwards = True
         with pytest.raises(SendError) as raised:
             await tx.send(b"doubtful")
-        assert raised.value.delivery is Delivery.UNKNOWN
+        assert raised.value.delivery is DeliveryStatus.UNKNOWN
         assert isinstance(raised.value.error, DeliveryTimeout)
         assert await rx.recv() == b"doubtful"
 
@@ -174,10 +174,10 @@ async def test_a_lost_acknowledgement_is_made_good_by_the_next_connection(kind: 
 @pytest.mark.req("T-065", "T-006")
 async def test_what_was_never_written_comes_back_as_not_delivered(kind: str, tmp_path: Path) -> None:
     nobody = f"tcp:127.0.0.1:{free_port()}" if kind == "tcp" else f"unix:{tmp_path}/nobody"
-    tx = await dial(nobody, bytes, settings=ChannelSettings(message_delivery_timeout=0.3))
+    tx = await dial(nobody, bytes, settings=TxRxSettings(message_delivery_timeout=0.3))
     with pytest.raises(SendError) as raised:
         await tx.send(b"early")
-    assert raised.value.delivery is Delivery.NOT_DELIVERED
+    assert raised.value.delivery is DeliveryStatus.NOT_DELIVERED
     expected = "Connect call failed" if kind == "tcp" else "No such file or directory"
     assert "last attempt to connect: " in raised.value.reason and expected in raised.value.reason
     await tx.close()
@@ -214,7 +214,7 @@ async def test_a_closed_sender_holds_no_socket_to_a_peer_that_does_not_read(
     address, deaf = listening(new_address(kind, tmp_path))
     with deaf:
         before = open_sockets()
-        tx = await dial(address, bytes, settings=ChannelSettings(message_delivery_timeout=0.3))
+        tx = await dial(address, bytes, settings=TxRxSettings(message_delivery_timeout=0.3))
         channels = [tx.try_post(bytes(2**20)) for _ in range(20)]
         await until(lambda: tx.statistics().bytes_sent > 0)
         async with asyncio.timeout(10):
@@ -232,7 +232,7 @@ async def test_an_idle_sender_outlives_a_dead_server(kind: str, tmp_path: Path) 
         proxy.cut()
         for _ in range(3):
             # Others give up meanwhile, one after another: longer than the timeout, without measuring it.
-            other = await dial(proxy.address, bytes, settings=ChannelSettings(**short))
+            other = await dial(proxy.address, bytes, settings=TxRxSettings(**short))
             with pytest.raises(SendError):
                 await other.send(b"lost")
             await other.close()
@@ -326,10 +326,10 @@ async def test_a_restart_while_something_is_pending_returns_it(kind: str, tmp_pa
                 errors = [await channel for channel in channels]
             assert [one.message for one in errors if one is not None] == [b"1", b"2"]
             for error in errors:
-                assert error is not None and isinstance(error.error, ChannelClosed)
+                assert error is not None and isinstance(error.error, TxRxClosed)
                 assert "rejected" in error.reason and "not known here" in error.reason
                 # The server before this one has them: nobody can say that they were not delivered.
-                assert error.delivery is Delivery.UNKNOWN
+                assert error.delivery is DeliveryStatus.UNKNOWN
             assert tx.status().value.closed
             assert len(proxy.links) == 2, "it does not connect again"
             assert again.unread == 0 and again.statistics().rejects_sent == 1
@@ -397,7 +397,7 @@ async def test_closing_a_receiver_in_full_flow_is_heard_by_every_sender(kind: st
         assert all(channel.settled for channel in outcomes), "each message is delivered or comes back"
         delivered = sum(channel.error is None for channel in outcomes)
         assert delivered == rx.statistics().messages_accepted
-        unknown = [one for one in outcomes if one.error and one.error.delivery is Delivery.UNKNOWN]
+        unknown = [one for one in outcomes if one.error and one.error.delivery is DeliveryStatus.UNKNOWN]
         assert not unknown, "what was taken was acknowledged before the end"
         for tx in senders:
             await tx.close()

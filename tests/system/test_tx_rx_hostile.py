@@ -23,20 +23,20 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from strata.txrx import (
-    ChannelClosed,
-    ChannelIOError,
-    ChannelSettings,
-    Delivery,
+    DeliveryStatus,
     DeliveryTimeout,
     ProtocolViolation,
     Rx,
     SendError,
     Tx,
+    TxRxClosed,
+    TxRxIOError,
+    TxRxSettings,
     dial,
     serve,
 )
 
-from tests.support.channel_proxy import ChannelProxy
+from tests.support.tx_rx_proxy import TxRxProxy
 from tests.support.waiting import until
 
 Answer = tuple[str, int | str]
@@ -98,7 +98,7 @@ async def raw(rx: Rx[Any]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 @asynccontextmanager
 async def served(message_type: Any = bytes, **changes: Any) -> AsyncIterator[Rx[Any]]:
     """A receiver with a sender of its own, which must notice nothing of what happens beside it."""
-    address, rx = await serve("tcp:127.0.0.1:0", message_type, settings=ChannelSettings(**changes))
+    address, rx = await serve("tcp:127.0.0.1:0", message_type, settings=TxRxSettings(**changes))
     async with rx, await dial(address, message_type) as bystander:
         await bystander.send(b"before" if message_type is bytes else 1)
         await rx.recv()
@@ -245,7 +245,7 @@ async def test_acknowledgements_come_after_so_many_messages_or_so_long() -> None
 
 @pytest.mark.parametrize("opening", [b"", b"ST", header(3), header(3) + message(0) + message(1)[:20]])
 async def test_a_dialler_that_stops_half_way_is_given_up(opening: bytes) -> None:
-    settings = ChannelSettings(idle_frame_timeout=0.2)
+    settings = TxRxSettings(idle_frame_timeout=0.2)
     _, rx = await serve("tcp:127.0.0.1:0", bytes, settings=settings)
     async with rx, raw(rx) as (reader, writer):
         writer.write(opening)
@@ -394,21 +394,26 @@ async def test_what_a_sender_writes() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "reason", "delivery"),
     [
-        (frame(b"\1not you"), ChannelClosed, "rejected: not you", Delivery.NOT_DELIVERED),
-        (frame(b"\2good night"), ChannelClosed, "good night", Delivery.NOT_DELIVERED),
-        (frame(b"\1\xff\xfe"), ChannelClosed, "rejected: ", Delivery.NOT_DELIVERED),
-        (ack(2), ProtocolViolation, "acknowledged 2, and only 2 were sent", Delivery.UNKNOWN),
-        (ack(2**64 - 1), ProtocolViolation, "only 2 were sent", Delivery.UNKNOWN),
-        (frame(b"\3"), ProtocolViolation, "neither Ack, nor Reject, nor Closed", Delivery.UNKNOWN),
-        (frame(b"\0short"), ProtocolViolation, "neither Ack", Delivery.UNKNOWN),
-        (frame(b"\1", b"part"), ProtocolViolation, "neither Ack", Delivery.UNKNOWN),
-        (pack(">Q", 0), ProtocolViolation, "neither Ack", Delivery.UNKNOWN),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ProtocolViolation, "oversized frame", Delivery.UNKNOWN),
-        (pack(">QQ", 2**40, 2**40 - 8) + bytes(10**6), ProtocolViolation, "oversized", Delivery.UNKNOWN),
+        (frame(b"\1not you"), TxRxClosed, "rejected: not you", DeliveryStatus.NOT_DELIVERED),
+        (frame(b"\2good night"), TxRxClosed, "good night", DeliveryStatus.NOT_DELIVERED),
+        (frame(b"\1\xff\xfe"), TxRxClosed, "rejected: ", DeliveryStatus.NOT_DELIVERED),
+        (ack(2), ProtocolViolation, "acknowledged 2, and only 2 were sent", DeliveryStatus.UNKNOWN),
+        (ack(2**64 - 1), ProtocolViolation, "only 2 were sent", DeliveryStatus.UNKNOWN),
+        (frame(b"\3"), ProtocolViolation, "neither Ack, nor Reject, nor Closed", DeliveryStatus.UNKNOWN),
+        (frame(b"\0short"), ProtocolViolation, "neither Ack", DeliveryStatus.UNKNOWN),
+        (frame(b"\1", b"part"), ProtocolViolation, "neither Ack", DeliveryStatus.UNKNOWN),
+        (pack(">Q", 0), ProtocolViolation, "neither Ack", DeliveryStatus.UNKNOWN),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ProtocolViolation, "oversized frame", DeliveryStatus.UNKNOWN),
+        (
+            pack(">QQ", 2**40, 2**40 - 8) + bytes(10**6),
+            ProtocolViolation,
+            "oversized",
+            DeliveryStatus.UNKNOWN,
+        ),
     ],
 )
 async def test_a_server_that_ends_the_session_or_breaks_the_rules_closes_the_sender(
-    answer: bytes, kind: type[Exception], reason: str, delivery: Delivery
+    answer: bytes, kind: type[Exception], reason: str, delivery: DeliveryStatus
 ) -> None:
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(13 + len(message(0)) * 2)
@@ -451,7 +456,7 @@ async def test_a_server_that_never_acknowledges_is_given_up() -> None:
         pass
 
     async with fake_server(nothing) as server:
-        settings = ChannelSettings(
+        settings = TxRxSettings(
             message_delivery_timeout=1.0, link_timeout=0.05, message_ack_time_interval=0.02
         )
         tx = await dial(server.address, bytes, settings=settings)
@@ -460,7 +465,7 @@ async def test_a_server_that_never_acknowledges_is_given_up() -> None:
             errors = [await channel for channel in channels]
         for number, error in enumerate(errors):
             assert error is not None and error.message == b"%d" % number
-            assert isinstance(error.error, DeliveryTimeout) and error.delivery is Delivery.UNKNOWN
+            assert isinstance(error.error, DeliveryTimeout) and error.delivery is DeliveryStatus.UNKNOWN
         assert server.connections > 1, "the silent link was replaced meanwhile"
         await tx.close()
 
@@ -487,8 +492,8 @@ class Authority:
         self.ca.issue_cert(name, **options).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
-    def settings(self, leaf: Path | None = None, **changes: Any) -> ChannelSettings:
-        return ChannelSettings(
+    def settings(self, leaf: Path | None = None, **changes: Any) -> TxRxSettings:
+        return TxRxSettings(
             tls_authorities=self.folder / "authority.pem",
             tls_certificate=leaf,
             tls_key=leaf,
@@ -501,7 +506,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority.make(tmp_path / "ours")
 
 
-async def why_not(address: Any, settings: ChannelSettings) -> str:
+async def why_not(address: Any, settings: TxRxSettings) -> str:
     """Why a message does not arrive."""
     tx: Tx[bytes] = await dial(
         address, bytes, settings=replace(settings, message_delivery_timeout=0.5, backoff_cap=0.02)
@@ -513,7 +518,7 @@ async def why_not(address: Any, settings: ChannelSettings) -> str:
 
 
 @asynccontextmanager
-async def tls_served(settings: ChannelSettings, good: ChannelSettings) -> AsyncIterator[Rx[bytes]]:
+async def tls_served(settings: TxRxSettings, good: TxRxSettings) -> AsyncIterator[Rx[bytes]]:
     """A TLS receiver that serves those who do right during and after what a test does."""
     address, rx = await serve("metatls:localhost:0", bytes, settings=settings)
     async with rx, await dial(address, bytes, settings=good) as bystander:
@@ -533,7 +538,7 @@ async def test_a_server_of_another_authority_is_refused(authority: Authority, tm
     async with tls_served(serving, authority.settings()) as rx:
         reason = await why_not(rx.addr(), other.settings())
         assert "the server's certificate is refused" in reason and "unable to get local issuer" in reason
-        assert "the server's certificate is refused" in await why_not(rx.addr(), ChannelSettings())
+        assert "the server's certificate is refused" in await why_not(rx.addr(), TxRxSettings())
 
 
 @pytest.mark.req("T-093")
@@ -573,7 +578,7 @@ async def test_mutual_tls_refuses_clients_without_a_certificate_of_its_authority
 async def test_plain_text_at_a_tls_port_and_tls_at_a_plain_one(authority: Authority) -> None:
     serving = authority.settings(authority.issue("localhost"))
     async with tls_served(serving, authority.settings()) as rx:
-        reason = await why_not(f"tcp:localhost:{rx.addr().port}", ChannelSettings())  # type: ignore[union-attr]
+        reason = await why_not(f"tcp:localhost:{rx.addr().port}", TxRxSettings())  # type: ignore[union-attr]
         assert "last attempt to connect: " in reason
     async with served() as plain:
         reason = await why_not(f"tls:127.0.0.1:{plain.addr().port}", authority.settings())  # type: ignore[union-attr]
@@ -606,17 +611,17 @@ async def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_pat
         ({"tls_authorities": broken}, f"{broken} holds no certificates"),
     ]
     for settings, says in cases:
-        with pytest.raises(ChannelIOError) as raised:
-            await dial("metatls:localhost:1", bytes, settings=ChannelSettings(**settings))
+        with pytest.raises(TxRxIOError) as raised:
+            await dial("metatls:localhost:1", bytes, settings=TxRxSettings(**settings))
         assert says in str(raised.value)
     for settings, says in cases[:5]:
-        with pytest.raises(ChannelIOError) as raised:
-            await serve("metatls:localhost:0", bytes, settings=ChannelSettings(**settings))
+        with pytest.raises(TxRxIOError) as raised:
+            await serve("metatls:localhost:0", bytes, settings=TxRxSettings(**settings))
         assert says in str(raised.value)
-    with pytest.raises(ChannelIOError, match="tls_certificate and tls_key"):
-        await serve("metatls:localhost:0", bytes, settings=ChannelSettings())
-    with pytest.raises(ChannelIOError, match="tls_authorities"):
-        mutual = ChannelSettings(tls_certificate=good, tls_key=good, tls_mutual=True)
+    with pytest.raises(TxRxIOError, match="tls_certificate and tls_key"):
+        await serve("metatls:localhost:0", bytes, settings=TxRxSettings())
+    with pytest.raises(TxRxIOError, match="tls_authorities"):
+        mutual = TxRxSettings(tls_certificate=good, tls_key=good, tls_mutual=True)
         await serve("metatls:localhost:0", bytes, settings=mutual)
 
 
@@ -624,7 +629,7 @@ async def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
     serving = authority.settings(authority.issue("localhost"))
     address, rx = await serve("metatls:127.0.0.1:0", bytes, settings=serving)
     port = address.port  # type: ignore[union-attr]
-    async with rx, ChannelProxy(f"tcp:127.0.0.1:{port}", records=True) as proxy:
+    async with rx, TxRxProxy(f"tcp:127.0.0.1:{port}", records=True) as proxy:
         through = f"metatls:localhost:{proxy.address.rpartition(':')[2]}"
         async with await dial(through, bytes, settings=authority.settings()) as tx:
             await tx.send(b"the secret")

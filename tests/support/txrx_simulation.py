@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from strata.txrx.codecs import BytesCodec
-from strata.txrx.errors import ChannelClosed, ChannelError, Delivery, DeliveryTimeout
+from strata.txrx.errors import DeliveryStatus, DeliveryTimeout, TxRxClosed, TxRxError
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
 from strata.txrx.sending import SendingSession
-from strata.txrx.settings import ChannelSettings
+from strata.txrx.settings import TxRxSettings
 
 LAST_SECOND = 2000.0
 """A world that has something to say after this hangs."""
@@ -40,7 +40,7 @@ class World:
         self.is_gentle = chance.random() < 0.6
         """Nothing in it may cost a message: no restart, no close, more time than any trouble lasts."""
         timeout = 300.0 if self.is_gentle else chance.choice([2.0, 10.0])
-        self.settings = ChannelSettings(
+        self.settings = TxRxSettings(
             message_ack_every_n_messages=chance.choice([1, 3, 1000]),
             message_ack_time_interval=chance.choice([0.05, 0.5]),
             message_ack_eagerly=chance.random() < 0.5,
@@ -125,7 +125,7 @@ class World:
 
     def _close_sender(self) -> None:
         sender = self.chance.choice(self.senders)
-        sender.session.close(ChannelClosed("closed by its owner"))
+        sender.session.close(TxRxClosed("closed by its owner"))
         sender.step()
 
 
@@ -237,7 +237,7 @@ class Sender:
         self.posted: list[int] = []
         self.refused: list[int] = []
         self.delivered: list[int] = []
-        self.returned: list[tuple[int, Delivery]] = []
+        self.returned: list[tuple[int, DeliveryStatus]] = []
         self._world = world
         self.session: SendingSession[bytes, int] = SendingSession(
             self._new_id(), BytesCodec(), world.settings
@@ -257,7 +257,7 @@ class Sender:
             size = chance.choices([0, 300, 20_000, 70_000], [50, 20, 2, 1])[0]
             try:
                 self.session.post(b"%d %d " % (self.number, number) + bytes(size), number)
-            except ChannelError:
+            except TxRxError:
                 self.refused.append(number)
             else:
                 self.posted.append(number)
@@ -478,7 +478,7 @@ def _judge(world: World, sender: Sender) -> None:
     )
     demand(taken.issuperset(sender.delivered), "what is acknowledged is in the queue", sender.delivered)
     demand(taken.isdisjoint(sender.refused), "what was refused is not in the queue", sender.refused)
-    never = {number for number, delivery in sender.returned if delivery is Delivery.NOT_DELIVERED}
+    never = {number for number, delivery in sender.returned if delivery is DeliveryStatus.NOT_DELIVERED}
     demand(taken.isdisjoint(never), "what is said not to be delivered is not", never & taken)
     if world.is_gentle:
         closed = sender.session.closed

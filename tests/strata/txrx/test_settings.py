@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from strata.txrx.settings import ENVIRONMENT_PREFIX, ChannelSettings
+from strata.txrx.settings import ENVIRONMENT_PREFIX, TxRxOptions, TxRxSettings
 
 
 @pytest.mark.req("T-041", "T-050", "T-065", "T-076")
 def test_the_documented_defaults() -> None:
-    settings = ChannelSettings()
+    settings = TxRxSettings()
     assert settings.codec_max_frame_length == 67_108_864
     assert settings.message_ack_every_n_messages == 1000
     assert settings.message_ack_time_interval == 0.5
@@ -23,10 +23,10 @@ def test_the_documented_defaults() -> None:
 
 @pytest.mark.req("T-035")
 def test_sessions_are_remembered_for_longer_than_senders_try() -> None:
-    settings = ChannelSettings()
+    settings = TxRxSettings()
     assert settings.session_timeout > settings.message_delivery_timeout
     with pytest.raises(ValueError, match="session_timeout has to be longer"):
-        ChannelSettings(message_delivery_timeout=120, session_timeout=120)
+        TxRxSettings(message_delivery_timeout=120, session_timeout=120)
 
 
 ENVIRONMENT = {
@@ -55,30 +55,38 @@ ENVIRONMENT = {
 @pytest.mark.req("T-099")
 def test_everything_can_be_set_in_the_environment() -> None:
     texts = {ENVIRONMENT_PREFIX + name: text for name, (text, _) in ENVIRONMENT.items()}
-    settings = ChannelSettings.from_environment(texts)
+    settings = TxRxSettings.from_environment(texts)
     assert dataclasses.asdict(settings) == {name.lower(): value for name, (_, value) in ENVIRONMENT.items()}
+
+
+def test_the_options_are_the_settings() -> None:
+    settings = {field.name: field.type for field in dataclasses.fields(TxRxSettings)}
+    options = {
+        name: getattr(type_, "__forward_arg__", type_) for name, type_ in TxRxOptions.__annotations__.items()
+    }
+    assert options == settings
 
 
 @pytest.mark.req("T-099")
 def test_the_environment_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_CHANNEL_MESSAGE_DELIVERY_TIMEOUT", "10")
     monkeypatch.setenv("STRATA_CHANNEL_QUEUE_CAPACITY", "3")
-    settings = ChannelSettings.from_environment(queue_capacity=4)
+    settings = TxRxSettings.from_environment(queue_capacity=4)
     assert settings.message_delivery_timeout == 10
     assert settings.queue_capacity == 4, "what is given in code goes before"
 
 
 def test_empty_text_sets_what_can_be_left_out() -> None:
     names = ("OUTBOX_LIMIT", "TLS_CERTIFICATE", "TLS_KEY", "TLS_AUTHORITIES")
-    found = ChannelSettings.from_environment({ENVIRONMENT_PREFIX + name: "" for name in names})
-    assert found == ChannelSettings()
+    found = TxRxSettings.from_environment({ENVIRONMENT_PREFIX + name: "" for name in names})
+    assert found == TxRxSettings()
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("TRUE", True), (" Yes", True), ("0", False), ("off", False)]
 )
 def test_true_and_false_have_several_names(text: str, value: bool) -> None:
-    assert ChannelSettings.from_environment({"STRATA_CHANNEL_TLS_MUTUAL": text}).tls_mutual is value
+    assert TxRxSettings.from_environment({"STRATA_CHANNEL_TLS_MUTUAL": text}).tls_mutual is value
 
 
 @pytest.mark.req("T-099")
@@ -95,7 +103,7 @@ def test_true_and_false_have_several_names(text: str, value: bool) -> None:
 )
 def test_text_that_cannot_be_read_is_named(name: str, text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
-        ChannelSettings.from_environment({ENVIRONMENT_PREFIX + name: text})
+        TxRxSettings.from_environment({ENVIRONMENT_PREFIX + name: text})
     assert f"STRATA_CHANNEL_{name}={text!r}" in str(caught.value)
 
 
@@ -119,9 +127,9 @@ def test_text_that_cannot_be_read_is_named(name: str, text: str, says: str) -> N
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        ChannelSettings(**wrong)
+        TxRxSettings(**wrong)
 
 
 def test_the_least_that_can_be_meant() -> None:
-    ChannelSettings(codec_max_frame_length=64, queue_capacity=1, outbox_limit=1, max_sessions=1)
-    ChannelSettings(codec_max_frame_length=2**63 - 1, backoff_base=1, backoff_cap=1)
+    TxRxSettings(codec_max_frame_length=64, queue_capacity=1, outbox_limit=1, max_sessions=1)
+    TxRxSettings(codec_max_frame_length=2**63 - 1, backoff_base=1, backoff_cap=1)

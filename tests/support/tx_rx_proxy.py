@@ -1,6 +1,6 @@
 """A proxy between the ends of a channel: it cuts, stalls, delays and drops; and what tests of channels share.
 
-As a program it stands between two other processes: `python -m tests.support.channel_proxy LISTEN UPSTREAM
+As a program it stands between two other processes: `python -m tests.support.tx_rx_proxy LISTEN UPSTREAM
 SECONDS` prints the address it listens on, cuts all connections each SECONDS seconds, and ends with its input.
 """
 
@@ -20,7 +20,7 @@ from strata.txrx import TcpAddress, UnixAddress, parse_address
 
 from tests.support.waiting import until
 
-__all__ = ["ChannelProxy", "ProxyLink", "listening", "open_sockets"]
+__all__ = ["ProxyLink", "TxRxProxy", "listening", "open_sockets"]
 
 
 def open_sockets() -> int:
@@ -52,7 +52,7 @@ def listening(address: str) -> tuple[str, socket.socket]:
 class ProxyLink:
     """One connection through the proxy, and both of its ends."""
 
-    def __init__(self, proxy: ChannelProxy) -> None:
+    def __init__(self, proxy: TxRxProxy) -> None:
         self.proxy = proxy
         self.forwards = bytearray()
         """What the dialler sent, where the proxy records."""
@@ -152,7 +152,7 @@ class _Side(asyncio.Protocol):
             self.other.transport.close()
 
 
-class ChannelProxy:
+class TxRxProxy:
     """Listens at `listen`, and passes what it hears on to `upstream`, until it is told otherwise."""
 
     def __init__(self, upstream: str, listen: str = "tcp:127.0.0.1:0", *, records: bool = False) -> None:
@@ -226,7 +226,7 @@ async def _ticks(seconds: float, enough: asyncio.Event) -> AsyncIterator[None]:
 async def _main(listen: str, upstream: str, seconds: float) -> None:
     enough = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, enough.set)
-    async with ChannelProxy(upstream, listen) as proxy:
+    async with TxRxProxy(upstream, listen) as proxy:
         print(proxy.address, flush=True)
         async for _ in _ticks(seconds, enough):
             proxy.cut()

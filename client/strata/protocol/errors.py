@@ -47,7 +47,7 @@ it; a built-in class in brackets is a second base.
     ├── NodeError                           a messaging node cannot do what was asked:
     │   └── InvalidContentTopic (ValueError)  the content topic is malformed
     │   strata.channels.reliable
-    ├── ChannelError                        a reliable channel cannot do what was asked:
+    ├── ReliableError                       a reliable channel cannot do what was asked:
     │   ├── NotStarted                      the client was not started
     │   ├── ChannelNotOpen                  the channel is not open
     │   ├── AlreadyOpen                     the participant has the channel open already
@@ -61,17 +61,17 @@ it; a built-in class in brackets is a second base.
     │   └── EventsMissed                    events were dropped because nobody took them
     │
     │   strata.txrx
-    └── ChannelError                        a Tx or Rx cannot do what was asked:
-        ├── ChannelClosed                   no message passes any more
+    └── TxRxError                           a Tx or Rx cannot do what was asked:
+        ├── TxRxClosed                      no message passes any more
         │   └── DeliveryTimeout             the other end acknowledged nothing in time
         ├── InvalidAddress (ValueError)     the address is malformed
         ├── AddressInUse                    another Rx has the address
         ├── OversizedMessage                the message is larger than the limit
-        ├── OutboxFull                      the outbox on disk is full
+        ├── OutboxFull                      `outbox_limit` messages wait already
         ├── CodecError (ValueError)         the codec cannot encode or decode the message
         ├── ProtocolViolation               the other end broke the protocol
         │   └── FrameTooLarge               the other end announced a frame above the limit
-        ├── ChannelIOError                  the transport failed
+        ├── TxRxIOError                     the transport failed
         └── SendError                       a message was not acknowledged; the error carries it
 
 The tools have outcomes of their own, which are no StrataError:

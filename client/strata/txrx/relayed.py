@@ -1,8 +1,8 @@
 """The same two ends over a relay: `relay:wss://…#/topic`, an addition to the document.
 
-The messages of a reliable channel (docs/guides/channels.md) carry the bytes of each session to the other end, in
-order, even when connections break and relays fail. On top of it runs the same session as over sockets: `send`
-waits for the acknowledgement of the receiver, and not of any participant.
+The messages of a reliable channel (docs/guides/channels.md) carry the bytes of each session to the other
+end, in order, even when connections break and relays fail. On top of it runs the same session as over
+sockets: `send` waits for the acknowledgement of the receiver, and not of any participant.
 
     Hello    kind 0, session, stream                              who receives? sent until answered
     Welcome  kind 1, session, receiver                            this receiver does

@@ -7,34 +7,34 @@ import re
 import msgspec
 from blake3 import blake3
 
-__all__ = ["Body", "Content", "read_body", "signed_bytes"]
+__all__ = ["PacketBody", "PacketContent", "read_body", "signed_bytes"]
 
 _is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
 _AFTER_ID = (b'"provenance_header":', b'"signature":')
 _AFTER_SIGNATURE = b'"timestamp":'
 
 
-class Content(msgspec.Struct, gc=False):
+class PacketContent(msgspec.Struct, gc=False):
     """What is read of a packet's content."""
 
     type: str
 
 
-class Body(msgspec.Struct, gc=False):
+class PacketBody(msgspec.Struct, gc=False):
     """The members of a packet that stand in columns, and its signature."""
 
     packet_id: str
     author_id: str
     timestamp: int
     signature: str
-    content: Content
+    content: PacketContent
     expires_at: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(Body)
+_DECODER = msgspec.json.Decoder(PacketBody)
 
 
-def read_body(body: bytes) -> Body | None:
+def read_body(body: bytes) -> PacketBody | None:
     """The members we compare; None for bytes that are no packet."""
     try:
         return _DECODER.decode(body)
@@ -42,7 +42,7 @@ def read_body(body: bytes) -> Body | None:
         return None
 
 
-def signed_bytes(body: bytes, packet_id: bytes, told: Body) -> bytes | None:
+def signed_bytes(body: bytes, packet_id: bytes, told: PacketBody) -> bytes | None:
     """What the author signed, if the body is plainly the packet of this id; None for a closer look."""
     digits = packet_id.hex()
     if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):

@@ -90,13 +90,9 @@ def _results(
 
 def _figures(window: Window, table: ChannelDays, gaps: Gaps, silences: Silences) -> ReliabilityFigures:
     never = F.round(F.col("unacknowledged") * F.col("messages")).cast("long")
-    sums: list[Column] = [
-        F.coalesce(F.sum(column), F.lit(0)).alias(name)
-        for name, column in (
-            *((name, F.col(name)) for name in ("messages", "retransmissions", "gaps", "unreadable")),
-            ("unacknowledged", never),
-        )
-    ]
+    summed = {name: F.col(name) for name in ("messages", "retransmissions", "gaps", "unreadable")}
+    summed["unacknowledged"] = never
+    sums: list[Column] = [F.coalesce(F.sum(column), F.lit(0)).alias(name) for name, column in summed.items()]
     counts = [
         F.count_distinct(F.when(F.col("readable"), F.struct("content_topic", "channel_id"))).alias(
             "channels"

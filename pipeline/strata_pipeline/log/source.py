@@ -65,7 +65,7 @@ class RelayLog(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = Options.read(options)
+        self._options = LogOptions.read(options)
 
     @classmethod
     def name(cls) -> str:
@@ -92,7 +92,7 @@ class RelayLog(DataSource):
 
 
 @dataclass(frozen=True)
-class Options:
+class LogOptions:
     """The options of one read."""
 
     url: str
@@ -102,7 +102,7 @@ class Options:
     max_rows: int
 
     @classmethod
-    def read(cls, options: MutableMapping[str, str]) -> Options:
+    def read(cls, options: MutableMapping[str, str]) -> LogOptions:
         """Raises `UsageError`."""
         known = {"url", "after", "up_to", "partitions", "max_rows", "path"}
         unknown = sorted(name for name in options if name.lower() not in known)
@@ -136,7 +136,7 @@ class _Part(InputPartition):
 class _Readable:
     """What both readers do with a part of the log."""
 
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         self._options = options
         self._schema = arrow_schema(wanted)
 
@@ -149,7 +149,7 @@ class _Readable:
 
 
 class _Reader(_Readable, DataSourceReader):
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         super().__init__(options, wanted)
         up_to = options.up_to
         self._conditions = Conditions(Span(options.start(), _LAST if up_to is None else up_to))
@@ -171,7 +171,7 @@ class _Reader(_Readable, DataSourceReader):
 
 
 class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         super().__init__(options, wanted)
         self._connection: adbc.Connection | None = None
         self._last: int | None = None

@@ -8,7 +8,7 @@ from strata_pipeline.datasets.traffic import REASON_PREFIX, Abuse, AuthorHours, 
 from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import HOUR_SECONDS
 
-__all__ = ["Thresholds", "judge"]
+__all__ = ["judge"]
 
 
 def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) -> Abuse:

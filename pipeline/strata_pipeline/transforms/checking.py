@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 
-from strata_pipeline.bodies import Body, read_body, signed_bytes
+from strata_pipeline.bodies import PacketBody, read_body, signed_bytes
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.schemas import schema
 
@@ -107,7 +107,11 @@ def fault_of(
 
 
 def columns_fault(
-    told: Body, author_id: str | None, content_type: str | None, timestamp: int | None, expires_at: int | None
+    told: PacketBody,
+    author_id: str | None,
+    content_type: str | None,
+    timestamp: int | None,
+    expires_at: int | None,
 ) -> tuple[str, str] | None:
     """Whether the columns say something else than the body."""
     for column, found, said in (

@@ -35,8 +35,14 @@ _FAULTS = pa.schema(
 )
 _FAULTS_DDL = "sequence bigint, packet_id binary, reason string, detail string"
 _COLUMNS = (
-    *("sequence", "received_at", "packet_id", "body"),
-    *("author_id", "content_type", "timestamp", "expires_at"),
+    "sequence",
+    "received_at",
+    "packet_id",
+    "body",
+    "author_id",
+    "content_type",
+    "timestamp",
+    "expires_at",
 )
 _Events = Mapping[str, list[tuple[bytes, int]]]
 

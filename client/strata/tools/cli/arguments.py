@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -32,7 +31,7 @@ def moment(text: str, now: float) -> int:
     return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
 
 
-def content_of(text: str, type: str) -> dict[str, Any]:
+def content_of(text: str, type: str) -> dict[str, object]:
     """The content that a JSON object stands for; `type` fills in for a missing one. Raises `ValueError`."""
     try:
         content = msgspec.json.decode(text)
@@ -40,10 +39,10 @@ def content_of(text: str, type: str) -> dict[str, Any]:
         raise ValueError("the content is not JSON") from None
     if not isinstance(content, dict):
         raise ValueError("the content is not a JSON object")
-    return {"type": type} | content
+    return {"type": type, **content}
 
 
-def content_of_line(line: str, type: str) -> dict[str, Any]:
+def content_of_line(line: str, type: str) -> dict[str, object]:
     """The content that a line of input stands for: a JSON object as it is, anything else as text.
 
     Raises `ValueError` for a line that begins like an object and is none.

@@ -51,7 +51,7 @@ from strata.tools.cli.lines import stdin_lines
 from strata.tools.cli.outbox import Outbox
 from strata.tools.cli.target import Authenticate, Target, load_identity
 
-__all__ = ["Request", "channel", "channel_key", "payload_of"]
+__all__ = ["ChatRequest", "channel", "channel_key", "payload_of"]
 
 _USAGE = 2
 _CONNECT_TIMEOUT = 5.0
@@ -68,7 +68,7 @@ _OTHER_EVENTS = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ChatRequest:
     """What was asked for on the command line."""
 
     name: str
@@ -86,7 +86,7 @@ class Request:
     as_json: bool
 
 
-def channel(request: Request) -> None:
+def channel(request: ChatRequest) -> None:
     """Take part in a channel until the input ends. Ends with exit code 2 for what can never work."""
     try:
         check_id("NAME", request.name)
@@ -166,7 +166,7 @@ def _from_base64(text: str) -> bytes:
         raise ValueError("not base64") from error
 
 
-def _hook(request: Request) -> GroupKeyEncryption | None:
+def _hook(request: ChatRequest) -> GroupKeyEncryption | None:
     keys = []
     for path in request.keys:
         try:
@@ -189,7 +189,7 @@ class _Chat:
 
     def __init__(
         self,
-        request: Request,
+        request: ChatRequest,
         targets: list[Target],
         identity: ids.Identity,
         hook: GroupKeyEncryption | None,
@@ -228,7 +228,7 @@ class _Chat:
 
     # Opening.
 
-    async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[Any] | None]:
+    async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[object] | None]:
         """With a store one can write while no relay is there; then the task that looks for one comes too."""
         offline = self._request.store is not None
         options = Options(
@@ -246,7 +246,7 @@ class _Chat:
             )
         if not offline:
             return await stack.enter_async_context(relays), None
-        opening: asyncio.Task[Any] = asyncio.create_task(relays.open(), name="strata-open")
+        opening: asyncio.Task[object] = asyncio.create_task(relays.open(), name="strata-open")
         stack.push_async_callback(_give_up, opening, relays)
         await asyncio.wait([opening], timeout=_LOOK_FOR_RELAY)
         if opening.done():
@@ -290,7 +290,11 @@ class _Chat:
     # Talking.
 
     async def _talk(
-        self, room: ReliableChannel, view: ChatView, relays: Relay | Pool, opening: asyncio.Task[Any] | None
+        self,
+        room: ReliableChannel,
+        view: ChatView,
+        relays: Relay | Pool,
+        opening: asyncio.Task[object] | None,
     ) -> None:
         health = relays.node.health_events
         on_status = health.on(ConnectionStatusChange.name, lambda change: self._tell_status(view, change))
@@ -436,12 +440,12 @@ async def _open_store(path: Path) -> SqlitePersistence:
         output.fail(f"--store: {error}; name another file", code=_USAGE)
 
 
-async def _until_open(opening: asyncio.Task[Any]) -> None:
+async def _until_open(opening: asyncio.Task[object]) -> None:
     # Its end must not cancel the opening: closing does that.
     await asyncio.shield(opening)
 
 
-async def _give_up(opening: asyncio.Task[Any], relays: Relay | Pool) -> None:
+async def _give_up(opening: asyncio.Task[object], relays: Relay | Pool) -> None:
     opening.cancel()
     await asyncio.wait([opening])
     await relays.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from strata.channels.reliable.events import ChannelEvent, IrretrievableMessage, MessageReceived
 from strata.tools.cli import output
@@ -60,9 +60,9 @@ def sender_of(sender_id: str) -> str:
     return name if len(name) <= 24 else f"…{name[-8:]}"
 
 
-def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, Any]:
+def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, object]:
     """An event for programs. A payload is `text`, or `base64` if it is not UTF-8; hashes are 0x and hex."""
-    record: dict[str, Any] = {"event": event.name}
+    record: dict[str, object] = {"event": event.name}
     if own is not None and own.line is not None:
         record["line"] = own.line
     for field in dataclasses.fields(event):

@@ -6,10 +6,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import typer
 
@@ -32,13 +32,13 @@ _SAVE_INTERVAL = 0.2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-Line = tuple[int, dict[str, Any] | ValueError]
+Line = tuple[int, Mapping[str, object] | ValueError]
 """The number of a line of input, and its content or why it has none."""
 Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
 """Publishes in progress, by line and in their order; None ends them."""
 
 
-def run(work: Coroutine[Any, Any, int]) -> None:
+def run(work: Coroutine[object, object, int]) -> None:
     """Run a command to its exit code; every foreseeable end is a sentence, never a traceback."""
     try:
         code = asyncio.run(work)
@@ -150,7 +150,7 @@ def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> Non
     run(_get(target, packet_id, timeout=timeout, as_json=as_json))
 
 
-async def _one(content: dict[str, Any]) -> AsyncIterator[Line]:
+async def _one(content: Mapping[str, object]) -> AsyncIterator[Line]:
     yield 1, content
 
 
@@ -205,7 +205,7 @@ async def _publish(
     return 1 if failed else 0
 
 
-async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Published | StrataError:
+async def _attempt(relay: Relay, content: Mapping[str, object], timeout: float) -> Published | StrataError:
     try:
         return await relay.post(content, timeout=timeout)
     except StrataError as error:

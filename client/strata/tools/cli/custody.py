@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from strata.channels.connecting import Relay, connect
 from strata.protocol import packets
@@ -302,7 +301,7 @@ def _replaced(chain: KeyChain, own: KeyState, replaces: str | None) -> KeyState:
 # The relay
 
 
-async def _within(timeout: float, work: Coroutine[Any, Any, int]) -> int:
+async def _within(timeout: float, work: Coroutine[object, object, int]) -> int:
     try:
         async with asyncio.timeout(timeout):
             return await work
@@ -321,7 +320,7 @@ async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = No
 
 
 async def _publish(
-    connection: Relay, identity: Identity, content: dict[str, Any], timeout: float
+    connection: Relay, identity: Identity, content: Mapping[str, object], timeout: float
 ) -> Published:
     # A packet's id covers neither signature nor signer: two keys may say the same in the same second.
     nonce = secrets.token_urlsafe(_NONCE_BYTES)
@@ -369,7 +368,7 @@ def _tell_event(
     did: str, published: Published, next_step: str, *, as_json: bool, path: Path | None = None
 ) -> None:
     if as_json:
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "did": did,
             "packet_id": published.packet_id,
             "received_at": published.received_at,

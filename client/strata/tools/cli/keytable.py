@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from strata.protocol.documents import key_multibase, method_id, spelled_key
 from strata.protocol.keys import KeyChain, KeyEvent, KeyState, Standing, Use, read_statement
@@ -42,7 +41,7 @@ def _roles(key: KeyState) -> list[str]:
     return [role for role, given in roles.items() if given]
 
 
-def chain_record(chain: KeyChain, at: int) -> dict[str, Any]:
+def chain_record(chain: KeyChain, at: int) -> dict[str, object]:
     """All that is known of a DID, for programs."""
     skew = chain.rules.clock_skew_seconds
     return {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import unicodedata
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import msgspec
 import typer
@@ -37,7 +38,7 @@ def write_line(text: str) -> None:
     write_bytes(text.encode("utf-8", "replace"))
 
 
-def write_record(record: dict[str, Any]) -> None:
+def write_record(record: Mapping[str, object]) -> None:
     """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError`."""
     write_bytes(_ENCODER.encode(record))
 
@@ -63,7 +64,7 @@ def harmless(text: str) -> str:
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 
-def delivery_record(delivery: Delivery) -> dict[str, Any]:
+def delivery_record(delivery: Delivery) -> dict[str, object]:
     """A delivery for programs; the packet is the signed bytes, unchanged."""
     return {
         "packet": msgspec.Raw(delivery.packet.canonical),

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -202,7 +201,7 @@ def _write(url: str, saved: Saved, score: Score, *, as_json: bool) -> None:
     output.write_line(output.harmless(line))
 
 
-def _record(url: str, saved: Saved, score: Score) -> dict[str, Any]:
+def _record(url: str, saved: Saved, score: Score) -> dict[str, object]:
     return {
         "url": url,
         "state": saved.standing.value,

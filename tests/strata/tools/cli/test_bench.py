@@ -21,7 +21,11 @@ SMALL = ("--count", 40, "--connections", 2, "--in-flight", 4, "--subscribers", 3
 def run(tmp_path):
     async def run(*arguments):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", "bench", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            "bench",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": SOURCES, "XDG_CONFIG_HOME": str(tmp_path / "config")},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

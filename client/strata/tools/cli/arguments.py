@@ -1,4 +1,4 @@
-"""Arguments of the commands that need reading."""
+"""Parsing of times and contents given to the commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def moment(text: str, now: float) -> int:
 
 
 def content_of(text: str, type: str) -> dict[str, object]:
-    """The content that a JSON object stands for; `type` fills in for a missing one. Raises `ValueError`."""
+    """The content in a JSON object, with `type` where it has none. Raises `ValueError`."""
     try:
         content = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -43,8 +43,8 @@ def content_of(text: str, type: str) -> dict[str, object]:
 
 
 def content_of_line(line: str, type: str) -> dict[str, object]:
-    """The content that a line of input stands for: a JSON object as it is, anything else as text.
+    """The content in a line of input: a JSON object as it is, anything else as text.
 
-    Raises `ValueError` for a line that begins like an object and is none.
+    Raises `ValueError` for a line that begins with { and is no object.
     """
     return content_of(line, type) if line.lstrip().startswith("{") else {"type": type, "text": line}

@@ -1,7 +1,7 @@
-"""`strata channel`: a chat in a reliable channel that shows what becomes of each message.
+"""`strata channel`: a chat in a reliable channel that shows the state of each message.
 
-`strata.tools.cli.outbox` follows one's own messages, `strata.tools.cli.chatview` prints lines or JSON, and
-`strata.tools.cli.chatscreen` is the terminal.
+`outbox` follows the user's own messages, `chatview` prints lines or JSON, and `chatscreen` draws the
+terminal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _USAGE = 2
 _CONNECT_TIMEOUT = 5.0
 _LOOK_FOR_RELAY = 2.0
 _MAX_UNSETTLED = 256
-"""Own messages on their way; the next line is read when one of them has arrived."""
+"""The most own messages in flight; then the next line is read when one of them has arrived."""
 _ACKNOWLEDGE_GRACE = 3.5
 """By then the channel has told others that their last message is here: half its acknowledgement timeout, and
 the way to the relay."""
@@ -69,7 +69,7 @@ _OTHER_EVENTS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     name: str
     topic: str
@@ -87,7 +87,7 @@ class ChatRequest:
 
 
 def channel(request: ChatRequest) -> None:
-    """Take part in a channel until the input ends. Ends with exit code 2 for what can never work."""
+    """Take part in a channel until the input ends. Ends with exit code 2 for options that cannot work."""
     try:
         check_id("NAME", request.name)
         if request.sender is not None:
@@ -115,7 +115,7 @@ def channel(request: ChatRequest) -> None:
 
 
 def channel_key(path: Path, *, as_json: bool) -> None:
-    """Make a group key and keep it in a new file."""
+    """Make a group key and write it to a new file."""
     key = GroupKey.generate()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def channel_key(path: Path, *, as_json: bool) -> None:
 
 
 def payload_of(line: bytes, *, as_json: bool) -> bytes:
-    """The message that a line of input stands for; empty for an empty line. Raises `ValueError`."""
+    """The message in a line of input; empty for an empty line. Raises `ValueError`."""
     line = line.rstrip(b"\r")
     if as_json and line.lstrip().startswith(b"{"):
         try:
@@ -206,7 +206,7 @@ class _Chat:
         self._online = True
 
     async def run(self) -> int:
-        """Connect, talk, and wait until everything has arrived; the exit code."""
+        """Connect, talk, and wait until everything has arrived. Returns the exit code."""
         request = self._request
         try:
             async with AsyncExitStack() as stack:
@@ -229,7 +229,7 @@ class _Chat:
     # Opening.
 
     async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[object] | None]:
-        """With a store one can write while no relay is there; then the task that looks for one comes too."""
+        """The relays; with a store, which lets the user write offline, the task that connects too."""
         offline = self._request.store is not None
         options = Options(
             connect_timeout=math.inf if offline else _CONNECT_TIMEOUT,
@@ -263,7 +263,7 @@ class _Chat:
                 sender_id=self._request.sender,
                 encryption=self._hook,
                 persistence=store,
-                # What the terminal has not shown when the program dies is shown at the next start.
+                # A message that the terminal has not shown when the program dies is shown at the next start.
                 hand_over="again",
                 auto_start=False,
                 **options,
@@ -283,7 +283,7 @@ class _Chat:
 
     def _resume(self, room: ReliableChannel, view: ChatView) -> None:
         for each in room.sync_status().outstanding:
-            # What nobody acknowledged in an earlier run was told then; it is not this run's to wait for.
+            # The earlier run reported its undelivered messages; this run does not wait for them.
             if not each.undelivered:
                 view.own(self._outbox.resume(each.request_id, each.message_id))
 
@@ -360,11 +360,11 @@ class _Chat:
                 self._changed.set()
 
     async def _watch(self, room: ReliableChannel, view: ChatView) -> None:
-        """Say what no event says."""
+        """Warn about messages that cannot be read: no event tells of them."""
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             counts = room.statistics
-            # Without a key what others encrypted looks like no message at all.
+            # Without a key, an encrypted message does not look like a message at all.
             count = counts.undecryptable if self._hook else counts.sds.undecodable
             if count and not self._unread:
                 view.note(
@@ -381,7 +381,7 @@ class _Chat:
             view.online(online)
 
     async def _settle(self) -> None:
-        """Wait, no longer than asked, until all that was sent has arrived and others know that theirs has."""
+        """Wait, up to the timeout, until own messages are delivered and received ones acknowledged."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._request.timeout):
@@ -411,7 +411,7 @@ class _Chat:
 
 
 class _Opened:
-    """A channel opened in segments that the relay takes, and closed again."""
+    """A channel whose segments are small enough for the relay; closed on exit."""
 
     def __init__(self, make: Callable[..., ReliableChannel]) -> None:
         self._make = make
@@ -441,7 +441,7 @@ async def _open_store(path: Path) -> SqlitePersistence:
 
 
 async def _until_open(opening: asyncio.Task[object]) -> None:
-    # Its end must not cancel the opening: closing does that.
+    # When the chat ends, the opening goes on: closing the relay cancels it.
     await asyncio.shield(opening)
 
 

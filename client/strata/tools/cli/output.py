@@ -49,7 +49,7 @@ def write_bytes(line: bytes) -> None:
 
 
 def note(text: str) -> None:
-    """Say something to whoever watches."""
+    """Write a line to stderr, for the user."""
     print(text, file=sys.stderr)
 
 
@@ -60,7 +60,7 @@ def fail(problem: str, *, code: int = 1) -> NoReturn:
 
 
 def harmless(text: str) -> str:
-    """Text on one line, without the characters that could steer a terminal: control, format, surrogate."""
+    """Text on one line, with blanks for control, format and surrogate characters: none steers a terminal."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 
@@ -87,7 +87,7 @@ def delivery_line(delivery: Delivery) -> str:
 
 
 class ProgressBar:
-    """A bar on stderr, for people alone: it appears after a second, and only on a terminal."""
+    """A bar on stderr. It appears after a second, and only on a terminal."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
         self._description = description
@@ -97,7 +97,7 @@ class ProgressBar:
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self, amount: int = 1) -> None:
-        """So much more is done."""
+        """Add to the amount of work that is done."""
         self._done += amount
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)

@@ -1,4 +1,4 @@
-"""What the body of a row says: enough of a packet to compare it with columns, and to find what was signed."""
+"""The body of a row: the members to compare with its columns, and the bytes that were signed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _AFTER_SIGNATURE = b'"timestamp":'
 
 
 class PacketContent(msgspec.Struct, gc=False):
-    """What is read of a packet's content."""
+    """The part of a packet's content that is read."""
 
     type: str
 
 
 class PacketBody(msgspec.Struct, gc=False):
-    """The members of a packet that stand in columns, and its signature."""
+    """The members of a packet that have columns, and its signature."""
 
     packet_id: str
     author_id: str
@@ -35,7 +35,7 @@ _DECODER = msgspec.json.Decoder(PacketBody)
 
 
 def read_body(body: bytes) -> PacketBody | None:
-    """The members we compare; None for bytes that are no packet."""
+    """The members to compare; None for bytes that are no packet."""
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -43,13 +43,13 @@ def read_body(body: bytes) -> PacketBody | None:
 
 
 def signed_bytes(body: bytes, packet_id: bytes, told: PacketBody) -> bytes | None:
-    """What the author signed, if the body is plainly the packet of this id; None for a closer look."""
+    """The bytes that the author signed, if the body is plainly the packet of this id; else None."""
     digits = packet_id.hex()
     if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
         return None
     first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
     middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
-    # The two are where canonical form has them: nobody has moved what the hash does not cover.
+    # Both members stand where canonical form has them: nobody has moved what the hash does not cover.
     if not rest.startswith(_AFTER_ID) or not last.startswith(_AFTER_SIGNATURE):
         return None
     signed = first + middle + last

@@ -1,4 +1,4 @@
-"""Lake beside log: what one has and the other has not."""
+"""Comparison of lake and log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["differences", "doubled", "fingerprints"]
 
 
 def fingerprints(rows: DataFrame) -> DataFrame:
-    """Rows reduced to what is compared: `sequence`, `packet_id`, and a hash over all columns of the log."""
+    """`sequence`, `packet_id`, and a hash over all columns of the log: what is compared."""
     columns: list[Column | str] = [
         "received_at",
         "timestamp",

@@ -174,7 +174,7 @@ def writing(url: str) -> Iterator[adbc.Connection]:
 
 @contextlib.contextmanager
 def staging(connection: adbc.Connection) -> Iterator[str]:
-    """The name of a new staging table, dropped at the end. Interrupted restores left theirs: they go first."""
+    """The name of a new staging table, dropped at the end. Tables of interrupted restores go first."""
     table = _PREFIX + secrets.token_hex(8)
     _execute(connection, _MAKE_STAGING.format(prefix=_PREFIX, table=table))
     try:

@@ -1,4 +1,4 @@
-"""`strata bench`: how fast a relay of one's own stores packets, and how fast it hands them on.
+"""`strata bench`: how fast a relay of one's own stores packets, and how fast it delivers them.
 
 Two parts, each bounded in packets and in time. *Publish*: several connections keep packets in flight.
 *Fan-out*: the same, while subscribers count what arrives. Packets are signed before the clock starts. A

@@ -1,7 +1,7 @@
 """The file that keeps contexts: names for a relay, an identity and pins.
 
 It is `strata/contexts.json` in the user's configuration folder ($XDG_CONFIG_HOME, else ~/.config). It names
-key files and never holds a key; only its owner can read it, for URLs may tell more than their owner likes.
+key files and never holds a key. Only its owner can read it, since a relay's URL can be confidential.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The causal log of a channel as a picture: who said what after having heard what.
+"""The causal log of a channel as a picture: each message, and the messages that its sender had heard.
 
-A participant is a column, Lamport time runs down, and an arrow goes from each message up to each one that it
-names in its causal history. Where the arrows show no path between two messages, nobody can say which was
-first; the log orders them all the same, for everybody alike.
+A participant is a column, Lamport time runs down, and arrows lead from each message up to the messages in its
+causal history. Two messages without a path of arrows between them have no natural order; the log orders them
+all the same, and alike for everybody.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from html import escape
 __all__ = ["Logged", "causal_svg"]
 
 Logged = tuple[str, str, int, tuple[str, ...]]
-"""Message id, sender id, Lamport time, ids it follows: what `ReliableChannel.causal_log` gives."""
+"""A row of `ReliableChannel.causal_log`: message id, sender id, Lamport time, ids of its history."""
 
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 _COLUMN, _ROW, _LEFT, _TOP, _RADIUS = 150, 26, 90, 96, 7
 
 
 def causal_svg(log: Sequence[Logged], title: str = "Causal log") -> str:
-    """An SVG document of this log, which is in its shared order."""
+    """An SVG document of a log in its shared order."""
     senders = sorted({sender for _, sender, _, _ in log})
     colour = {sender: _COLOURS[number % len(_COLOURS)] for number, sender in enumerate(senders)}
     # Lamport times are milliseconds where clocks are: one row for each that occurs keeps the picture small.
@@ -77,7 +77,7 @@ def _grid(
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
-    """From a message to one it follows: bent in its own column, so that it does not hide those between."""
+    """An arrow to an earlier message, bent within a column so that it hides no message between."""
     (x1, y1), (x2, y2) = start, end
     bend = 0.0 if x1 != x2 or y1 - y2 <= _ROW else -min(46.0, 10 + (y1 - y2) / 8)
     middle_x, middle_y = (x1 + x2) / 2 + bend * 2, (y1 + y2) / 2

@@ -4,9 +4,9 @@
     python examples/channel_demo.py --messages 50 --loss 0.5 --svg log.svg
 
 A relay with its own PostgreSQL runs in a temporary folder. Four participants talk from the beginning, the
-fifth joins when two thirds are said. Halfway the relay is killed with -9 and started again. What goes to the
-relay and what comes from it live is lost at random; what a participant asks the relay's store for is not. At
-the end all logs and all received messages are compared, and the log is drawn: who said what after what.
+fifth joins after two thirds of the messages. Halfway the relay is killed with -9 and started again. Packets
+to the relay and live packets from it are lost at random; answers from the relay's store are not. At the end
+all logs and all received messages are compared, and the causal log is drawn.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 class LossyNode:
-    """A messaging node that loses some of what it sends and some of what it hears."""
+    """A messaging node that loses part of the packets it sends and receives."""
 
     def __init__(self, node: MessagingNode, loss: float, rng: random.Random) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
@@ -69,7 +69,7 @@ class LossyNode:
             node.message_events.on(name, self._pass_on)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._node, name)  # everything that nothing is lost by
+        return getattr(self._node, name)  # everything else is passed on unchanged
 
     def _loses(self) -> bool:
         lost = self._rng.random() < self._loss
@@ -77,7 +77,7 @@ class LossyNode:
         return lost
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
-        """Send, or have the channel told after a while that nobody answered."""
+        """Send, or lose the packet and report later that nobody answered."""
         if not self._loses():
             return await self._node.send(envelope, request_id=request_id)
         request_id = request_id or secrets.token_hex(16)
@@ -95,7 +95,7 @@ class LossyNode:
 
 @dataclass
 class Participant:
-    """One of the five, and what it has heard."""
+    """One of the five, with the messages it has received."""
 
     name: str
     node: LossyNode
@@ -103,13 +103,13 @@ class Participant:
     heard: list[bytes] = field(default_factory=list)
 
     async def listen(self) -> None:
-        """Keep what comes."""
+        """Keep every received message."""
         async for message in self.room:
             self.heard.append(message.payload)
 
 
 class Demo:
-    """The room and everybody in it."""
+    """The room and its participants."""
 
     def __init__(
         self, url: str, messages: int, loss: float, rng: random.Random, stack: AsyncExitStack
@@ -123,7 +123,7 @@ class Demo:
         self._stack = stack
 
     async def join(self, name: str, tasks: asyncio.TaskGroup) -> None:
-        """Connect one more."""
+        """Connect one more participant."""
         options = strata.Options(backoff_cap=0.5, ack_timeout=2.0)
         me = strata.Identity.generate()
         connection = strata.connect(self._url, identity=me, options=options)
@@ -136,7 +136,7 @@ class Demo:
         tasks.create_task(person.listen())
 
     async def talk(self, relay: Relay, tasks: asyncio.TaskGroup) -> None:
-        """Everything that is said, and what happens meanwhile."""
+        """Send all messages, kill the relay and let the fifth participant join."""
         for name in NAMES[:-1]:
             await self.join(name, tasks)
         for number in range(self._messages):
@@ -152,12 +152,12 @@ class Demo:
             await asyncio.sleep(self._rng.expovariate(12))
 
     def converged(self) -> tuple[int, int]:
-        """How many messages have reached whom they should, and how many there will be."""
+        """The number of deliveries so far, and in all."""
         done = sum(len(person.heard) for person in self.people)
         return done, self._messages * (len(NAMES) - 1)
 
     def result(self) -> dict[str, int]:
-        """What went wrong, counted."""
+        """The counts of faults."""
         logs = [person.room.log() for person in self.people]
         lost = doubled = 0
         for person in self.people:
@@ -196,7 +196,7 @@ async def run(messages: int, loss: float, seed: int, svg: Path, console: Console
 
 
 async def watch(demo: Demo, progress: Progress, talking: asyncio.Task[None]) -> None:
-    """Move the bar until everybody has everything and all logs agree, or for a minute without progress."""
+    """Move the bar until all logs are complete and equal, or until nothing has happened for a minute."""
     bar = progress.add_task("delivered", total=demo.converged()[1])
     best, since = -1, time.monotonic()
     while True:
@@ -213,13 +213,13 @@ async def watch(demo: Demo, progress: Progress, talking: asyncio.Task[None]) -> 
 
 
 def progress_bar(console: Console) -> Progress:
-    """The bar."""
+    """The progress bar."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(TextColumn("{task.description}"), *columns, console=console)
 
 
 def main() -> int:
-    """0 when nothing was lost or doubled and all logs are equal, else 1."""
+    """The exit code: 0 when nothing was lost or doubled and all logs are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--messages", type=int, default=100, help="how many in all (default 100)")
     parser.add_argument("--loss", type=float, default=0.3, help="the part that gets lost (default 0.3)")

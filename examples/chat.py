@@ -2,8 +2,8 @@
 
     python examples/chat.py ws://127.0.0.1:7447/strata alice
 
-Start it several times under different names. A tick says that a relay has a message, two that another
-participant has it. End with Ctrl-D; it then waits for the second tick.
+Start it several times under different names. One tick means that a relay has the message, two ticks that
+another participant has it. End with Ctrl-D; the program then waits for the second tick.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from strata.tools.cli.lines import stdin_lines
 
 
 async def show_messages(room: ReliableChannel) -> None:
-    """What the others say, in causal order."""
+    """Print the messages of the others, in causal order."""
     async for message in room:
         print(f"{message.sender_id}: {message.payload.decode()}", flush=True)
 
 
 async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
-    """What becomes of one's own messages."""
+    """Print the state of own messages."""
     ticks = {ReliableMessageSent.name: "✓", ReliableMessageDelivered.name: "✓✓"}
     async for event in room.events(*ticks):
         print(f"  {ticks[event.name]} {texts[event.message_id]}", flush=True)

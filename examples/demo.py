@@ -4,8 +4,8 @@
     python examples/demo.py --kills 20 --json
 
 A relay with its own PostgreSQL runs in a temporary folder. Eight publishers send as fast as they get
-answers, one subscriber reads along. Both keep their one `strata.connect` through every kill. At the end the
-acknowledged packets, the received ones and the relay's log are compared.
+answers, and one subscriber reads along. All keep their single `strata.connect` through every kill. At the end
+the acknowledged packets, the received packets and the relay's log are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PUBLISHERS = 8
 
 @dataclass
 class Tally:
-    """What has happened so far."""
+    """The counts so far."""
 
     acknowledged: list[str] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Relay:
             sys.exit((self._folder / "relay.log").read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it; SIGKILL leaves it no time for anything."""
+        """End the process by a signal; SIGKILL leaves it no time to clean up."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -155,7 +155,7 @@ def _progress(console: Console) -> Progress:
 
 
 def main() -> int:
-    """0 when nothing was lost, doubled or out of order, else 1."""
+    """The exit code: 0 when nothing was lost, doubled or out of order, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=8, help="how often (default 8)")
     parser.add_argument("--json", action="store_true", help="print the counts as one line of JSON")

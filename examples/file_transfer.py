@@ -3,7 +3,7 @@
     python examples/file_transfer.py ws://127.0.0.1:7447/strata receive FOLDER
     python examples/file_transfer.py ws://127.0.0.1:7447/strata send FILE
 
-The channel cuts the message into chunks and repeats those that get lost; the receiver gets it whole. The
+The channel cuts the message into chunks and repeats lost chunks; the receiver gets the whole message. The
 first line of the message is the name of the file.
 """
 
@@ -36,7 +36,7 @@ async def send(room: ReliableChannel, path: Path) -> None:
 
 
 async def receive(room: ReliableChannel, folder: Path) -> None:
-    """Write the first file that comes, and stay until its sender knows."""
+    """Write the first file that arrives, and stay until its sender knows."""
     message = await anext(room)
     name, _, body = message.payload.partition(b"\n")
     path = folder / Path(name.decode()).name  # a sender must not choose the folder
@@ -46,7 +46,7 @@ async def receive(room: ReliableChannel, folder: Path) -> None:
 
 
 async def main(url: str, role: str, path: Path, topic: str) -> None:
-    """Open the channel and do the one or the other."""
+    """Open the channel, and send or receive."""
     async with (
         strata.connect(url, identity=strata.Identity.generate()) as relay,
         relay.channel("files", topic=topic, sender_id=role) as room,

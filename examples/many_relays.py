@@ -1,7 +1,7 @@
 """Publish to several relays and read from several, while one of them dies.
 
     python examples/many_relays.py                     three relays of its own, in a temporary folder
-    python examples/many_relays.py ws://… ws://… …     yours; none is killed then
+    python examples/many_relays.py ws://… ws://… …     relays of yours; none is killed
 
 A hundred packets are published to two relays each and read from two. Halfway one relay is killed with -9 and
 stays dead. At the end the acknowledged packets and the received ones are compared.
@@ -73,7 +73,7 @@ async def run(urls: Sequence[str], victim: subprocess.Popen[bytes] | None) -> di
 
 
 def main() -> int:
-    """0 when nothing was lost or doubled, else 1."""
+    """The exit code: 0 when nothing was lost or doubled, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("urls", nargs="*", metavar="URL", help="relays to use instead of own ones")
     urls = parser.parse_args().urls

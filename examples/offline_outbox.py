@@ -1,11 +1,11 @@
-"""Write messages while no relay is there; a later run delivers them.
+"""Write messages while no relay can be reached; a later run delivers them.
 
     python examples/offline_outbox.py ws://127.0.0.1:7447/strata write "buy milk" "feed the cat"
     python examples/offline_outbox.py ws://127.0.0.1:7447/strata deliver
     python examples/offline_outbox.py ws://127.0.0.1:7447/strata read
 
-`send` returns when the message is in the store, a SQLite file. Whatever opens the channel with this store
-again goes on where the last run ended, even one that was killed. `read` is another participant.
+`send` returns when the message is in the store, a SQLite file. The next program that opens the channel with
+this store goes on where the last one ended, even if that one was killed. `read` is another participant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered
 
 
 async def write(room: ReliableChannel, texts: list[str]) -> None:
-    """Put the messages into the store, whether a relay is there or not."""
+    """Put the messages into the store, with or without a relay."""
     for text in texts:
         await room.send(text.encode())
     print(f"{len(room.sync_status().outstanding)} messages wait in the outbox")
@@ -38,13 +38,13 @@ async def deliver(room: ReliableChannel) -> None:
 
 
 async def read(room: ReliableChannel) -> None:
-    """Print what comes, until Ctrl-C."""
+    """Print received messages until Ctrl-C."""
     async for message in room:
         print(message.payload.decode(), flush=True)
 
 
 async def main(url: str, action: str, texts: list[str], store: Path, topic: str) -> None:
-    """Open the channel without waiting for the relay, and do what was asked."""
+    """Open the channel without waiting for the relay, and run the command."""
     sender, path = ("reader", store.with_suffix(".reader.db")) if action == "read" else ("writer", store)
     relay = strata.connect(
         url, identity=strata.Identity.generate(), options=strata.Options(connect_timeout=math.inf)

@@ -1,10 +1,10 @@
-"""Readings that are worth nothing a moment later, and alarms that must not be lost, on one channel.
+"""Readings that go stale at once, and alarms that must not be lost, on one channel.
 
     python examples/telemetry.py ws://127.0.0.1:7447/strata dashboard
     python examples/telemetry.py ws://127.0.0.1:7447/strata sensor --readings 50
 
-Readings are ephemeral: sent once to whoever listens now, neither repeated nor kept. Every tenth one is above
-the limit, and is sent as an ordinary message too: that one arrives, even at a dashboard that starts later.
+Readings are ephemeral: they are sent once to present listeners, and neither repeated nor kept. Every tenth
+reading is above the limit and is also sent as an ordinary message, which even a later dashboard receives.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ async def sensor(room: ReliableChannel, readings: int) -> None:
 
 
 async def dashboard(room: ReliableChannel) -> None:
-    """Show what comes."""
+    """Print readings and alarms."""
     async for message in room:
         kind = "reading" if message.ephemeral else "ALARM"
         print(kind, json.loads(message.payload)["celsius"], flush=True)
 
 
 async def main(url: str, role: str, readings: int, topic: str) -> None:
-    """Open the channel and do the one or the other."""
+    """Open the channel, and be the sensor or the dashboard."""
     async with (
         strata.connect(url, identity=strata.Identity.generate()) as relay,
         relay.channel("boiler", topic=topic, sender_id=role) as room,

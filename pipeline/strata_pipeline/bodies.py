@@ -1,4 +1,4 @@
-"""What the body of a row says: enough of a packet to compare it with columns, and to find what was signed."""
+"""The body of a row: the members to compare with its columns, and the bytes that were signed."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import re
 import msgspec
 from blake3 import blake3
 
-__all__ = ["Body", "Content", "read_body", "signed_bytes"]
+__all__ = ["PacketBody", "PacketContent", "read_body", "signed_bytes"]
 
 _is_signature = re.compile(r"0[xX][0-9a-fA-F]{128}").fullmatch
 _AFTER_ID = (b'"provenance_header":', b'"signature":')
 _AFTER_SIGNATURE = b'"timestamp":'
 
 
-class Content(msgspec.Struct, gc=False):
-    """What is read of a packet's content."""
+class PacketContent(msgspec.Struct, gc=False):
+    """The part of a packet's content that is read."""
 
     type: str
 
 
-class Body(msgspec.Struct, gc=False):
-    """The members of a packet that stand in columns, and its signature."""
+class PacketBody(msgspec.Struct, gc=False):
+    """The members of a packet that have columns, and its signature."""
 
     packet_id: str
     author_id: str
     timestamp: int
     signature: str
-    content: Content
+    content: PacketContent
     expires_at: int | None = None
 
 
-_DECODER = msgspec.json.Decoder(Body)
+_DECODER = msgspec.json.Decoder(PacketBody)
 
 
-def read_body(body: bytes) -> Body | None:
-    """The members we compare; None for bytes that are no packet."""
+def read_body(body: bytes) -> PacketBody | None:
+    """The members to compare; None for bytes that are no packet."""
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def signed_bytes(body: bytes, packet_id: bytes, told: Body) -> bytes | None:
-    """What the author signed, if the body is plainly the packet of this id; None for a closer look."""
+def signed_bytes(body: bytes, packet_id: bytes, told: PacketBody) -> bytes | None:
+    """The bytes that the author signed, if the body is plainly the packet of this id; else None."""
     digits = packet_id.hex()
     if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
         return None
     first, _, rest = body.partition(f'"packet_id":"0x{digits}",'.encode())
     middle, _, last = rest.partition(f'"signature":"{told.signature}",'.encode())
-    # The two are where canonical form has them: nobody has moved what the hash does not cover.
+    # Both members stand where canonical form has them: nobody has moved what the hash does not cover.
     if not rest.startswith(_AFTER_ID) or not last.startswith(_AFTER_SIGNATURE):
         return None
     signed = first + middle + last

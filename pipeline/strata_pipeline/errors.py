@@ -1,4 +1,4 @@
-"""What a job of the pipeline says when it cannot go on. Each tells what to do next."""
+"""The errors of the pipeline. Each message tells the operator what to do next."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = [
 
 
 class PipelineError(Exception):
-    """A job cannot go on; its message is for the operator. `LakeError` is the other one."""
+    """A job cannot go on; the message is for the operator. `LakeError` is its sibling for a damaged lake."""
 
 
 class UsageError(PipelineError):
-    """What was asked for makes no sense."""
+    """An option or a combination of options makes no sense."""
 
 
 class LakeBusy(PipelineError):
-    """Another process writes into the lake."""
+    """Another process is writing to the lake."""
 
 
 class LogError(PipelineError):
-    """The relay's log is not what it must be: rows missing, or the log of another relay."""
+    """The relay's log is not the expected one: rows are missing, or it is the log of another relay."""
 
 
 class LogUnavailable(PipelineError):
-    """The database cannot be reached, or refuses us. Running the job again completes it."""
+    """The database cannot be reached, or refuses the connection. Running the job again completes it."""
 
 
 def log_too_short(head: int, reached: int) -> LogError:
-    """The log ends before the lake does."""
+    """The error for a log that ends before the lake does."""
     return LogError(
         f"the log ends at {head} and the lake at {reached}: this is another log, an older backup of it, or a "
         "replica that has fallen behind"
@@ -45,4 +45,4 @@ def log_too_short(head: int, reached: int) -> LogError:
 
 
 class DatasetError(PipelineError):
-    """A dataset has other columns than its schema says."""
+    """The columns of a dataset differ from its schema."""

@@ -1,8 +1,8 @@
 """A Spark session for a job, on this machine or on a cluster.
 
 `local[*]` unless `--master`, spark-submit or spark-defaults.conf say otherwise. On a cluster the code of
-`strata` and `strata_pipeline` is sent to the executors; what it needs beside (PyArrow, PyNaCl, the database
-driver, …) has to be installed there, or shipped as an archive (docs/guides/pipeline.md).
+`strata` and `strata_pipeline` is sent to the executors; its dependencies (PyArrow, PyNaCl, the database
+driver, …) have to be installed there, or shipped as an archive (docs/guides/pipeline.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MIN_JAVA = 17
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_OPTION = "-Dlog4j2.configurationFile"
 _COLLECTOR = "-XX:+UseSerialGC -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
-"""For jobs on this machine: it gives memory back. Java's own choice fills its heap, however little lives."""
+"""For jobs on this machine: this collector gives memory back, where Java's default fills the whole heap."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _DEFAULTS = {
@@ -52,7 +52,7 @@ _DEFAULTS = {
     "spark.log.level": "ERROR",
 }
 _LOCAL = {
-    # No page for a job that is over in minutes, and nothing listens to the network.
+    # A job that takes minutes needs no web page, and nothing should listen to the network.
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -65,10 +65,10 @@ _LOCAL = {
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session that knows `relay_log`, stopped at the end; one there is already is used, and left as it is.
+    """A session that knows `relay_log`, stopped at the end. An existing session is used and not stopped.
 
-    `conf` goes before what Spark's own configuration says, and that before our defaults. Raises `UsageError`
-    where there is no Java.
+    `conf` takes precedence over Spark's own configuration, which takes precedence over our defaults. Raises
+    `UsageError` where there is no Java.
     """
     existing = SparkSession.getActiveSession()
     if existing is not None:
@@ -79,7 +79,7 @@ def open_session(
     given = configured()
     target = master or given.get("spark.master") or "local[*]"
     if target.startswith("local"):
-        # Executors on this machine run what we run; a cluster's interpreter is for its configuration to say.
+        # Local executors use this interpreter; the configuration of a cluster names the cluster's.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -103,7 +103,7 @@ def open_session(
 
 
 def java_options(asked: str, *, local: bool) -> str:
-    """Options of the driver's JVM: those asked for, and ours where they say nothing about it."""
+    """Options of the driver's JVM: the given ones, and our defaults for everything else."""
     options = [asked] if asked else []
     if local and re.search(r"-XX:\+Use\w+GC\b", asked) is None:
         options.append(_COLLECTOR)
@@ -113,7 +113,7 @@ def java_options(asked: str, *, local: bool) -> str:
 
 
 def code_archive() -> Path:
-    """Our own packages as a zip for executors, in a folder of its own.
+    """Our own packages as a zip for executors, in a new folder.
 
     A zip and not a wheel: Spark puts only archives of that name on an executor's path.
     """
@@ -128,7 +128,7 @@ def code_archive() -> Path:
 
 
 def check_java() -> None:
-    """Raise `UsageError`, with what to do, unless there is a Java that Spark runs on."""
+    """Raise `UsageError`, with advice, unless there is a Java that can run Spark."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     advice = (

@@ -1,7 +1,6 @@
-"""What Spark was told before we ask for a session: by spark-submit, or by spark-defaults.conf.
+"""The settings of spark-submit and spark-defaults.conf, read before a session is made.
 
-`SparkConf()` knows neither before a JVM runs, and a session's memory and class path can only be set before
-that.
+`SparkConf()` knows them only once a JVM runs, and by then the memory and class path of a session are fixed.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from pyspark import SparkConf, SparkContext
 
 __all__ = ["configured", "parse_defaults"]
 
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: the JVM is there already
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM already
 _BETWEEN = re.compile(r"\s*[=:]\s*|\s+")
 
 
 def configured() -> dict[str, str]:
-    """The settings that are decided already."""
+    """The settings that are fixed already."""
     if _GATEWAY in os.environ:
         SparkContext._ensure_initialized()
         return dict(SparkConf().getAll())
@@ -33,7 +32,7 @@ def configured() -> dict[str, str]:
 
 
 def parse_defaults(text: str) -> dict[str, str]:
-    """A properties file as Spark writes them: a key and a value a line, between them blanks, `=` or `:`."""
+    """The settings in a properties file of Spark: lines of key and value, separated by blanks, `=` or `:`."""
     settings = {}
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith(("#", "!")):

@@ -16,7 +16,7 @@ from strata_pipeline.errors import LakeError, UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.reliability import reliability
 from strata_pipeline.schemas import schema
-from strata_pipeline.transforms.acknowledgements import Row, acknowledge, follow
+from strata_pipeline.transforms.acknowledgements import PacketRow, acknowledge, follow
 from strata_pipeline.transforms.channel_reading import message_of, read_channels
 from strata_pipeline.transforms.reliability import channel_days, find_gaps, find_silences
 
@@ -35,7 +35,7 @@ def _tables(packets: Packets):
     return channel_days(read, messages, gaps, silences), gaps, silences
 
 
-def _acks(*rows: Row) -> dict[str, tuple[int | None, list[str]]]:
+def _acks(*rows: PacketRow) -> dict[str, tuple[int | None, list[str]]]:
     messages, everybody = follow(rows)
     assert everybody
     return {message.message_id: (message.acknowledged_at, message.others()) for message in messages}
@@ -43,11 +43,11 @@ def _acks(*rows: Row) -> dict[str, tuple[int | None, list[str]]]:
 
 def test_a_history_acknowledges_what_it_names_and_all_that_this_follows():
     found = _acks(
-        Row(1, 100, "alice", "a1", []),
-        Row(2, 101, "alice", "a2", ["a1"]),  # her own history acknowledges nothing of hers
-        Row(3, 105, "bob", "b1", ["a2"]),
-        Row(4, 106, "carol", None, ["b1"]),  # a sync: names b1, so she has a1 and a2 as well
-        Row(5, 109, "alice", "a3", ["b1"]),
+        PacketRow(1, 100, "alice", "a1", []),
+        PacketRow(2, 101, "alice", "a2", ["a1"]),  # her own history acknowledges nothing of hers
+        PacketRow(3, 105, "bob", "b1", ["a2"]),
+        PacketRow(4, 106, "carol", None, ["b1"]),  # a sync: names b1, so she has a1 and a2 as well
+        PacketRow(5, 109, "alice", "a3", ["b1"]),
     )
     assert found == {
         "a1": (105, ["bob", "carol"]),
@@ -59,24 +59,24 @@ def test_a_history_acknowledges_what_it_names_and_all_that_this_follows():
 
 def test_a_message_named_before_the_log_had_it_is_acknowledged_as_it_comes():
     found = _acks(
-        Row(1, 100, "bob", None, ["a2", "nowhere"]),
-        Row(2, 103, "alice", "a1", []),
-        Row(3, 107, "alice", "a2", ["a1"]),
-        Row(4, 109, "alice", "a2", ["a1"]),  # sent again: still the message of 107
+        PacketRow(1, 100, "bob", None, ["a2", "nowhere"]),
+        PacketRow(2, 103, "alice", "a1", []),
+        PacketRow(3, 107, "alice", "a2", ["a1"]),
+        PacketRow(4, 109, "alice", "a2", ["a1"]),  # sent again: still the message of 107
     )
     assert found == {"a1": (107, ["bob"]), "a2": (107, ["bob"])}
 
 
 def test_histories_that_go_in_circles_end():
-    found = _acks(Row(1, 100, "alice", "a1", ["a2"]), Row(2, 101, "alice", "a2", ["a1"]),
-                  Row(3, 102, "bob", "b1", ["b1", "a1"]))  # fmt: skip
+    found = _acks(PacketRow(1, 100, "alice", "a1", ["a2"]), PacketRow(2, 101, "alice", "a2", ["a1"]),
+                  PacketRow(3, 102, "bob", "b1", ["b1", "a1"]))  # fmt: skip
     assert found == {"a1": (102, ["bob"]), "a2": (102, ["bob"]), "b1": (None, [])}
 
 
 def test_too_many_to_follow_each_still_tells_what_somebody_acknowledged(monkeypatch):
     monkeypatch.setattr("strata_pipeline.transforms.acknowledgements._MAX_VISITS", 0)
-    rows = [Row(0, 100, "alice", "a0", [])]
-    rows += [Row(n, 100 + n, f"bob{n}", f"b{n}", [f"b{n - 1}" if n > 1 else "a0"]) for n in range(1, 9)]
+    rows = [PacketRow(0, 100, "alice", "a0", [])]
+    rows += [PacketRow(n, 100 + n, f"bob{n}", f"b{n}", [f"b{n - 1}" if n > 1 else "a0"]) for n in range(1, 9)]
     messages, everybody = follow(rows)
     assert not everybody
     assert [message.acknowledged_at for message in messages] == [*range(101, 109), None]

@@ -30,7 +30,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.log.conditions import Conditions
 from strata_pipeline.log.database import without_password
-from strata_pipeline.log.source import Options, RelayLog
+from strata_pipeline.log.source import LogOptions, RelayLog
 
 from tests.support import relay_logs
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_a_new_one_goes_on(
 )
 def test_wrong_options_are_told(options: dict, error: type[Exception], says: str):
     with pytest.raises(error, match=says):
-        Options.read(options).start()
+        LogOptions.read(options).start()
 
 
 def test_wrong_columns_and_a_database_that_is_none_are_told_without_the_password(spark, log_url):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -97,7 +97,7 @@ def spark_conf(pairs: list[str] | None) -> dict[str, str]:
     return settings
 
 
-def say(text: str, as_json: bool, **members: Any) -> None:
+def say(text: str, as_json: bool, **members: object) -> None:
     """Print a result: the text, or the members as JSON."""
     print(json.dumps(members) if as_json else text, flush=True)
 

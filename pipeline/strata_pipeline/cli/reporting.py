@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -40,7 +40,7 @@ def steps_shown(name: str, as_json: bool) -> Iterator[Callable[[str], None]]:
         yield lambda step: status.update(f"{name}: {step}")
 
 
-def print_row(event: str, row: Mapping[str, Any]) -> None:
+def print_row(event: str, row: Mapping[str, object]) -> None:
     """A row as a line of JSON."""
     print(msgspec.json.encode({"event": event, **row}).decode(), flush=True)
 

@@ -1,4 +1,4 @@
-"""DataFrames with known columns: what transforms take and give."""
+"""DataFrames with known columns: the arguments and results of transforms."""
 
 from strata_pipeline.datasets.dataset import Dataset
 from strata_pipeline.datasets.packets import Packets, Quarantine

@@ -1,4 +1,4 @@
-"""What is known about channels: their packets, their messages, and what became of them by day."""
+"""Datasets about channels: packets, messages, and figures by day."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["ChannelDays", "ChannelMessages", "ChannelPackets", "Gaps", "Silences
 
 
 class ChannelPackets(Dataset, schema="channel_packets"):
-    """The packets of channels, each with the SDS message it carries."""
+    """The packets of channels, each with the SDS message in it."""
 
 
 class ChannelMessages(Dataset, schema="channel_messages"):
-    """The content messages, each once."""
+    """The content messages of channels, each once."""
 
 
 class ChannelDays(Dataset, schema="channel_days"):
@@ -20,8 +20,8 @@ class ChannelDays(Dataset, schema="channel_days"):
 
 
 class Gaps(Dataset, schema="gaps"):
-    """Messages that are named and nowhere to be found."""
+    """Messages that others name and no packet carries."""
 
 
 class Silences(Dataset, schema="silences"):
-    """Who acknowledged nothing of whom."""
+    """Pairs of participants, one of whom acknowledged nothing of the other."""

@@ -1,4 +1,4 @@
-"""A DataFrame that has the columns its schema file says, checked when it is made."""
+"""A DataFrame with the columns of its schema file, checked on construction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Dataset"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """The base of all. A subclass names its schema: `class Hours(Dataset, schema="hours")`.
+    """The base of all datasets. A subclass names its schema: `class Hours(Dataset, schema="hours")`.
 
     Columns beyond the schema are dropped, order does not matter, and nothing is computed. Raises
     `DatasetError` for a column that is missing or of another type.
@@ -42,5 +42,5 @@ class Dataset:
 
     @classmethod
     def empty(cls, spark: SparkSession) -> Self:
-        """One without rows."""
+        """A dataset without rows."""
         return cls(spark.createDataFrame([], schema(cls.schema_name)))

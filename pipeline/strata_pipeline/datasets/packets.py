@@ -1,4 +1,4 @@
-"""What a lake holds."""
+"""The rows of a lake."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Packets(Dataset, schema="packets"):
 
     @classmethod
     def of(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> Self:
-        """All of them, or those received on these days.
+        """All packets of a lake, or those received on these days.
 
-        Files of an earlier version of the schema lack columns: there they are null.
+        A column that a file of an earlier schema lacks is null.
         """
         return cls(cls.read(spark, lake, days)) if lake.packets.is_dir() else cls.empty(spark)
 
     @classmethod
     def read(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> DataFrame:
-        """The same with `day`, `batch` and `kind`, the names of the folders."""
+        """The same rows with the columns `day`, `batch` and `kind`, from the names of the folders."""
         folders = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
         wanted = StructType([*schema("packets").fields, *folders])
         frame = spark.read.schema(wanted).parquet(str(lake.packets))

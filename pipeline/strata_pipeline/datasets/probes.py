@@ -1,4 +1,4 @@
-"""What clients saw of relays, and what follows from it."""
+"""Datasets about relays: the observations of clients, and the scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Probes", "RelayScores"]
 
 
 class Probes(Dataset, schema="probes"):
-    """Lines of probe logs; those with a reason do not count."""
+    """Lines of probe logs; a line with a reason does not count."""
 
 
 class RelayScores(Dataset, schema="relay_scores"):

@@ -1,4 +1,4 @@
-"""What is known about authors: how much they send, how much at once, and how often the same."""
+"""Datasets about authors: traffic, bursts, repeated texts, and verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from strata_pipeline.datasets.dataset import Dataset
 __all__ = ["REASON_PREFIX", "Abuse", "AuthorHours", "Bursts", "Clusters", "Hours", "NearDuplicates", "Texts"]
 
 REASON_PREFIX = "pipeline: "
-"""How reasons in the abuse table begin that the pipeline wrote: by it they are told from an operator's."""
+"""The prefix of the pipeline's reasons in the abuse table: reasons of an operator have none."""
 
 
 class Hours(Dataset, schema="hours"):
@@ -19,15 +19,15 @@ class AuthorHours(Dataset, schema="author_hours"):
 
 
 class Bursts(Dataset, schema="bursts"):
-    """Hours in which an author sent far more at once than usual."""
+    """Hours in which an author sent far more in one second than usual."""
 
 
 class Texts(Dataset, schema="texts"):
-    """Texts as signatures that are alike where the texts are."""
+    """Signatures of texts: similar texts have similar signatures."""
 
 
 class NearDuplicates(Dataset, schema="near_duplicates"):
-    """Packets whose text is nearly that of an earlier one."""
+    """Packets whose text nearly repeats an earlier one."""
 
 
 class Clusters(Dataset, schema="clusters"):

@@ -1,7 +1,7 @@
-"""`strata-pipeline archive`: the log into the lake, a batch at a time, each packet once, whatever is killed.
+"""`strata-pipeline archive`: copy the log to the lake batch by batch, each packet once, whatever is killed.
 
-Where to go on is what the lake's last manifest says. A batch is a part of one day; how many rows it must have
-is known before it is read, since within a day no sequence is left out.
+The last manifest of the lake says where to go on. A batch is a part of one day. The number of its rows is
+known before it is read, since a day has no gaps in its sequences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Archived", "archive"]
 
 @dataclass(slots=True)
 class Archived:
-    """What a run has done."""
+    """The progress of a run."""
 
     batches: int = 0
     packets: int = 0
@@ -42,7 +42,7 @@ class Archived:
     reached: int = 0
     """The sequence up to which the lake holds the log."""
     behind: int = 0
-    """Rows of the log the lake did not hold when this was last looked at."""
+    """Rows of the log that the lake did not hold at the last look."""
     tip: str = ""
     """The hash of the last manifest."""
 
@@ -60,9 +60,9 @@ def archive(
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    `follow` is asked at the head: it may wait, and says whether to look again. `stopped` is asked after each
-    batch, and ends it there. `progress` is called after each batch, and at the head.
-    Raises `PipelineError` and `LakeError`; whatever happened, running it again completes it.
+    At the head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
+    whether to end there. `progress` is called after each batch and at the head. Raises `PipelineError` and
+    `LakeError`; whatever happened, the next run completes the work.
     """
     done = Archived()
     parts = partitions or spark.sparkContext.defaultParallelism
@@ -110,7 +110,7 @@ def _archive_batch(
     with translate_failures("archiving"):
         _packets(counted).write.partitionBy("kind").parquet(str(staged / "packets"))
         quarantined = seen.get["quarantined"]
-        if quarantined:  # hardly ever: then the batch is read a second time, for these rows alone
+        if quarantined:  # rare: the batch is read a second time, for these rows alone
             checked.where("reason IS NOT NULL").drop("kind").write.parquet(str(staged / "quarantine"))
     return _commit(lake, span, state, staged, seen.get["rows"], quarantined)
 
@@ -120,7 +120,7 @@ def _packets(checked: DataFrame) -> DataFrame:
 
 
 def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, quarantined: int) -> Manifest:
-    """What was really written decides: the files are read again before anything rests on them."""
+    """Commit what was really written: the files are read again before the manifest names them."""
     packets = _written(staged / "packets")
     quarantine = _written(staged / "quarantine") if quarantined else None
     places = read_places(folder for folder in (packets, quarantine) if folder is not None)
@@ -152,7 +152,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
 
 
 def _written(folder: Path) -> Path | None:
-    """The folder, without Spark's notes; None where nothing was written but those."""
+    """The folder, without Spark's marker files; None where it holds no Parquet."""
     files.without_notes(folder)
     return folder if any(folder.rglob("*.parquet")) else None
 
@@ -167,7 +167,7 @@ def _kinds(packets: Path | None) -> dict[str, int]:
 
 
 def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
-    """Two logs must never mix in one lake: the last packet tells them apart."""
+    """Refuse to mix two logs in one lake: the last packet tells them apart."""
     if not lake.manifests:
         return
     last = lake.manifests[-1]

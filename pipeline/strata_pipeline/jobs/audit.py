@@ -1,9 +1,9 @@
-"""`strata-pipeline audit`: does the lake hold what it says, is each packet its author's, does the log agree?
+"""`strata-pipeline audit`: verify the lake against its manifests, its authors and the log.
 
-chain        manifests 0, 1, 2, …, each bound to the one before
-batches      the rows in the files are those the manifests say: count and digest
+chain        manifests 0, 1, 2, …, each bound to the previous one
+batches      the rows in the files agree with the manifests: count and digest
 packets      each id recomputed, each signature verified, no packet twice
-log          where a database is given: the same rows at the same places
+log          with a database: the same rows at the same places
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["Audited", "Finding", "audit"]
 
 _CORRUPT_FILES = "spark.sql.files.ignoreCorruptFiles"
 _LISTED = 1000
-"""Findings of a kind that are listed; all are counted."""
+"""At most this many findings of a kind are listed; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it must be."""
+    """One fault that an audit found."""
 
     about: str
     """`batch`, `packet`, `log`, or `folder`."""
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Audited:
-    """What an audit has found."""
+    """The result of an audit."""
 
     batches: int = 0
     packets: int = 0
@@ -59,16 +59,16 @@ class Audited:
     reached: int = 0
     tip: str = ""
     compared_up_to: int | None = None
-    """How far lake and log were compared, None without a log."""
+    """The sequence up to which lake and log were compared; None without a log."""
     behind: int = 0
     """Packets that the log had beyond the lake when the audit began."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many findings, by `about: reason`."""
+    """The number of findings by `about: reason`."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        """Whether all agrees."""
+        """Whether there is no finding."""
         return not self.counts
 
     def found(self, counts: Counter[str], listed: list[Finding]) -> None:
@@ -86,10 +86,10 @@ def audit(
     bootstrap: Path | None = None,
     progress: Callable[[str, Audited], None] = lambda step, audited: None,
 ) -> Audited:
-    """Look at everything; what is wrong is in the answer. `progress` is told each step as it begins.
+    """Check everything; the result has the faults. `progress` is called as each step begins.
 
-    Raises `LakeError` where there is no chain to hold the lake against, `PipelineError` where it cannot go
-    on. An archive may go on meanwhile: what it adds is left for the next audit.
+    Raises `LakeError` for a lake without a chain of manifests, and `PipelineError` where the audit cannot go
+    on. An archive may run meanwhile: the next audit checks what it adds.
     """
     lake = Lake.open(path)
     audited = Audited(
@@ -99,7 +99,7 @@ def audit(
         reached=lake.reached,
         tip=lake.tip,
     )
-    # A file that cannot be read has been found by its batch; the others are looked at all the same.
+    # An unreadable file is a finding of its batch; the other files are checked all the same.
     damaged_too = spark.conf.get(_CORRUPT_FILES, "false")
     spark.conf.set(_CORRUPT_FILES, "true")
     try:
@@ -134,7 +134,7 @@ def _look(
 
 
 def _check_batches(spark: SparkSession, lake: Lake, audited: Audited) -> None:
-    """Each task reads the ids of some batches: no more of them is in memory than one batch has."""
+    """Check the batches in tasks; each task holds the ids of one batch at a time in memory."""
     if not lake.manifests:
         return
     work = [(msgspec.json.encode(manifest), [str(f) for f in lake.folders_of(manifest.span)])
@@ -188,7 +188,7 @@ def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audite
             found = differences(packets, quarantine, log.load()).persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 found.count()
-                # What retention has removed, before or just now, is the lake's alone, and rightly so.
+                # Rows that retention has removed, even just now, are rightly in the lake alone.
                 gone = log_state(connection).removed_to
                 _collect(
                     found.where((F.col("reason") != "surplus") | (F.col("sequence") > gone)), "log", audited
@@ -198,7 +198,7 @@ def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audite
 
 
 def _collect(found: DataFrame, about: str, audited: Audited) -> None:
-    """Count what was found, and keep the first of it."""
+    """Count the findings, and keep the first ones."""
     columns = [column for column in ("sequence", "packet_id", "reason", "detail") if column in found.columns]
     rows = found.select(*columns).orderBy("sequence").limit(_LISTED + 1).collect()
     if not rows:

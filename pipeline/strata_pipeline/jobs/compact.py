@@ -2,8 +2,8 @@
 
 An archive that follows the log closely writes small batches. Once a day is over, its batches are rewritten as
 one folder, sorted by kind and sequence, checked against every manifest of the day, and exchanged with the old
-one in a single step: a reader finds the day as it was or as it is, and never both or neither. The manifests
-do not change, for they speak of packets and not of files.
+one in a single step: a reader finds the old day or the new one, never both and never neither. The manifests
+stay the same, for they describe packets and not files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_FILE_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class Compacted:
-    """What a run has done."""
+    """The progress of a run."""
 
     days: int = 0
     files_before: int = 0
@@ -46,8 +46,8 @@ def compact(
 ) -> Compacted:
     """Compact every finished day of more than one batch. A day is finished when the lake has begun the next.
 
-    `file_bytes` is about how many bytes of bodies go into a file. Raises `LakeError`, `LakeBusy`. Cut off at
-    any point, each day is whole, in its old files or in its new ones.
+    `file_bytes` is the approximate size of the bodies in a file. Raises `LakeError`, `LakeBusy`. Whenever the
+    job is cut off, each day is whole, in its old files or in its new ones.
     """
     done = Compacted()
     with Lake.write(path) as lake:

@@ -1,4 +1,4 @@
-"""`strata-pipeline reliability`: what became of the messages of channels."""
+"""`strata-pipeline reliability`: how reliably the messages of channels arrived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, ChannelPackets, Gaps, Silences
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import Window, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.kinds import CHANNEL
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.reports.reliability import ReliabilityFigures, render_reliability
@@ -42,7 +42,7 @@ def reliability(
     `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is only read.
     """
     lake = Lake.open(path)
-    window = Window(lake, days)
+    window = DayWindow(lake, days)
     folder = check_output(output, lake)
     with translate_failures("reliability"):
         progress("reading messages")
@@ -57,9 +57,8 @@ def reliability(
                     return _results(window, folder, packets, messages, gaps, silences, progress)
 
 
-def _gaps(spark: SparkSession, window: Window, packets: ChannelPackets) -> Gaps:
-    """A message may follow one of long ago: before it is called missing, its topic's earlier days are
-    read."""
+def _gaps(spark: SparkSession, window: DayWindow, packets: ChannelPackets) -> Gaps:
+    """Messages that no packet carries, neither on these days nor on earlier days of the topic."""
     earlier = window.packets_before(spark, CHANNEL)
     if earlier is None:
         return find_gaps(packets)
@@ -69,7 +68,7 @@ def _gaps(spark: SparkSession, window: Window, packets: ChannelPackets) -> Gaps:
 
 
 def _results(
-    window: Window,
+    window: DayWindow,
     folder: Path | None,
     packets: ChannelPackets,
     messages: ChannelMessages,
@@ -88,15 +87,11 @@ def _results(
         return figures
 
 
-def _figures(window: Window, table: ChannelDays, gaps: Gaps, silences: Silences) -> ReliabilityFigures:
+def _figures(window: DayWindow, table: ChannelDays, gaps: Gaps, silences: Silences) -> ReliabilityFigures:
     never = F.round(F.col("unacknowledged") * F.col("messages")).cast("long")
-    sums: list[Column] = [
-        F.coalesce(F.sum(column), F.lit(0)).alias(name)
-        for name, column in (
-            *((name, F.col(name)) for name in ("messages", "retransmissions", "gaps", "unreadable")),
-            ("unacknowledged", never),
-        )
-    ]
+    summed = {name: F.col(name) for name in ("messages", "retransmissions", "gaps", "unreadable")}
+    summed["unacknowledged"] = never
+    sums: list[Column] = [F.coalesce(F.sum(column), F.lit(0)).alias(name) for name, column in summed.items()]
     counts = [
         F.count_distinct(F.when(F.col("readable"), F.struct("content_topic", "channel_id"))).alias(
             "channels"

@@ -32,13 +32,13 @@ _HAS_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://").match
 
 @dataclass(slots=True)
 class Scored:
-    """What a run has found."""
+    """The result of a run."""
 
     at: float
-    """The time asked about, Unix seconds."""
+    """The time of the scores, in Unix seconds."""
     lines: int = 0
     malformed: int = 0
-    """Lines that are no observations."""
+    """The number of lines that are no observations."""
     future: int = 0
     """Observations made after `at`."""
     old: int = 0

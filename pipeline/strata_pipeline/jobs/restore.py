@@ -1,11 +1,11 @@
 """`strata-pipeline restore`: a lake back into a relay's database, each packet at the place that it had.
 
-The log grows from where it ends, a part of a batch in each transaction, so it is always the beginning of what
-the lake holds: that is all there is to know for going on after whatever has happened. A batch is held against
-its manifest, and its packets against their ids, before any of it goes in.
+The log grows from its end, a part of a batch in each transaction. So it is always the beginning of the lake,
+and the next run can go on after any interruption. Each batch is checked against its manifest, and each packet
+against its id, before the batch enters the log.
 
-What the lake does not have is not restored: quarantined rows, the abuse table, and the relay's secrets.
-Cursors that the old relay has given out are good at the new one only if the row of `relay_secrets` is copied
+Quarantined rows, the abuse table and the relay's secrets are not restored. Cursors that the old relay gave
+out are valid at the new one only if the row of `relay_secrets` is copied
 from a backup before the new relay is first started.
 """
 
@@ -38,16 +38,16 @@ DEFAULT_CHUNK_ROWS = 50_000
 
 @dataclass(slots=True)
 class Restored:
-    """What a run has done."""
+    """The progress of a run."""
 
     packets: int = 0
-    """Put into the log by this run."""
+    """Packets that this run has put into the log."""
     left_out: int = 0
-    """Quarantined rows of the lake up to where the log ends now: they are not restored."""
+    """Quarantined rows of the lake up to the end of the log: they are not restored."""
     reached: int = 0
     """The sequence at which the log ends."""
     left: int = 0
-    """Packets of the lake still to come."""
+    """Packets of the lake that are not in the log yet."""
 
 
 def restore(
@@ -124,11 +124,11 @@ def _move(
 
 
 def _check_beginning(lake: Lake, manifests: list[Manifest], connection: adbc.Connection, head: Head) -> int:
-    """How many packets of the lake the log holds. Raises `LogError` unless it is its beginning, or more.
+    """How many packets of the lake the log holds. Raises `LogError` unless the log begins like the lake.
 
-    Looked at are the last packet of each batch, the last of all, and how many there are. Rows that the lake
-    has quarantined may be in the log or not: an older backup of the same log has them, a restored one has
-    not. What retention has removed from the log since is not missed.
+    The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
+    lake has quarantined may be in the log (an older backup of the same log) or not (a restored log). Rows
+    that retention has removed from the log since are not missed.
     """
     end = min(head.sequence, manifests[-1].up_to)
     kept = [one for one in manifests if one.up_to > head.removed_to and one.after < end]

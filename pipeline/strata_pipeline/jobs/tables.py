@@ -1,4 +1,4 @@
-"""What jobs that turn the lake into tables share: which packets, and where the tables go."""
+"""Shared parts of the jobs that report on a lake: the days to read, and the tables to write."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.reports.page import LakeNote
 
-__all__ = ["Window", "check_output", "keep", "rows_of", "write_page", "write_tables"]
+__all__ = ["DayWindow", "check_output", "keep", "rows_of", "write_page", "write_tables"]
 
 
-class Window:
-    """The last days of a lake as it stands: batches that come while a job runs are not seen.
+class DayWindow:
+    """The last days of a lake; a batch that is added while a job runs is not seen.
 
-    `days` counts back from the last day the lake has, calendar days; None takes all. Raises `UsageError` for
-    a lake without packets.
+    `days` is a number of calendar days back from the last day of the lake; None takes all. Raises
+    `UsageError` for a lake without packets.
     """
 
     def __init__(self, lake: Lake, days: int | None = None) -> None:
@@ -42,11 +42,11 @@ class Window:
         self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
 
     def packets(self, spark: SparkSession, kind: str | None = None) -> Packets:
-        """The packets of these days; of one folder `kind`, if it is given."""
+        """The packets of these days, or of one `kind` alone."""
         return self._read(spark, self.days, kind)
 
     def packets_before(self, spark: SparkSession, kind: str | None = None) -> Packets | None:
-        """Those of all days before; None if there are none."""
+        """The packets of all earlier days; None if there are none."""
         return self._read(spark, self.earlier, kind) if self.earlier else None
 
     def _read(self, spark: SparkSession, days: list[int], kind: str | None) -> Packets:
@@ -60,7 +60,7 @@ class Window:
 
 @contextlib.contextmanager
 def keep(*datasets: Dataset) -> Iterator[None]:
-    """Compute these once and keep them, in memory or on disk, until the end of the block."""
+    """Compute these datasets once, and keep them in memory or on disk until the end of the block."""
     kept = [dataset.frame.persist() for dataset in datasets]
     try:
         yield
@@ -75,8 +75,7 @@ def rows_of(frame: DataFrame, most: int) -> list[dict[str, Any]]:
 
 
 def check_output(output: str | Path | None, lake: Lake) -> Path | None:
-    """The folder for results. Raises `UsageError` for one inside the lake, where its readers would find
-    them."""
+    """The folder for results. Raises `UsageError` for one inside the lake, where readers would find it."""
     if output is None:
         return None
     folder = Path(output).absolute()
@@ -86,7 +85,7 @@ def check_output(output: str | Path | None, lake: Lake) -> Path | None:
 
 
 def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
-    """Each as Parquet in a folder of its name, in the place of what was there. Raises `UsageError`."""
+    """Write each table as Parquet to a folder of its name, over an older one. Raises `UsageError`."""
     with _writable(output):
         output.mkdir(parents=True, exist_ok=True)
     for name, dataset in tables.items():
@@ -94,7 +93,7 @@ def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """A file that is there in full or as it was before. Raises `UsageError`."""
+    """Replace a file as a whole. Raises `UsageError`."""
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
     with _writable(path.parent):
         draft.write_text(text, encoding="utf-8")

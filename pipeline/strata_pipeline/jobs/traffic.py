@@ -1,4 +1,4 @@
-"""`strata-pipeline traffic`: who sends how much, how much at once, and how often the same."""
+"""`strata-pipeline traffic`: how much each author sends, how much at once, and how often the same text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import Window, check_output, keep, rows_of, write_page, write_tables
+from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.abuse import load_abuse
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
@@ -32,7 +32,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """What counts as a burst and as abuse."""
+    """The bounds of bursts and of abuse."""
 
     burst_floor: int = BURST_FLOOR
     burst_ceiling: int = BURST_CEILING
@@ -59,15 +59,15 @@ def traffic(
     now: int | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> TrafficFigures:
-    """The figures of the lake's last `days`, all of them for None.
+    """The figures of the last `days` of a lake; None takes all days.
 
     With `output`, a folder: the tables `hours`, `author_hours`, `bursts`, `clusters` and `abuse` as Parquet,
-    and `traffic.html`. With `load_into`, a relay's database: its abuse table is brought up to date. `now` is
-    in Unix seconds, the clock's by default; verdicts end by it. `progress` is told what begins. Raises
-    `PipelineError` and `LakeError`; the lake is only read.
+    and `traffic.html`. With `load_into`, a relay's database: its abuse table is brought up to date. Verdicts
+    end relative to `now` (Unix seconds; by default the clock's). `progress` is called as each step begins.
+    Raises `PipelineError` and `LakeError`; the lake is only read.
     """
     lake = Lake.open(path)
-    window = Window(lake, days)
+    window = DayWindow(lake, days)
     folder = check_output(output, lake)
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
@@ -89,7 +89,7 @@ def traffic(
 
 
 def _results(
-    window: Window,
+    window: DayWindow,
     folder: Path | None,
     tables: _Tables,
     load_into: str | None,
@@ -108,7 +108,7 @@ def _results(
     return figures
 
 
-def _figures(window: Window, tables: _Tables) -> TrafficFigures:
+def _figures(window: DayWindow, tables: _Tables) -> TrafficFigures:
     names = ("packets", "size", "near_duplicates")
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
     hours = tables.hours.frame

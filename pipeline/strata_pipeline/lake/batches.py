@@ -1,4 +1,4 @@
-"""The batches of a lake: held against their manifests, and cut into parts."""
+"""The batches of a lake: checked against their manifests, and cut into parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Batch", "Part", "batch_name", "leading_days_with_holes"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a batch that follow each other."""
+    """Consecutive rows of a batch."""
 
     span: Span
     packets: int
@@ -27,19 +27,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose rows are those that its manifest tells of."""
+    """A batch whose rows agree with its manifest."""
 
     manifest: Manifest
     folders: list[Path]
-    """Where its packets are; files of other batches may be there too."""
+    """The folders of its packets; files of other batches may be there too."""
     packets: pa.Table
     """The places of its packets, in log order (see `lake.rows`)."""
     rows: pa.Table
-    """The same with the quarantined rows among them."""
+    """The places of all its rows, quarantined ones included."""
 
     @classmethod
     def read(cls, lake: Lake, manifest: Manifest) -> Batch:
-        """Read the places of all rows. Raises `LakeError`, by name, unless count and digest agree."""
+        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digest agree."""
         folders = lake.folders_of(manifest.span)
         sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
         aside = [folder for folder in folders if folder not in sound]
@@ -61,15 +61,15 @@ class Batch:
         return cls(manifest, sound, packets, rows)
 
     def packets_up_to(self, sequence: int) -> int:
-        """How many packets there are at or below a place."""
+        """The number of packets at or below a sequence."""
         return _rows_up_to(self.packets, sequence)
 
     def quarantined_up_to(self, sequence: int) -> int:
-        """How many quarantined rows there are at or below a place."""
+        """The number of quarantined rows at or below a sequence."""
         return _rows_up_to(self.rows, sequence) - _rows_up_to(self.packets, sequence)
 
     def parts(self, after: int, max_rows: int) -> list[Part]:
-        """What lies behind a sequence, at most so many rows in a part; the last ends where the batch does."""
+        """The rows after a sequence in parts of at most `max_rows`; the last part ends with the batch."""
         sequences = self.rows["sequence"].to_numpy()
         received = self.rows["received_at"].to_numpy()
         low = max(after, self.manifest.after)
@@ -85,15 +85,15 @@ class Batch:
 
 
 def batch_name(manifest: Manifest) -> str:
-    """How to name a batch to somebody who looks for it."""
+    """The name of a batch in messages."""
     return f"batch {manifest.span} (manifest {manifest.number})"
 
 
 def leading_days_with_holes(manifests: list[Manifest]) -> int:
     """The border above the lake's first days in which sequences are missing; 0 if its first day is whole.
 
-    Within a day no sequence is left out, so rows were removed before they were archived: by retention, which
-    leaves only what it spares.
+    A day has no gaps in its sequences, so a missing row was removed before it was archived: by retention,
+    which keeps only the rows it spares.
     """
     rows: dict[int, int] = {}
     ends: dict[int, int] = {}

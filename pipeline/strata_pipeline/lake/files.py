@@ -1,8 +1,8 @@
-"""A lake's files on a disk of this machine, or one that is mounted here: what must be atomic and durable.
+"""Atomic and durable operations on the files of a lake, on a disk that is mounted on this machine.
 
-What is put in place is whole: it is written into `_staging`, brought to the disk, and renamed. So a reader of
-any kind never sees half a batch, whatever was killed when. Names that begin with `_` are invisible to Spark
-and to every other reader of Parquet.
+A batch is written into `_staging`, flushed to the disk, and renamed. So no reader ever sees half a batch,
+whatever was killed and when. Names that begin with `_` are invisible to Spark and to every other reader of
+Parquet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RENAME_EXCHANGE = 2
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a lake; the system lets go of it when the process ends. Raises `LakeBusy`."""
+    """Hold the lock of a lake; the system releases it when the process ends. Raises `LakeBusy`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
@@ -47,7 +47,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """A file that is there in full or not at all. Raises `LakeError` if there is one of that name."""
+    """Write a new file as a whole or not at all. Raises `LakeError` if the name is taken."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
     try:
@@ -64,7 +64,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Bring every file below a folder to the disk, and the folders."""
+    """Flush a folder and every file below it to the disk."""
     for root, _, names in os.walk(folder):
         for name in names:
             _sync(Path(root, name))
@@ -72,7 +72,7 @@ def make_durable(folder: Path) -> None:
 
 
 def place(source: Path, target: Path) -> None:
-    """Rename a folder to where readers see it. There must be none."""
+    """Rename a folder to where readers see it. Raises `LakeError` if the name is taken."""
     if target.exists():
         raise LakeError(f"{target} is there already")
     for parent in reversed(target.parents):
@@ -84,7 +84,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two folders change places in one step, where the system can; else in three."""
+    """Exchange two folders in one step where the system can do that, else in three."""
     if not _exchange_at_once(one, other):
         aside = one.with_name(f"_{one.name}.aside")
         os.rename(one, aside)
@@ -95,18 +95,18 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def without_notes(folder: Path) -> None:
-    """Remove what Spark and Hadoop leave beside the files they write."""
+    """Remove the marker files of Spark and Hadoop."""
     for note in [*folder.rglob("_SUCCESS"), *folder.rglob("*.crc")]:
         note.unlink()
 
 
 def count(folder: Path, pattern: str) -> int:
-    """How many files below a folder have such a name."""
+    """The number of files below a folder whose name fits a pattern."""
     return sum(1 for _ in folder.rglob(pattern))
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it, if it is there."""
+    """Remove a folder with its contents, if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
 
@@ -121,7 +121,7 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
     if rename(*paths, ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):  # a file system that cannot
+    if code in (errno.EINVAL, errno.ENOSYS):  # the file system cannot do it
         return False
     raise OSError(code, os.strerror(code), str(one))
 

@@ -1,8 +1,8 @@
 """The folders into which a day's packets are sorted, by content type. No I/O.
 
-A content type is any string a stranger likes, so it cannot name a folder: a day would have as many folders as
-somebody sends types. The types of RFC-0002 have each a folder, all content topics of channels share one, and
-whatever is left goes into `other`. The column `content_type` has the type itself.
+A stranger can choose any string as a content type, so content types cannot name folders: a day could have any
+number of them. Each type of RFC-0002 has a folder, all content topics of channels share one, and all other
+types share `other`. The column `content_type` has the type itself.
 """
 
 from __future__ import annotations

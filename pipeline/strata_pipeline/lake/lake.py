@@ -3,12 +3,13 @@
     packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
     quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
     _manifests/0000000000.json, 0000000001.json, …
-    _staging/                                             what is being written
+    _staging/                                             the batch that is being written
 
-A batch appears in three steps: written into `_staging` and brought to the disk; renamed into place; its
-manifest written. Cut off before the second, nothing of it is there. Cut off before the third, it is whole and
-in place, and `recover` removes it again: the log still has it, and the manifests say where to go on. So the
-chain alone knows how far the lake has come, and there is no checkpoint beside it to disagree (decision 19).
+A batch appears in three steps: it is written into `_staging` and flushed to the disk; it is renamed into
+place; its manifest is written. A writer that is killed before the second step leaves nothing. A writer that
+is killed before the third leaves a whole batch without a manifest, and `recover` removes it: the log still
+has those rows, and the manifests say where to go on. So the chain is the only record of progress, and no
+checkpoint beside it can disagree (decision 19).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Lake:
         self.manifests_folder = root / "_manifests"
         self.staging = root / "_staging"
         self.manifests: list[Manifest] = []
-        """The chain, as `load` found it and `commit` went on with it."""
+        """The chain, as `load` read it and `commit` extends it."""
 
     @classmethod
     def open(cls, path: str | Path) -> Lake:
@@ -53,8 +54,8 @@ class Lake:
     @classmethod
     @contextlib.contextmanager
     def write(cls, path: str | Path) -> Iterator[Lake]:
-        """The same for writing; there need not be one yet. Nobody else may write meanwhile, and what was cut
-        off is put right. Raises `LakeBusy` too."""
+        """The lake in a folder, for writing; it need not exist yet. It is locked against other writers, and
+        what an interrupted writer left is removed. Raises `LakeBusy` too."""
         lake = cls(_local(path))
         with files.locked(lake.root / "_lock"):
             lake.load()
@@ -68,7 +69,7 @@ class Lake:
 
     @property
     def tip(self) -> str:
-        """The hash of the last manifest: it stands for all that the lake holds."""
+        """The hash of the last manifest: it stands for the whole contents of the lake."""
         return self.manifests[-1].hash if self.manifests else GENESIS
 
     def load(self) -> None:
@@ -82,7 +83,7 @@ class Lake:
         self.manifests = manifests
 
     def recover(self) -> list[Path]:
-        """Remove what was being written when its writer was cut off; what it was. Raises `LakeError`."""
+        """Remove what an interrupted writer left, and return its folders. Raises `LakeError`."""
         removed = [self.staging] if self.staging.exists() else []
         files.remove(self.staging)
         for folder in self.foreign(beyond=True):
@@ -93,8 +94,8 @@ class Lake:
         return removed
 
     def foreign(self, *, beyond: bool = False) -> list[Path]:
-        """Folders that no manifest knows; with `beyond`, those behind the last as well, which may be a batch
-        that is just being written."""
+        """Folders that no manifest names; with `beyond`, also those after the last manifest: there a batch
+        may be in the making."""
         ends = {manifest.up_to for manifest in self.manifests}
         return [
             folder
@@ -103,14 +104,14 @@ class Lake:
         ]
 
     def stage(self, span: Span) -> Path:
-        """A folder for writing a batch into. It is not there yet."""
+        """The folder to write a batch into. It does not exist yet."""
         target = self.staging / f"batch={span}"
         files.remove(target)
         self.staging.mkdir(parents=True, exist_ok=True)
         return target
 
     def commit(self, manifest: Manifest, packets: Path | None, quarantine: Path | None) -> Manifest:
-        """Put a staged batch in place: its folders, then its manifest. The manifest as it was written."""
+        """Put a staged batch in place: its folders, then its manifest. Returns the manifest as written."""
         sealed = seal(manifest)
         for source, target in ((packets, self.packets), (quarantine, self.quarantine)):
             if source is not None:
@@ -122,11 +123,11 @@ class Lake:
         return sealed
 
     def days(self) -> list[int]:
-        """The days the lake has packets or quarantined rows of."""
+        """The days of which the lake has packets or quarantined rows."""
         return sorted({day_of(manifest.up_to) for manifest in self.manifests})
 
     def folders_of(self, span: Span) -> list[Path]:
-        """The folders, of packets and of quarantined rows, that hold a batch: its own, or its whole day's."""
+        """The folders that hold the packets and quarantined rows of a batch: its own, or those of its day."""
         day = f"day={day_text(span.day)}"
         return [
             folder
@@ -141,7 +142,7 @@ class Lake:
         return sorted(_span_of(folder) for folder in folders if _BATCH.fullmatch(folder.name))
 
     def day_folder(self, day: int) -> Path:
-        """Where a day's packets are."""
+        """The folder of a day's packets."""
         return self.packets / f"day={day_text(day)}"
 
     def _batch_folders(self, root: Path) -> list[Path]:

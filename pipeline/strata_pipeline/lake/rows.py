@@ -1,4 +1,4 @@
-"""What stands in a lake's files, read without Spark: places and ids, and their digest."""
+"""Places and ids in the files of a lake, read without Spark, and their digest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_PLACES = pa.schema(
 
 
 def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
-    """`PLACES` of all rows below these folders, or of those in a span, in log order. Bodies are not read."""
+    """`PLACES` of all rows below these folders, or of the rows in a span, in log order, without bodies."""
     within = None
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)

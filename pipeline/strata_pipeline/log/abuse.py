@@ -1,10 +1,10 @@
-"""The relay's abuse table, brought up to date. The one place where a report writes into the database.
+"""Updates of the relay's abuse table: the only place where a report writes to the database.
 
     GRANT SELECT, INSERT, UPDATE, DELETE ON abuse TO …
 
-Our rows are those whose reason begins with the pipeline's prefix. All others are an operator's: they are
-never changed and never removed, not even expired ones. So whoever wants the pipeline to leave an author alone
-writes a row of his own, in whatever words, that has expired.
+The rows of the pipeline are those whose reason begins with its prefix. All other rows belong to an operator
+and are never changed or removed, not even expired ones. So an operator who wants the pipeline to leave an
+author alone writes an expired row with any other reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata_pipeline.log.database import connect, translate_errors
 
 __all__ = ["load_abuse"]
 
-# One statement, so all of it counts or nothing. JSON, since the driver sends no arrays of text.
+# One statement, for all or nothing. JSON, since the driver sends no arrays of text.
 _LOAD = """
 INSERT INTO abuse AS old (author_id, verdict, reason, expires_at)
 SELECT author_id, verdict, reason, expires_at
@@ -35,11 +35,11 @@ _REMOVE = "DELETE FROM abuse WHERE starts_with(reason, $1) AND expires_at < $2"
 
 
 def load_abuse(url: str, rows: Sequence[Mapping[str, Any]], now: int) -> None:
-    """Write our rows, and remove ours that had expired by `now`. Again with the same rows changes nothing.
+    """Write the rows, and remove older ones of the pipeline that had expired by `now`. Idempotent.
 
     Raises `LogUnavailable`, and `LogError` where the role may not write or there is no such table.
     """
-    # PostgreSQL's text cannot hold U+0000, and no DID that a key can sign for has one.
+    # PostgreSQL's text cannot hold U+0000, and no valid DID has one.
     kept = [dict(row) for row in rows if "\0" not in row["author_id"]]
     with contextlib.closing(connect(url)) as connection, translate_errors(), connection.cursor() as cursor:
         try:

@@ -1,4 +1,4 @@
-"""The columns of the log, as the source gives them and as PostgreSQL holds them."""
+"""The columns of the log: their types in the Spark source and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
-    """The Arrow schema of the columns asked for. Raises `DatasetError` for one the log has not."""
+    """The Arrow schema of the wanted columns. Raises `DatasetError` for a column that the log lacks."""
     log = schema("log")
     for field in wanted.fields:
         if field.name not in _TYPES:
@@ -42,7 +42,7 @@ def arrow_schema(wanted: StructType) -> pa.Schema:
 
 
 def select_list(columns: list[str]) -> str:
-    """What to select for these columns, and the body of a row whose strings stand there as hashes."""
+    """The SELECT list for these columns, with the body of a row whose strings are stored as hashes."""
     selected = [f'"{column}"' for column in columns]
     if "body" not in columns and (strings := [name for name in BYTEA_STRINGS if name in columns]):
         long = " OR ".join(f"substring(\"{name}\" FOR 1) = '\\xff'::bytea" for name in strings)
@@ -51,7 +51,7 @@ def select_list(columns: list[str]) -> str:
 
 
 def convert(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """A batch as the database gave it in the types the source promises."""
+    """A batch of the database in the types of the Spark source."""
     told_by = "body" if "body" in wanted.names else _BODY_OF_LONG
     bodies = batch.column(told_by) if told_by in batch.schema.names else None
     arrays = []
@@ -66,7 +66,7 @@ def convert(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _as_text(keys: pa.Array, bodies: pa.Array | None, name: str) -> pa.Array:
     try:
         return keys.cast(pa.string())
-    except pa.ArrowInvalid:  # a string that stands there as a hash, or a damaged row, told apart by its body
+    except pa.ArrowInvalid:  # a string stored as a hash, or a damaged row: the body tells which
         assert bodies is not None
         pairs = zip(keys.to_pylist(), bodies.to_pylist(), strict=True)
         return pa.array([_text(key, body, name) for key, body in pairs], pa.string())

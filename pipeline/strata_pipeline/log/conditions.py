@@ -1,6 +1,6 @@
 """Filters that Spark pushes down, as SQL and as a span. No I/O.
 
-What is taken is taken exactly: Spark does not look at it again. Everything else goes back to Spark.
+An accepted filter is applied exactly, and Spark does not check it again. All others go back to Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Conditions:
         self.sql: list[str] = []
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Add what can be answered by the database; what cannot comes back."""
+        """Accept the filters that the database can apply; returns the others."""
         return [item for item in filters if not self._take(item)]
 
     def _take(self, item: Filter) -> bool:

@@ -1,8 +1,8 @@
-"""Questions to the relay's database, over ADBC. Everything here reads, and nothing here needs more rights.
+"""Queries on the relay's database over ADBC. All of them only read.
 
     GRANT SELECT ON packets, packet_ids, log_head TO reader
 
-is enough, and a replica will do: log_head is replicated with the rows it speaks of.
+is enough. A replica works too: log_head is replicated together with the rows below it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PASSWORD = re.compile(r"(//[^/@:]*:)[^@]*@|(password=)[^&\s]+", re.IGNORECASE)
 
 
 def connect(url: str, application: str = "strata-pipeline") -> adbc.Connection:
-    """A connection that only reads, for as long as it is open. Raises `LogUnavailable`."""
+    """A read-only connection. Raises `LogUnavailable`."""
     extras = [
         f"{name}={value}"
         for name, value in (("application_name", application), ("connect_timeout", "10"))
@@ -65,7 +65,7 @@ def connect(url: str, application: str = "strata-pipeline") -> adbc.Connection:
         try:
             with connection.cursor() as cursor:
                 cursor.execute("SET default_transaction_read_only = on")
-                # The log is read in long strides: no deadline that was set for everybody else.
+                # One statement reads much of the log: the server's usual deadline would be too short.
                 cursor.execute("SET statement_timeout = 0")
         except BaseException:
             connection.close()
@@ -85,7 +85,7 @@ def log_state(connection: adbc.Connection) -> LogState:
 
 
 def sequence_of(connection: adbc.Connection, packet_id: bytes) -> int | None:
-    """The place of a packet in the log, also of one that was removed; None for an id that is not known."""
+    """The sequence of a packet, even of a removed one; None for an unknown id."""
     with translate_errors(), connection.cursor() as cursor:
         cursor.execute(f"SELECT sequence FROM packet_ids WHERE packet_id = {literal(packet_id)}")
         row = cursor.fetchone()
@@ -110,13 +110,13 @@ def read_span(
 
 
 def literal(value: int | bytes) -> str:
-    """A value as PostgreSQL reads it without parameters: a number, or bytes in hex."""
+    """A value as an SQL literal: a number, or bytes in hex."""
     return str(value) if isinstance(value, int) else f"'\\x{value.hex()}'::bytea"
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Say what to do about an error of the driver, without the password in it."""
+    """Turn errors of the driver into errors with advice and without the password."""
     try:
         yield
     except (adbc.Error, pa.ArrowException, OSError) as error:
@@ -126,5 +126,5 @@ def translate_errors() -> Iterator[None]:
 
 
 def without_password(text: str) -> str:
-    """A text that may quote a URL, fit for logs."""
+    """A text without the passwords of the URLs in it."""
     return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***{'@' if match[1] else ''}", text)

@@ -1,14 +1,14 @@
-"""The log written again, from rows that are known to be right: staged by many, moved into the log by one.
+"""Writing the log again from verified rows: many tasks stage them, one process moves them into the log.
 
     restore_staging_…   UNLOGGED, filled by Spark's tasks; a row may be there twice where a task was repeated
     packets, packet_ids, log_head    changed by `move` alone: a part of a batch in a transaction,
                                      under the lock of the log
 
-So no lower sequence becomes visible after a higher one, also for a relay that runs meanwhile, and whatever is
-cut off leaves a log that ends where a part ended.
+So no lower sequence becomes visible after a higher one, even for a relay that runs meanwhile, and a restore
+that is cut off leaves a log that ends with a whole part.
 
-Reading is not enough here. Partitions are made and staging tables come and go, which only the owner of the
-relay's tables may do: use the role that relayd uses.
+A restore makes partitions and staging tables, which only the owner of the relay's tables may do: use the role
+of relayd itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STAGED = pa.schema(
         ("equivalence_key", pa.binary()),
     ]
 )
-"""A row of staging: the number of its manifest, then what the log holds of it."""
+"""A staged row: the number of its manifest, then the columns of the log."""
 
 _LOCK = 0x726573746F7265  # "restore": the advisory lock that keeps two restores apart
 _PATIENCE = "10s"
@@ -156,16 +156,16 @@ class Head:
 
     sequence: int
     removed_to: int
-    """Below this border are only packets that retention spares."""
+    """Below this border the log holds only packets that retention spares."""
 
 
 @contextlib.contextmanager
 def writing(url: str) -> Iterator[adbc.Connection]:
-    """A connection that writes, of which there is one at a time. Raises `LogUnavailable`, `LogError`."""
+    """The one connection that may write at a time. Raises `LogUnavailable`, `LogError`."""
     with contextlib.closing(connect(url, "strata-pipeline-restore")) as connection:
         for statement in _SESSION:
             _execute(connection, statement)
-        # With patience: a restore that was killed holds it until the server notices.
+        # Wait for a while: the server notices late that a restore was killed, and holds its lock until then.
         _execute(connection, f"SET lock_timeout = '{_PATIENCE}'")
         _execute(connection, f"DO $restore$ BEGIN PERFORM pg_advisory_lock({_LOCK}); END $restore$")
         _execute(connection, "SET lock_timeout = 0")
@@ -174,13 +174,13 @@ def writing(url: str) -> Iterator[adbc.Connection]:
 
 @contextlib.contextmanager
 def staging(connection: adbc.Connection) -> Iterator[str]:
-    """The name of a staging table, dropped at the end; one that was left by a restore cut off goes first."""
+    """The name of a new staging table, dropped at the end. Tables of interrupted restores go first."""
     table = _PREFIX + secrets.token_hex(8)
     _execute(connection, _MAKE_STAGING.format(prefix=_PREFIX, table=table))
     try:
         yield table
     finally:
-        # Where the connection is gone, the next restore does it.
+        # If the connection is lost, the next restore drops the table.
         with contextlib.suppress(LogUnavailable):
             _execute(connection, f"DROP TABLE IF EXISTS {table}")
 
@@ -202,13 +202,13 @@ def read_head(connection: adbc.Connection) -> Head:
 
 
 def stored_rows(connection: adbc.Connection, span: Span) -> int:
-    """How many packets the log holds in a span."""
+    """The number of packets of the log in a span."""
     where = f"sequence > {span.after} AND sequence <= {span.up_to}"
     return int(_fetch(connection, f"SELECT count(*) FROM packets WHERE {where}")[0][0])
 
 
 def ids_at(connection: adbc.Connection, sequences: Sequence[int]) -> dict[int, bytes]:
-    """The ids of the packets at these places, where there are any."""
+    """The ids of the packets at these sequences, as far as there are any."""
     found: dict[int, bytes] = {}
     for start in range(0, len(sequences), _MAX_IDS):
         listed = ", ".join(map(str, sequences[start : start + _MAX_IDS]))
@@ -219,15 +219,15 @@ def ids_at(connection: adbc.Connection, sequences: Sequence[int]) -> dict[int, b
 
 
 def keep_below(connection: adbc.Connection, border: int) -> None:
-    """Let an empty log hold everything below a border where retention puts what it spares."""
+    """Make an empty log keep everything below a border in the partition of spared packets."""
     _execute(connection, _KEEP_BELOW.format(border=border))
 
 
 def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: Head) -> Head:
-    """Move a staged part of a batch into the log, which ends at `head`; where it ends then. One transaction.
+    """Move a staged part into the log, which ends at `head`, in one transaction. Returns the new head.
 
-    Raises `LogError`, with nothing changed, when the log ends elsewhere by now, or when other rows are staged
-    than the part has.
+    Raises `LogError`, and changes nothing, if the log ends elsewhere by now or if the staged rows differ from
+    the part.
     """
     after, up_to = part.span
     day = part.span.day

@@ -9,15 +9,15 @@
 | `url` | – | PostgreSQL, a replica will do; SELECT on `packets`, `packet_ids` and `log_head` is enough |
 | `after` | 0 | read behind this sequence; a stream: `earliest`, `latest` or a sequence, where it begins |
 | `up_to` | the head | read up to this sequence (not for streams) |
-| `partitions` | 2 | into about how many equal parts to cut what is read |
-| `max_rows` | 200000 | a stream's batch: at most so many packets; 0 for all there are |
+| `partitions` | 2 | the approximate number of equal parts of a read |
+| `max_rows` | 200000 | a stream: the most packets in a batch; 0 for no bound |
 
-Name the columns wanted by `.schema("sequence long, author_id string")`: only these are read. Comparisons with
-numbers and equality with ids, authors and types are answered by the database. A read ends at the head of the
-log as it is when the read is planned, a stream's batch likewise: everything at or below that has been
-committed, so nothing can appear there later (relayd gives sequences under one lock).
+Name the wanted columns by `.schema("sequence long, author_id string")`: only these are read. The database
+itself applies comparisons of numbers and equality of ids, authors and types. A read ends at the head of the
+log at the time of planning, and so does a batch of a stream: every row up to that head is committed, and none
+can appear there later (relayd gives sequences under one lock).
 
-A stream's offset is `{"version": 1, "sequence": n}`: all up to `n` has been read.
+A stream's offset `{"version": 1, "sequence": n}` says that everything up to `n` has been read.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class RelayLog(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = Options.read(options)
+        self._options = LogOptions.read(options)
 
     @classmethod
     def name(cls) -> str:
-        """Its format."""
+        """The name of the format."""
         return FORMAT
 
     @classmethod
@@ -92,7 +92,7 @@ class RelayLog(DataSource):
 
 
 @dataclass(frozen=True)
-class Options:
+class LogOptions:
     """The options of one read."""
 
     url: str
@@ -102,7 +102,7 @@ class Options:
     max_rows: int
 
     @classmethod
-    def read(cls, options: MutableMapping[str, str]) -> Options:
+    def read(cls, options: MutableMapping[str, str]) -> LogOptions:
         """Raises `UsageError`."""
         known = {"url", "after", "up_to", "partitions", "max_rows", "path"}
         unknown = sorted(name for name in options if name.lower() not in known)
@@ -127,16 +127,16 @@ class Options:
 
 @dataclass
 class _Part(InputPartition):
-    """What one task reads."""
+    """The span that one task reads."""
 
     span: Span
     conditions: tuple[str, ...] = ()
 
 
 class _Readable:
-    """What both readers do with a part of the log."""
+    """Reading a part of the log, for both readers."""
 
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         self._options = options
         self._schema = arrow_schema(wanted)
 
@@ -149,7 +149,7 @@ class _Readable:
 
 
 class _Reader(_Readable, DataSourceReader):
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         super().__init__(options, wanted)
         up_to = options.up_to
         self._conditions = Conditions(Span(options.start(), _LAST if up_to is None else up_to))
@@ -171,13 +171,13 @@ class _Reader(_Readable, DataSourceReader):
 
 
 class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: Options, wanted: StructType) -> None:
+    def __init__(self, options: LogOptions, wanted: StructType) -> None:
         super().__init__(options, wanted)
         self._connection: adbc.Connection | None = None
         self._last: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        """Where the stream begins when it has no checkpoint."""
+        """The start of a stream without a checkpoint."""
         return _offset(self._state().head if self._options.after == "latest" else self._options.start())
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -185,7 +185,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         return ReadMaxRows(self._options.max_rows) if self._options.max_rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all this run will read."""
+        """Remember the head: this run reads no further."""
         self._last = self._state().head
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
@@ -222,7 +222,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         try:
             return log_state(self._connection)
         except LogUnavailable:
-            self.stop()  # it may have been the connection alone: the next question opens another
+            self.stop()  # perhaps only the connection failed: the next query opens another one
             raise
 
 

@@ -1,4 +1,4 @@
-"""Which parts of the log to read, and how to share them out. No I/O."""
+"""The parts of the log to read, and their division among tasks. No I/O."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ DEFAULT_BATCH_ROWS = 250_000
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """How far the log reaches, seen in one snapshot of the database."""
+    """The extent of the log in one snapshot of the database."""
 
     head: int
-    """The last sequence of the last commit: nothing at or below it can still appear."""
+    """The last sequence of the last commit: no row can still appear at or below it."""
     removed_to: int
-    """Up to this border retention has removed days; only what it spares is left below."""
+    """Retention has removed the days below this border, except for the rows it spares."""
     day_ends: Mapping[int, int]
-    """The last sequence of each day that holds any."""
+    """The last sequence of each day that has rows."""
 
     def spans(self, after: int, up_to: int | None = None) -> list[Span]:
-        """What lies behind `after`, a span for each day, in order; `up_to` None: up to the head."""
+        """The log after `after` as a span for each day, in order; up to the head if `up_to` is None."""
         last = self.head if up_to is None else min(up_to, self.head)
         spans = []
         for day, end in sorted(self.day_ends.items()):
@@ -35,19 +35,19 @@ class LogState:
         return spans
 
     def is_whole(self, span: Span) -> bool:
-        """Whether each sequence of a span must be there: it lies above what retention has removed."""
+        """Whether every sequence of a span must exist, because the span lies above the removed days."""
         return span.after >= self.removed_to and span.up_to <= self.head
 
     def rows_expected(self, span: Span) -> int | None:
-        """How many rows a span of one day holds; None below what retention has removed."""
+        """The number of rows in a span of one day; None among the removed days."""
         return span.ordinals if self.is_whole(Span(first_of_day(span.day), span.up_to)) else None
 
 
 def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
-    """The next span to archive behind `after`: within one day, at most `max_rows`; None at the head.
+    """The next span to archive after `after`: within one day, at most `max_rows`; None at the head.
 
-    It begins where the last one ended, also where a day lies between, so that spans follow each other
-    without a gap.
+    It begins where the last one ended, even if a day lies between, so that spans follow each other without a
+    gap.
     """
     for span in state.spans(after):
         low = max(span.after, first_of_day(span.day))
@@ -56,7 +56,7 @@ def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
 
 
 def advance(state: LogState, after: int, max_rows: int | None) -> int:
-    """The sequence up to which the `max_rows` behind `after` reach, over as many days as it takes."""
+    """The last sequence of the `max_rows` rows after `after`, over as many days as they take."""
     left, reached = max_rows, after
     for span in state.spans(after):
         if left is None:

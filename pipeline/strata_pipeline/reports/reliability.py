@@ -81,8 +81,8 @@ def _channels(figures: ReliabilityFigures) -> str:
     ]  # fmt: skip
     rows = [
         [
-            str(row["day"]), _name(row), *(count_text(row[name]) for name in (
-                "messages", "retransmissions", "syncs", "ephemerals", "participants")),
+            str(row["day"]), _name(row), count_text(row["messages"]), count_text(row["retransmissions"]),
+            count_text(row["syncs"]), count_text(row["ephemerals"]), count_text(row["participants"]),
             seconds_text(row["ack_delay_p50"]), seconds_text(row["ack_delay_p95"]),
             share_text(row["unacknowledged"]), count_text(row["gaps"]), count_text(row["silences"]),
         ]

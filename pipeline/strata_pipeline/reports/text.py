@@ -1,4 +1,4 @@
-"""Text for a page, much of it by strangers."""
+"""Text for reports, much of it by strangers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def escaped(text: str) -> str:
-    """A `visible` text that is nothing but text in HTML and SVG."""
+    """A `visible` text, escaped for HTML and SVG."""
     return html.escape(visible(text), quote=True)
 
 
 def visible(text: str) -> str:
-    """A text in which characters that cannot be seen, line ends among them, are U+FFFD.
+    """A text in which U+FFFD replaces invisible characters, line ends included.
 
-    So it cannot turn the direction of what stands around it, nor tell a terminal anything.
+    So it can neither change the direction of the text around it nor steer a terminal.
     """
     return "".join("\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in text)
 
 
 def shortened(text: str, characters: int) -> str:
-    """A text of at most so many characters: its beginning and its end, which tell DIDs and topics apart."""
+    """A text of at most so many characters: the beginning and the end, by which DIDs and topics differ."""
     if len(text) <= characters:
         return text
     end = characters // 3

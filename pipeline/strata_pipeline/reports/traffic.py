@@ -18,8 +18,7 @@ _MAX_HOURS = 14 * 24
 
 @dataclass(frozen=True)
 class TrafficFigures:
-    """What the report shows. Rows have the columns of the dataset of their name; not all rows need be
-    here."""
+    """The figures of the report. Rows have the columns of their dataset, and may be a selection."""
 
     note: LakeNote
     totals: Mapping[str, Any]

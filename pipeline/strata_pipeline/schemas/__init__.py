@@ -1,4 +1,4 @@
-"""The schemas of all datasets, a TOML file each: a table for a column, in order.
+"""The schemas of all datasets: a TOML file for each, with a table for each column, in order.
 
 [sequence]
 type = "long"               # as Spark writes it: long, int, double, string, binary, date, array<string>, …
@@ -42,7 +42,7 @@ _TYPES: dict[str, DataType] = {
 
 @functools.cache
 def schema(name: str) -> StructType:
-    """The schema in `{name}.toml`. Needs no Spark session, so that executors can ask as well."""
+    """The schema in `{name}.toml`. Executors can read it too, for it needs no Spark session."""
     text = files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return StructType([_field(column, told) for column, told in tomllib.loads(text).items()])
 

@@ -1,1 +1,1 @@
-"""Functions from datasets to datasets; none reads or writes anything."""
+"""Functions from datasets to datasets, without reading or writing."""

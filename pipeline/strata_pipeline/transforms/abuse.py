@@ -1,4 +1,4 @@
-"""Whom the relay should slow down or block, and for how long."""
+"""The authors whom the relay should slow down or block, and for how long."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from strata_pipeline.datasets.traffic import REASON_PREFIX, Abuse, AuthorHours, 
 from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import HOUR_SECONDS
 
-__all__ = ["Thresholds", "judge"]
+__all__ = ["judge"]
 
 
 def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) -> Abuse:
-    """The authors with cause, one row each: the harder verdict, and what for. `now` is in Unix seconds.
+    """One row for each author who gave cause: the harder verdict and its reason. `now` is in Unix seconds.
 
-    A verdict runs from the last hour that gave cause, so an old lake accuses nobody, and running again
-    changes nothing. Hours later than `now`, of a clock that had jumped, count as now.
+    A verdict runs from the last hour that gave cause, so an old lake accuses nobody, and a second run changes
+    nothing. An hour later than `now`, from a clock that jumped, counts as now.
     """
     bursty = (
         bursts.frame.groupBy("author_id")

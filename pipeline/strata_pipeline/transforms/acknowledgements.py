@@ -1,13 +1,13 @@
-"""Who acknowledged which message, and when: causal histories followed as receivers do.
+"""The participants who acknowledged a message, and the time: causal histories, followed as receivers do.
 
-A history names two messages or so, and a participant delivers a message only when it has all that the message
-follows. So a packet acknowledges, for its sender, each message its history names, and every message these
-follow (what SDS calls history and descendant). Filters are not asked: their parameters do not travel, so what
-was acknowledged by filters alone counts as unacknowledged here.
+A history names about two messages, and a participant delivers a message only when it has all messages that
+the message follows. So a packet acknowledges, for its sender, each message in its history and every message
+that these follow (history and descendants in SDS). Filters are not read, because their parameters do not
+travel: a message that was acknowledged by filters alone counts as unacknowledged.
 
-The messages of one channel are followed in one task, ids only. Each is visited once by each participant, or,
-where that would be too much, by two distinct ones: then somebody's acknowledgement is known as before, and
-only who else gave one is not.
+One task follows the ids of one channel. Each participant visits each message once; where that would be too
+much work, only two distinct participants do. Then the first acknowledgement is known as before, and only the
+list of all who acknowledged is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strata.channels.sds import Kind
 from strata_pipeline.datasets.channels import ChannelMessages, ChannelPackets
 from strata_pipeline.schemas import schema
 
-__all__ = ["Row", "acknowledge", "follow"]
+__all__ = ["PacketRow", "acknowledge", "follow"]
 
 _MAX_VISITS = 20_000_000
 _MAX_PARTICIPANTS = 128
@@ -34,20 +34,20 @@ _SOMEBODY = 2
 _ARROW = to_arrow_schema(schema("channel_messages"))
 
 
-class Row(NamedTuple):
-    """What is needed of a packet."""
+class PacketRow(NamedTuple):
+    """The columns of a packet that are followed."""
 
     sequence: int
     received_at: int
     sender_id: str
     content_id: str | None
-    """The id of its message if it has content: others cannot be acknowledged."""
+    """The id of its message if it has content: no other message can be acknowledged."""
     history: Sequence[str]
 
 
 @dataclass(slots=True)
 class Message:
-    """A message of a channel, or one that is only named as yet."""
+    """A message of a channel, or one that is only named so far."""
 
     message_id: str
     sender_id: str | None = None
@@ -55,16 +55,16 @@ class Message:
     first_at: int = 0
     history: Sequence[str] = ()
     visitors: list[str] = field(default_factory=list)
-    """Whose packets name it, or name what follows it; in order."""
+    """The senders of packets that name it or a message that follows it, in order."""
     acknowledged_at: int | None = None
 
     def others(self) -> list[str]:
-        """The visitors without its sender: who acknowledged it."""
+        """The visitors without its sender: those who acknowledged it."""
         return [who for who in self.visitors if who != self.sender_id]
 
 
 def acknowledge(packets: ChannelPackets) -> ChannelMessages:
-    """The content messages in these packets, each with its first acknowledgement and who gave one."""
+    """The content messages in these packets, each with its first acknowledgement and those who gave one."""
     readable = packets.frame.where(F.col("kind").isNotNull()).select(
         "content_topic", "channel_id", "sequence", "received_at", "sender_id",
         F.when(F.col("kind") == Kind.CONTENT.value, F.col("message_id")).alias("content_id"), "history",
@@ -75,8 +75,8 @@ def acknowledge(packets: ChannelPackets) -> ChannelMessages:
 
 def _follow(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
     table = table.sort_by("sequence")
-    columns = [table.column(name).to_pylist() for name in Row._fields]
-    messages, everybody = follow([Row(*row) for row in zip(*columns, strict=True)])
+    columns = [table.column(name).to_pylist() for name in PacketRow._fields]
+    messages, everybody = follow([PacketRow(*row) for row in zip(*columns, strict=True)])
     topic, channel = (scalar.as_py() for scalar in key)
     rows = [
         {
@@ -95,7 +95,7 @@ def _follow(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_ARROW)
 
 
-def follow(rows: Sequence[Row]) -> tuple[list[Message], bool]:
+def follow(rows: Sequence[PacketRow]) -> tuple[list[Message], bool]:
     """The messages of one channel's packets, which come in log order, and whether all visitors are known."""
     senders = {row.sender_id for row in rows}
     edges = sum(len(row.history) for row in rows)
@@ -112,19 +112,19 @@ class _Channel:
         self._most = most_visitors
         self.messages: dict[str, Message] = {}
 
-    def take(self, row: Row) -> None:
+    def take(self, row: PacketRow) -> None:
         if row.content_id is not None:
             self._arrive(row.content_id, row)
         self._visit(row.sender_id, row.history, row.received_at)
 
-    def _arrive(self, message_id: str, row: Row) -> None:
+    def _arrive(self, message_id: str, row: PacketRow) -> None:
         message = self._named(message_id)
         if message.sender_id is not None:
             return  # sent again
         message.sender_id = row.sender_id
         message.first_sequence, message.first_at = row.sequence, row.received_at
         message.history = row.history
-        # Whoever named it before this log had it, had it from elsewhere: it is acknowledged as it comes.
+        # A participant who named it earlier had it from elsewhere: that acknowledges it on arrival.
         for who in message.visitors:
             self._mark(message, who, row.received_at)
             self._visit(who, message.history, row.received_at)

@@ -1,15 +1,15 @@
-"""Hours in which an author sent far more at once than usual.
+"""Hours in which an author sent far more in one second than usual.
 
-What is usual is the author's own affair. Of each hour in which an author sent anything, take the fullest
-second. The median of these is the author's habit, and their median distance from it, times 1.4826, how far an
-hour usually strays (the standard deviation, where hours stray normally; unlike it one wild hour does not move
-it). An hour is a burst if its fullest second has more than
+Each author has a habit of their own. Of each hour in which an author sent anything, take the fullest second.
+The median of these seconds is the habit. Their median distance from the habit, times 1.4826, is how far an
+hour usually strays: the standard deviation of normally distributed hours, which one wild hour does not move.
+An hour is a burst if its fullest second has more than
 
     median + 6 × max(distance, median / 4)
 
-packets, where a quarter of the median stands in for authors whose hours are all alike. Three bounds keep this
-sane: nothing below `floor` is a burst; everything above `ceiling` is, whatever one is used to; and of an
-author with fewer than six hours no habit is known, so that `floor` alone decides.
+packets. A quarter of the median covers authors whose hours are all alike. Three bounds keep this sane:
+nothing below `floor` is a burst; everything above `ceiling` is one, whatever the habit; and `floor` alone
+decides about an author with fewer than six hours, whose habit is unknown.
 """
 
 from __future__ import annotations

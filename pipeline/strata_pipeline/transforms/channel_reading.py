@@ -1,7 +1,7 @@
-"""The SDS message out of each packet of a channel, read by the client's own code.
+"""The SDS message in each packet of a channel, read by the client's own code.
 
-Where none can be read the packet stays, with what it tells itself: its author, size and time. Encrypted
-messages, messages in an encoding of their own and garbage look all the same from here.
+A packet without a readable message stays, with its author, size and time. Encrypted messages, messages in
+another encoding and garbage cannot be told apart here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_MESSAGE: _Found = (None, True, None, None, None, None)
 
 
 def read_channels(packets: Packets) -> ChannelPackets:
-    """The packets whose type is a content topic, with the message in each. Others are left out."""
+    """The packets whose type is a content topic, each with its message."""
     return ChannelPackets(packets.frame.select(*_READ).mapInArrow(_read, schema("channel_packets")))
 
 
@@ -44,7 +44,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batch = whole.filter(pa.array(ours, pa.bool_()))
         sequence, topics = batch.column("sequence"), batch.column("content_type")
         columns = {name: batch.column(name) for name in ("received_at", "author_id", "size")}
-        # The day of a sequence, by which the lake files it.
+        # The day of a sequence, which is also its folder in the lake.
         day = pc.shift_right(sequence, _DAY_BITS).cast(pa.int32()).cast(pa.date32())
         columns |= {"sequence": sequence, "day": day, "content_topic": topics}
         found = list(map(message_of, batch.column("body").to_pylist(), topics.to_pylist()))
@@ -76,7 +76,7 @@ def message_of(body: bytes, topic: str) -> _Found:
 
 
 def _is_usable(message: SdsMessage) -> bool:
-    """Whether a participant would take it: every id it needs is there, and none is too long (C-302)."""
+    """Whether a participant would accept it: every needed id is there, and none is too long (C-302)."""
     ids = [message.channel_id, message.sender_id, *(entry.message_id for entry in message.causal_history)]
     if message.message_id or message.kind is not Kind.SYNC:
         ids.append(message.message_id)

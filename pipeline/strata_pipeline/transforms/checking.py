@@ -1,10 +1,10 @@
-"""Is a row of the log what it must be? Every packet_id is recomputed; what fails is told why.
+"""Checks of the rows of a log: every packet_id is recomputed, and a faulty row gets a reason.
 
-The body is the record, and each other column must be what the body says (A-006). The usual row takes three
-steps: decode the members we compare, cut `packet_id` and `signature` out of the bytes, hash the rest. Where
-the hash is the id, these bytes are what the author signed, for nobody finds others with this hash; so the
-canonical form need not be made again. Any other row is parsed in full, to say what is wrong with it.
-Signatures are not looked at: that is audit's work.
+The body is the record, and each other column must agree with the body (A-006). The usual row takes three
+steps: decode the members to compare, cut `packet_id` and `signature` out of the bytes, hash the rest. If the
+hash is the id, these are the bytes that the author signed, since nobody can find others with this hash; so
+the canonical form need not be made again. Any other row is parsed in full, to find its fault. Audit verifies
+signatures, and these checks do not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 
-from strata_pipeline.bodies import Body, read_body, signed_bytes
+from strata_pipeline.bodies import PacketBody, read_body, signed_bytes
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.schemas import schema
 
@@ -49,11 +49,11 @@ CHECKED = pa.schema(
         ("kind", pa.string()),
     ]
 )
-"""A row of the log with its size, its folder, and what is wrong with it, null for nothing."""
+"""A row of the log with its size, its folder, and its fault (null for none)."""
 
 
 def check_rows(log: DataFrame) -> DataFrame:
-    """The log with `size`, `kind`, and `reason` and `detail` where a row is not what it must be."""
+    """The log with `size` and `kind`, and with `reason` and `detail` for a faulty row."""
     fields = {field.name: field.dataType.simpleString() for field in schema("quarantine").fields}
     ddl = ", ".join(f"{name} {kind}" for name, kind in (*fields.items(), ("kind", "string")))
     return log.mapInArrow(_check, ddl)
@@ -95,7 +95,7 @@ def fault_of(
     timestamp: int | None,
     expires_at: int | None,
 ) -> tuple[str, str] | None:
-    """What is wrong with a row: a word and a sentence; None for nothing."""
+    """The fault of a row as a word and a sentence; None for none."""
     if body is None or packet_id is None:
         return "null", "a row without a body or an id"
     told = read_body(body)
@@ -107,9 +107,13 @@ def fault_of(
 
 
 def columns_fault(
-    told: Body, author_id: str | None, content_type: str | None, timestamp: int | None, expires_at: int | None
+    told: PacketBody,
+    author_id: str | None,
+    content_type: str | None,
+    timestamp: int | None,
+    expires_at: int | None,
 ) -> tuple[str, str] | None:
-    """Whether the columns say something else than the body."""
+    """The fault of columns that disagree with the body; None for none."""
     for column, found, said in (
         ("author_id", author_id, told.author_id),
         ("content_type", content_type, told.content.type),
@@ -122,9 +126,9 @@ def columns_fault(
 
 
 def explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
-    """What is wrong with a body by all the rules of a packet; None for nothing."""
+    """The fault of a body by all the rules of a packet; None for none."""
     try:
-        # A log may hold media without a header: whoever let it in decided that.
+        # A log may hold media without a header: the relay that took them decided that.
         packet = Packet.parse(body, media_needs_header=False)
     except InvalidPacket as error:
         return error.detail or str(error.code), error.reason

@@ -1,4 +1,4 @@
-"""Lake beside log: what one has and the other has not."""
+"""Comparison of lake and log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ __all__ = ["differences", "doubled", "fingerprints"]
 
 
 def fingerprints(rows: DataFrame) -> DataFrame:
-    """Rows reduced to what is compared: `sequence`, `packet_id`, and a hash over all columns of the log."""
+    """`sequence`, `packet_id`, and a hash over all columns of the log: what is compared."""
     columns: list[Column | str] = [
-        *("received_at", "timestamp", "expires_at", "packet_id", "author_id", "content_type"),
-        # A null and nothing are not the same, and xxhash64 skips nulls.
+        "received_at",
+        "timestamp",
+        "expires_at",
+        "packet_id",
+        "author_id",
+        "content_type",
+        # xxhash64 skips nulls, and a null is not an empty value.
         F.isnull("expires_at"),
         F.isnull("annotation"),
-        *("body", "annotation"),
+        "body",
+        "annotation",
     ]
     return rows.select("sequence", "packet_id", F.xxhash64(*columns).alias("row_hash"))
 

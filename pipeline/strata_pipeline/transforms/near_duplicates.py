@@ -1,13 +1,13 @@
-"""Texts that are nearly the same, found without comparing each with each.
+"""Texts that are nearly the same, found without comparing all pairs.
 
 A text is lowered, its numbers made alike, and cut into shingles of eight bytes; of 32 hash functions the
 least value over all shingles is kept (MinHash). The share of equal values estimates how many shingles two
 texts have in common. Four values at a time make a bucket, so a text is in eight buckets, and texts that share
-nine tenths of their shingles meet in one of them almost surely, those that share a third hardly ever.
+nine tenths of their shingles almost surely meet in one of them; texts that share a third hardly ever do.
 
 Each text is compared with the *first* of its buckets alone, so the work grows with the texts and not with
-their square. Firsts of crowded buckets go to every task, so no task gets a crowded bucket whole: an author
-with half the traffic costs no more than others.
+their square. The first texts of crowded buckets go to every task, so no task gets a whole crowded bucket:
+an author with half the traffic costs no more than others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["find_clusters", "find_near_duplicates", "normalised", "read_texts", 
 MIN_TEXT_BYTES = 32
 """A shorter text says little: greetings are alike and harm nobody."""
 MAX_TEXT_CHARACTERS = 4096
-"""What is compared of a longer one."""
+"""The part of a longer text that is compared."""
 SIMILARITY = 0.75
-"""Share of equal MinHash values from which on two texts are nearly the same."""
+"""Two texts are nearly the same if they share at least this part of their MinHash values."""
 
 _SHINGLE_BYTES = 8
 _HASHES = 32
@@ -46,7 +46,7 @@ _CROWDED = 10_000
 _SAMPLE_CHARACTERS = 120
 _ARROW = to_arrow_schema(schema("texts"))
 
-# Any odd numbers would do; they must only be the same on every machine.
+# Any odd numbers work, as long as they are the same on every machine.
 _FACTORS = np.array(
     [int.from_bytes(blake3(b"near-duplicates %d" % n).digest(8), "little") | 1 for n in range(_HASHES)],
     np.uint64,
@@ -92,7 +92,7 @@ def find_near_duplicates(texts: Texts) -> NearDuplicates:
 
 
 def find_clusters(texts: Texts, near_duplicates: NearDuplicates) -> Clusters:
-    """What was sent again, with how often and by how many."""
+    """Repeated texts, with the number of copies and of authors."""
     # By author first: the copies of one text may be half of all packets.
     by_author = near_duplicates.frame.groupBy("first_sequence", "author_id").agg(
         F.count(F.lit(1)).alias("copies")

@@ -11,18 +11,18 @@ from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, Chan
 __all__ = ["MAX_LISTED_PARTICIPANTS", "channel_days", "find_gaps", "find_silences"]
 
 MAX_LISTED_PARTICIPANTS = 64
-"""On a channel's day with more of them silences are not listed: pairs grow with the square."""
+"""A day with more participants lists no silences: the number of pairs grows with the square."""
 
 _CHANNEL = ["content_topic", "channel_id"]
 _DAY = ["day", *_CHANNEL]
 
 
 def find_gaps(packets: ChannelPackets, earlier: ChannelPackets | None = None) -> Gaps:
-    """The messages that histories name and no packet carries; none of `earlier` either, where it is given."""
+    """The messages that histories name and no packet carries, neither in these packets nor in `earlier`."""
     named = _readable(packets).select(
         *_CHANNEL, "sequence", "received_at", "day", "sender_id", F.explode("history").alias("message_id")
     )
-    # By participant first: so an id that everybody names is counted where its packets are.
+    # By participant first, so that an id named by everybody is counted where its packets are.
     first = F.min(F.struct("sequence", "received_at", "day")).alias("first")
     by_participant = named.groupBy(*_CHANNEL, "message_id", "sender_id").agg(first)
     by_id = by_participant.groupBy(*_CHANNEL, "message_id").agg(
@@ -88,11 +88,21 @@ def channel_days(
         joined.select(
             *_DAY,
             readable.alias("readable"),
-            *("packets", "bytes", "authors", "first_at", "last_at", "unreadable", "malformed"),
+            "packets",
+            "bytes",
+            "authors",
+            "first_at",
+            "last_at",
+            "unreadable",
+            "malformed",
             F.when(readable, _or_zero("messages")).alias("messages"),
             F.when(readable, F.col("contents") - _or_zero("messages")).alias("retransmissions"),
-            *(F.when(readable, F.col(name)).alias(name) for name in ("syncs", "ephemerals", "participants")),
-            *("ack_delay_p50", "ack_delay_p95", "unacknowledged"),
+            F.when(readable, F.col("syncs")).alias("syncs"),
+            F.when(readable, F.col("ephemerals")).alias("ephemerals"),
+            F.when(readable, F.col("participants")).alias("participants"),
+            "ack_delay_p50",
+            "ack_delay_p95",
+            "unacknowledged",
             F.when(readable, _or_zero("gaps")).alias("gaps"),
             F.when(readable & is_listed, _or_zero("silences")).alias("silences"),
         )

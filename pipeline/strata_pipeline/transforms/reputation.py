@@ -1,9 +1,9 @@
-"""The probe logs of many clients as one score for each relay, by the code that a client scores with.
+"""One score for each relay from the probe logs of many clients, by the code of the client itself.
 
-A client's score depends on the order in which its numbers are added, if only in the last digit. So each
-relay's observations are sorted by time and given, one after the other, to the client's own `pool.reputation`:
-whoever gives the same observations to a client gets the very same figures. What is kept of them is a few
-hundred sums a relay, so memory stays the same however many clients there are.
+The last digit of a score depends on the order in which its numbers are added. So the observations of a relay
+are sorted by time and given, one after the other, to the client's own `pool.reputation`: a client with the
+same observations gets the very same figures. A relay needs a few hundred sums, so memory does not grow with
+the number of clients.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from strata_pipeline.schemas import schema
 __all__ = ["FUTURE", "OLD", "read_probes", "relay_scores"]
 
 FUTURE = "future"
-"""The reason of an observation that was made after the time that is asked about: by a clock that jumped."""
+"""The reason of an observation later than the time of the scores: some clock had jumped."""
 OLD = "old"
-"""The reason of one that was made before the seven days."""
+"""The reason of an observation older than seven days."""
 
 _HOUR = 3600
 _OBSERVED = ("url", "at", "kind", "good", "bad", "value")
@@ -61,7 +61,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class _Line(msgspec.Struct, gc=False):
-    """A line; members beyond these are those of a newer client, and left aside."""
+    """A line; other members are those of a newer client and are ignored."""
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     at: Annotated[float, msgspec.Meta(ge=0)]
@@ -87,7 +87,7 @@ def read_probes(lines: DataFrame, now: float) -> Probes:
 
 
 def relay_scores(probes: Probes, now: float) -> RelayScores:
-    """Scores by the probes that count; one that is there twice counts once, as exports overlap."""
+    """Scores from the probes that count; a repeated probe counts once, for exports overlap."""
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = list(_scores(_observations(batches), now))
@@ -123,7 +123,7 @@ def _observations(batches: Iterator[pa.RecordBatch]) -> Iterator[Observation]:
 
 
 def _scores(observations: Iterator[Observation], now: float) -> Iterator[dict[str, Any]]:
-    """One relay after the other, each with all it has."""
+    """The scores of one relay after the other."""
     reputation, url, count = Reputation(), None, 0
     for observation in observations:
         if url is not None and observation.url != url:

@@ -1,7 +1,7 @@
-"""Packets of a lake as rows of a relay's log, staged where the log can take them from.
+"""Packets of a lake as rows of a relay's log, written to a staging table.
 
-The manifest answers for ids and places. That each body is the packet of its id, and each column what the body
-says, is asked again here: a lake may have lain about for years.
+The manifest vouches for ids and places. Each body is checked against its id here, and each column against its
+body, for a lake may be years old.
 """
 
 from __future__ import annotations

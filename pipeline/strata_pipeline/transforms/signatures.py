@@ -1,8 +1,7 @@
-"""Every packet of the lake verified again: id, columns, and the signature under a key that counted then.
+"""Verification of every packet of a lake: id, columns, and the signature under a key valid at the time.
 
-Whose key counted is what the lake's own identity packets say, replayed as a relay replays its log; an author
-without any has the key that stands in the DID. Keys that a relay has from its configuration come from the
-same bootstrap file.
+The identity packets of the lake tell which keys were valid, replayed as a relay replays its log; an author
+without any has the key in the DID. Keys from a relay's configuration come from the same bootstrap file.
 """
 
 from __future__ import annotations
@@ -35,24 +34,30 @@ _FAULTS = pa.schema(
 )
 _FAULTS_DDL = "sequence bigint, packet_id binary, reason string, detail string"
 _COLUMNS = (
-    *("sequence", "received_at", "packet_id", "body"),
-    *("author_id", "content_type", "timestamp", "expires_at"),
+    "sequence",
+    "received_at",
+    "packet_id",
+    "body",
+    "author_id",
+    "content_type",
+    "timestamp",
+    "expires_at",
 )
 _Events = Mapping[str, list[tuple[bytes, int]]]
 
 
 @dataclass
 class Keys:
-    """Who may sign for whom. Goes to the executors; chains are made there when they are first needed."""
+    """The keys that may sign for each DID. Sent to executors, which make a chain when it is first needed."""
 
     events: _Events
-    """DID → its identity packets with the seconds they were received in."""
+    """The identity packets of each DID, with the second of their receipt."""
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
     _chains: dict[str, KeyChain] = field(default_factory=dict)
 
     @classmethod
     def of(cls, packets: Packets, bootstrap: Path | None = None) -> Keys:
-        """From a lake's identity packets and a relay's bootstrap file. Raises `UsageError` for a bad one."""
+        """The keys in identity packets and in a bootstrap file. Raises `UsageError` for a bad file."""
         events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
         for row in identity_packets(packets).toLocalIterator():
             events[row.author_id].append((bytes(row.body), row.received_at))
@@ -62,7 +67,7 @@ class Keys:
             raise UsageError(f"the bootstrap file {bootstrap}: {error}") from None
 
     def plain_key(self, did: str) -> bytes | None:
-        """The key in the DID, of an author of whom nothing else is known; None for others."""
+        """The key in the DID of an author without identity packets; None for others."""
         if did in self.events or did in self.bootstrap.keys or did in self.bootstrap.documents:
             return None
         return _key_in(did)
@@ -89,13 +94,13 @@ class Keys:
 
 
 def identity_packets(packets: Packets) -> DataFrame:
-    """The packets by which keys are introduced and revoked: few beside all others."""
+    """The packets that introduce and revoke keys."""
     types = sorted(IDENTITY_TYPES)
     return packets.frame.where(F.col("content_type").isin(types)).select("author_id", "body", "received_at")
 
 
 def verify_packets(packets: Packets, keys: Keys) -> DataFrame:
-    """The packets that do not hold, with the reason; none where all do."""
+    """The faulty packets, with the reasons."""
     shared = packets.frame.sparkSession.sparkContext.broadcast(keys)
 
     def verify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +119,7 @@ def packet_fault(
     timestamp: int,
     expires_at: int | None,
 ) -> tuple[str, str] | None:
-    """What is wrong with a packet, its signature included: a word and a sentence; None for nothing."""
+    """The fault of a packet, its signature included, as a word and a sentence; None for none."""
     told = read_body(body)
     signed = None if told is None else signed_bytes(body, packet_id, told)
     if told is None or signed is None:

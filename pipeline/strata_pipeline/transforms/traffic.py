@@ -1,4 +1,4 @@
-"""Who sends how much, by type and hour."""
+"""Traffic by author, type and hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_SECONDS = 3600
 
 
 def count_hours(packets: Packets, near_duplicates: NearDuplicates) -> Hours:
-    """Packets, bytes, the fullest second and near-duplicates of each author, type and hour."""
+    """Packets, bytes, the fullest second and near-duplicates by author, type and hour."""
     keys = ["author_id", "content_type", "hour_at"]
     counted = _seconds(packets).groupBy(*keys).agg(
         F.sum("packets").alias("packets"), F.sum("size").alias("size"), F.max("packets").alias("peak_packets")
@@ -25,7 +25,7 @@ def count_hours(packets: Packets, near_duplicates: NearDuplicates) -> Hours:
 
 
 def count_author_hours(packets: Packets, texts: Texts, near_duplicates: NearDuplicates) -> AuthorHours:
-    """The same of each author and hour, all types together."""
+    """The same by author and hour, for all types together."""
     keys = ["author_id", "hour_at"]
     seconds = _seconds(packets).groupBy(*keys, "received_at").agg(F.sum("packets").alias("packets"))
     counted = seconds.groupBy(*keys).agg(
@@ -39,7 +39,7 @@ def count_author_hours(packets: Packets, texts: Texts, near_duplicates: NearDupl
 
 
 def _seconds(packets: Packets) -> DataFrame:
-    """By second as well: so an author with half the traffic is counted in all tasks."""
+    """Grouped by second too, so that all tasks share the work for an author with half the traffic."""
     return packets.frame.groupBy(
         "author_id", "content_type", "received_at", _hour("received_at").alias("hour_at")
     ).agg(F.count(F.lit(1)).alias("packets"), F.sum(F.col("size").cast("long")).alias("size"))

@@ -279,9 +279,9 @@ def measure_relay(
     Each part ends when its packets or its seconds are used up. The packets are signed before the clock
     starts. Exit code 1 if a packet was refused or a delivery is missing.
     """
-    from strata.tools.cli.bench import Request, bench
+    from strata.tools.cli.bench import BenchRequest, bench
 
-    request = Request(
+    request = BenchRequest(
         url=url,
         count=count,
         seconds=seconds,
@@ -343,10 +343,10 @@ def judge_relay(
 
     Exit code 1 if a MUST does not hold.
     """
-    from strata.tools.cli.conformance import Request, conformance, list_checks
+    from strata.tools.cli.conformance import ConformanceRequest, conformance, list_checks
     from strata.tools.conformance.model import Level
 
-    request = Request(
+    request = ConformanceRequest(
         url,
         only=tuple(only or ()),
         level=Level(level),
@@ -429,7 +429,7 @@ def join_channel(
     from strata.tools.cli import channel
 
     channel.channel(
-        channel.Request(
+        channel.ChatRequest(
             name=name,
             topic=topic,
             relays=tuple(relay or (DEFAULT_RELAY,)),

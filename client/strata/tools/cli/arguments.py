@@ -1,10 +1,9 @@
-"""Arguments of the commands that need reading."""
+"""Parsing of times and contents given to the commands."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -32,20 +31,20 @@ def moment(text: str, now: float) -> int:
     return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
 
 
-def content_of(text: str, type: str) -> dict[str, Any]:
-    """The content that a JSON object stands for; `type` fills in for a missing one. Raises `ValueError`."""
+def content_of(text: str, type: str) -> dict[str, object]:
+    """The content in a JSON object, with `type` where it has none. Raises `ValueError`."""
     try:
         content = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         raise ValueError("the content is not JSON") from None
     if not isinstance(content, dict):
         raise ValueError("the content is not a JSON object")
-    return {"type": type} | content
+    return {"type": type, **content}
 
 
-def content_of_line(line: str, type: str) -> dict[str, Any]:
-    """The content that a line of input stands for: a JSON object as it is, anything else as text.
+def content_of_line(line: str, type: str) -> dict[str, object]:
+    """The content in a line of input: a JSON object as it is, anything else as text.
 
-    Raises `ValueError` for a line that begins like an object and is none.
+    Raises `ValueError` for a line that begins with { and is no object.
     """
     return content_of(line, type) if line.lstrip().startswith("{") else {"type": type, "text": line}

@@ -1,4 +1,4 @@
-"""`strata bench`: how fast a relay of one's own stores packets, and how fast it hands them on.
+"""`strata bench`: how fast a relay of one's own stores packets, and how fast it delivers them.
 
 Two parts, each bounded in packets and in time. *Publish*: several connections keep packets in flight.
 *Fan-out*: the same, while subscribers count what arrives. Packets are signed before the clock starts. A
@@ -34,7 +34,7 @@ from strata.tools.cli import output
 from strata.tools.cli.commands import run
 from strata.tools.cli.target import is_on_this_machine
 
-__all__ = ["Request", "bench", "percentile"]
+__all__ = ["BenchRequest", "bench", "percentile"]
 
 _USAGE = 2
 _LIFETIME_SECONDS = 600
@@ -46,7 +46,7 @@ _COLUMNS = f"{'part':<9}{'packets':>10}{'deliveries':>12}{'seconds':>9}{'a secon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class BenchRequest:
     """What the command line asks for."""
 
     url: str
@@ -89,7 +89,7 @@ class _PacketId(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-def bench(request: Request) -> None:
+def bench(request: BenchRequest) -> None:
     """Measure a relay and print the figures. Ends with exit code 2 for what must not be measured."""
     try:
         check_url(request.url)
@@ -105,7 +105,7 @@ def bench(request: Request) -> None:
     run(_bench(request))
 
 
-async def _bench(request: Request) -> int:
+async def _bench(request: BenchRequest) -> int:
     try:
         published = await _measure_publishing(request)
         _print(request, "publish", published, published.stored)
@@ -124,7 +124,7 @@ async def _bench(request: Request) -> int:
     return 0 if is_whole else 1
 
 
-async def _measure_publishing(request: Request) -> Figures:
+async def _measure_publishing(request: BenchRequest) -> Figures:
     signed = await _sign(request, f"BENCH_{secrets.token_hex(4)}")
     figures = Figures()
     async with AsyncExitStack() as stack:
@@ -135,7 +135,7 @@ async def _measure_publishing(request: Request) -> Figures:
     return figures
 
 
-async def _measure_fan_out(request: Request) -> Figures:
+async def _measure_fan_out(request: BenchRequest) -> Figures:
     type = f"BENCH_{secrets.token_hex(4)}"
     first, *signed = await _sign(request, type, extra=1)
     figures = Figures()
@@ -169,7 +169,7 @@ async def _measure_fan_out(request: Request) -> Figures:
     return figures
 
 
-async def _sign(request: Request, type: str, *, extra: int = 0) -> list[Packet]:
+async def _sign(request: BenchRequest, type: str, *, extra: int = 0) -> list[Packet]:
     """The packets of one part, by an identity of their own."""
     identity = Identity.generate()
     now = int(time.time())
@@ -185,7 +185,7 @@ async def _sign(request: Request, type: str, *, extra: int = 0) -> list[Packet]:
     return signed
 
 
-async def _connections(request: Request, stack: AsyncExitStack) -> list[Relay]:
+async def _connections(request: BenchRequest, stack: AsyncExitStack) -> list[Relay]:
     options = Options(connect_timeout=5.0, max_in_flight=request.in_flight)
     return [
         await stack.enter_async_context(connect(request.url, options=options))
@@ -194,7 +194,7 @@ async def _connections(request: Request, stack: AsyncExitStack) -> list[Relay]:
 
 
 async def _publish(
-    request: Request,
+    request: BenchRequest,
     relays: Sequence[Relay],
     signed: Sequence[Packet],
     figures: Figures,
@@ -226,7 +226,7 @@ async def _publish(
                     tasks.create_task(work(relay), name="strata-bench-publish")
 
 
-async def _subscribe(request: Request, type: str, stack: AsyncExitStack) -> ClientConnection:
+async def _subscribe(request: BenchRequest, type: str, stack: AsyncExitStack) -> ClientConnection:
     socket = await open_websocket(
         request.url, ssl=tls_context(request.url, None), compression=None, proxy=None, max_size=None
     )
@@ -255,7 +255,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
-def _print(request: Request, part: str, figures: Figures, done: int) -> None:
+def _print(request: BenchRequest, part: str, figures: Figures, done: int) -> None:
     """Print the line of a part; `done` is how many packets were stored, or deliveries made."""
     rate = done / figures.seconds if figures.seconds else 0.0
     p50, p99 = percentile(figures.latencies, 0.5), percentile(figures.latencies, 0.99)

@@ -1,7 +1,7 @@
-"""`strata channel`: a chat in a reliable channel that shows what becomes of each message.
+"""`strata channel`: a chat in a reliable channel that shows the state of each message.
 
-`strata.tools.cli.outbox` follows one's own messages, `strata.tools.cli.chatview` prints lines or JSON, and
-`strata.tools.cli.chatscreen` is the terminal.
+`outbox` follows the user's own messages, `chatview` prints lines or JSON, and `chatscreen` draws the
+terminal.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from strata.tools.cli.lines import stdin_lines
 from strata.tools.cli.outbox import Outbox
 from strata.tools.cli.target import Authenticate, Target, load_identity
 
-__all__ = ["Request", "channel", "channel_key", "payload_of"]
+__all__ = ["ChatRequest", "channel", "channel_key", "payload_of"]
 
 _USAGE = 2
 _CONNECT_TIMEOUT = 5.0
 _LOOK_FOR_RELAY = 2.0
 _MAX_UNSETTLED = 256
-"""Own messages on their way; the next line is read when one of them has arrived."""
+"""The most own messages in flight; then the next line is read when one of them has arrived."""
 _ACKNOWLEDGE_GRACE = 3.5
 """By then the channel has told others that their last message is here: half its acknowledgement timeout, and
 the way to the relay."""
@@ -68,8 +68,8 @@ _OTHER_EVENTS = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What was asked for on the command line."""
+class ChatRequest:
+    """The options of the command line."""
 
     name: str
     topic: str
@@ -86,8 +86,8 @@ class Request:
     as_json: bool
 
 
-def channel(request: Request) -> None:
-    """Take part in a channel until the input ends. Ends with exit code 2 for what can never work."""
+def channel(request: ChatRequest) -> None:
+    """Take part in a channel until the input ends. Ends with exit code 2 for options that cannot work."""
     try:
         check_id("NAME", request.name)
         if request.sender is not None:
@@ -115,7 +115,7 @@ def channel(request: Request) -> None:
 
 
 def channel_key(path: Path, *, as_json: bool) -> None:
-    """Make a group key and keep it in a new file."""
+    """Make a group key and write it to a new file."""
     key = GroupKey.generate()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def channel_key(path: Path, *, as_json: bool) -> None:
 
 
 def payload_of(line: bytes, *, as_json: bool) -> bytes:
-    """The message that a line of input stands for; empty for an empty line. Raises `ValueError`."""
+    """The message in a line of input; empty for an empty line. Raises `ValueError`."""
     line = line.rstrip(b"\r")
     if as_json and line.lstrip().startswith(b"{"):
         try:
@@ -166,7 +166,7 @@ def _from_base64(text: str) -> bytes:
         raise ValueError("not base64") from error
 
 
-def _hook(request: Request) -> GroupKeyEncryption | None:
+def _hook(request: ChatRequest) -> GroupKeyEncryption | None:
     keys = []
     for path in request.keys:
         try:
@@ -189,7 +189,7 @@ class _Chat:
 
     def __init__(
         self,
-        request: Request,
+        request: ChatRequest,
         targets: list[Target],
         identity: ids.Identity,
         hook: GroupKeyEncryption | None,
@@ -206,7 +206,7 @@ class _Chat:
         self._online = True
 
     async def run(self) -> int:
-        """Connect, talk, and wait until everything has arrived; the exit code."""
+        """Connect, talk, and wait until everything has arrived. Returns the exit code."""
         request = self._request
         try:
             async with AsyncExitStack() as stack:
@@ -228,8 +228,8 @@ class _Chat:
 
     # Opening.
 
-    async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[Any] | None]:
-        """With a store one can write while no relay is there; then the task that looks for one comes too."""
+    async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[object] | None]:
+        """The relays; with a store, which lets the user write offline, the task that connects too."""
         offline = self._request.store is not None
         options = Options(
             connect_timeout=math.inf if offline else _CONNECT_TIMEOUT,
@@ -246,7 +246,7 @@ class _Chat:
             )
         if not offline:
             return await stack.enter_async_context(relays), None
-        opening: asyncio.Task[Any] = asyncio.create_task(relays.open(), name="strata-open")
+        opening: asyncio.Task[object] = asyncio.create_task(relays.open(), name="strata-open")
         stack.push_async_callback(_give_up, opening, relays)
         await asyncio.wait([opening], timeout=_LOOK_FOR_RELAY)
         if opening.done():
@@ -263,7 +263,7 @@ class _Chat:
                 sender_id=self._request.sender,
                 encryption=self._hook,
                 persistence=store,
-                # What the terminal has not shown when the program dies is shown at the next start.
+                # A message that the terminal has not shown when the program dies is shown at the next start.
                 hand_over="again",
                 auto_start=False,
                 **options,
@@ -283,14 +283,18 @@ class _Chat:
 
     def _resume(self, room: ReliableChannel, view: ChatView) -> None:
         for each in room.sync_status().outstanding:
-            # What nobody acknowledged in an earlier run was told then; it is not this run's to wait for.
+            # The earlier run reported its undelivered messages; this run does not wait for them.
             if not each.undelivered:
                 view.own(self._outbox.resume(each.request_id, each.message_id))
 
     # Talking.
 
     async def _talk(
-        self, room: ReliableChannel, view: ChatView, relays: Relay | Pool, opening: asyncio.Task[Any] | None
+        self,
+        room: ReliableChannel,
+        view: ChatView,
+        relays: Relay | Pool,
+        opening: asyncio.Task[object] | None,
     ) -> None:
         health = relays.node.health_events
         on_status = health.on(ConnectionStatusChange.name, lambda change: self._tell_status(view, change))
@@ -356,11 +360,11 @@ class _Chat:
                 self._changed.set()
 
     async def _watch(self, room: ReliableChannel, view: ChatView) -> None:
-        """Say what no event says."""
+        """Warn about messages that cannot be read: no event tells of them."""
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             counts = room.statistics
-            # Without a key what others encrypted looks like no message at all.
+            # Without a key, an encrypted message does not look like a message at all.
             count = counts.undecryptable if self._hook else counts.sds.undecodable
             if count and not self._unread:
                 view.note(
@@ -377,7 +381,7 @@ class _Chat:
             view.online(online)
 
     async def _settle(self) -> None:
-        """Wait, no longer than asked, until all that was sent has arrived and others know that theirs has."""
+        """Wait, up to the timeout, until own messages are delivered and received ones acknowledged."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._request.timeout):
@@ -407,7 +411,7 @@ class _Chat:
 
 
 class _Opened:
-    """A channel opened in segments that the relay takes, and closed again."""
+    """A channel whose segments are small enough for the relay; closed on exit."""
 
     def __init__(self, make: Callable[..., ReliableChannel]) -> None:
         self._make = make
@@ -436,12 +440,12 @@ async def _open_store(path: Path) -> SqlitePersistence:
         output.fail(f"--store: {error}; name another file", code=_USAGE)
 
 
-async def _until_open(opening: asyncio.Task[Any]) -> None:
-    # Its end must not cancel the opening: closing does that.
+async def _until_open(opening: asyncio.Task[object]) -> None:
+    # When the chat ends, the opening goes on: closing the relay cancels it.
     await asyncio.shield(opening)
 
 
-async def _give_up(opening: asyncio.Task[Any], relays: Relay | Pool) -> None:
+async def _give_up(opening: asyncio.Task[object], relays: Relay | Pool) -> None:
     opening.cancel()
     await asyncio.wait([opening])
     await relays.close()

@@ -1,7 +1,7 @@
-"""`strata channel` on a terminal: messages scroll up, states change in place, and below one types.
+"""`strata channel` on a terminal: messages scroll up, states change in place, and the user types below.
 
-What is settled is printed for good. From the first own message that is still on its way everything stays in
-a region that is drawn anew with each change, so that the order is kept and its state can move.
+Settled messages are printed for good. From the first unsettled own message on, all lines stay in a region
+that is drawn anew with each change: so the order is kept, and states can change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Entry:
 
 
 class ChatScreen:
-    """The terminal, from `async with` on; leaving it puts everything back as it was."""
+    """The terminal. `async with` takes it over, and leaving the block restores it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -74,7 +74,7 @@ class ChatScreen:
         )
         self._entries: deque[_Entry] = deque()
         self._shown: dict[OwnMessage, str] = {}
-        """Own messages that were printed for good while still on their way, and the state they had then."""
+        """Own messages that were printed for good before they were settled, and their state at that time."""
         self._editor = LineEditor()
         self._typed: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._online = True
@@ -83,7 +83,7 @@ class ChatScreen:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether this is a terminal that can be drawn on, at both ends."""
+        """Whether stdin and stdout are a terminal that can be drawn on."""
         try:
             import termios  # noqa: F401
         except ImportError:
@@ -97,7 +97,7 @@ class ChatScreen:
 
         descriptor = sys.stdin.fileno()
         self._saved = termios.tcgetattr(descriptor)
-        # Ctrl-C still interrupts; keys come one by one, and what is typed is drawn here.
+        # Ctrl-C still interrupts; keys come one by one, and this class draws them.
         tty.setcbreak(descriptor, termios.TCSADRAIN)
         asyncio.get_running_loop().add_reader(descriptor, self._read)
         self._live.start()
@@ -117,20 +117,20 @@ class ChatScreen:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._saved)
 
     async def typed(self) -> AsyncIterator[bytes]:
-        """Each line as it is finished, until Ctrl-D."""
+        """Each finished line, until Ctrl-D."""
         while (line := await self._typed.get()) is not None:
             yield line
 
-    # What a view is told.
+    # The methods of a view.
 
     def received(self, message: MessageReceived) -> None:
-        """A line with the sender in a colour of its own."""
+        """Add a line; each sender has a colour."""
         colour = _COLOURS[zlib.crc32(message.sender_id.encode()) % len(_COLOURS)]
         said = (sender_of(message.sender_id), f"bold {colour}")
         self._add(_Entry(self._line(said, text_of(message.payload), message.timestamp / 1000)))
 
     def own(self, message: OwnMessage) -> None:
-        """A new line, or a new state in the one there is."""
+        """Add a line for a message, or change the state in its line."""
         before = self._shown.get(message)
         if before is not None:
             if message.is_settled:
@@ -142,22 +142,22 @@ class ChatScreen:
             self._add(_Entry(self._line(("me", "bold green"), output.harmless(message.text)), message))
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Only what was lost: the rest is in the states."""
+        """Report a lost message; states show everything else."""
         if isinstance(event, IrretrievableMessage):
             who = sender_of(event.sender_id) if event.sender_id else "somebody"
             self.note(f"a message of {who} could not be had from anybody")
 
     def note(self, text: str) -> None:
-        """A line of the program's own."""
+        """Add a line by the program."""
         self._add(_Entry(Text(output.harmless(text), "yellow")))
 
     def online(self, online: bool) -> None:
-        """Shown in the prompt."""
+        """Show the connection in the prompt."""
         self._online = online
         self._draw()
 
     def ended(self) -> None:
-        """Instead of the prompt it says what is waited for."""
+        """Replace the prompt by a line that says what the program waits for."""
         self._is_typing = False
         self._draw()
 
@@ -172,7 +172,7 @@ class ChatScreen:
         self._settle()
 
     def _settle(self) -> None:
-        """Print for good what can change no more, and what there is no room for."""
+        """Print settled lines for good, and the oldest others when there is no room."""
         room = max(1, min(_MAX_LIVE, self._console.height - 4))
         while self._entries and (self._entries[0].is_settled or len(self._entries) > room):
             entry = self._entries.popleft()

@@ -1,11 +1,11 @@
-"""How `strata channel` shows a conversation where no terminal is: plain lines, or JSON lines."""
+"""How `strata channel` shows a conversation without a terminal: plain lines, or JSON lines."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from strata.channels.reliable.events import ChannelEvent, IrretrievableMessage, MessageReceived
 from strata.tools.cli import output
@@ -15,7 +15,7 @@ __all__ = ["ChatView", "JsonLines", "PlainLines", "event_record", "text_of"]
 
 
 class ChatView(Protocol):
-    """What a conversation looks like. Used as an asynchronous context manager."""
+    """The display of a conversation, and an asynchronous context manager."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -30,7 +30,7 @@ class ChatView(Protocol):
         ...
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Anything else the channel tells; `own` is the message it is about."""
+        """Any other event of the channel; `own` is the message it concerns."""
         ...
 
     def note(self, text: str) -> None:
@@ -42,12 +42,12 @@ class ChatView(Protocol):
         ...
 
     def ended(self) -> None:
-        """The input has ended; what is on its way is waited for."""
+        """The input has ended; the program waits for the messages in flight."""
         ...
 
 
 def text_of(payload: bytes) -> str:
-    """A payload on one line; one that is not text by its size."""
+    """A payload on one line; a payload that is not text is shown as its size."""
     try:
         return output.harmless(payload.decode())
     except UnicodeDecodeError:
@@ -55,14 +55,14 @@ def text_of(payload: bytes) -> str:
 
 
 def sender_of(sender_id: str) -> str:
-    """A sender's name on one line; of a long one its end, which is what tells keys apart."""
+    """The name of a sender on one line; a long name is cut to its end, by which keys differ."""
     name = output.harmless(sender_id)
     return name if len(name) <= 24 else f"…{name[-8:]}"
 
 
-def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, Any]:
+def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, object]:
     """An event for programs. A payload is `text`, or `base64` if it is not UTF-8; hashes are 0x and hex."""
-    record: dict[str, Any] = {"event": event.name}
+    record: dict[str, object] = {"event": event.name}
     if own is not None and own.line is not None:
         record["line"] = own.line
     for field in dataclasses.fields(event):
@@ -97,23 +97,23 @@ class _Lines:
 
 
 class PlainLines(_Lines):
-    """A line for each message received, and for each step of an own one: time, who or which, what."""
+    """A line for each received message and for each new state of an own message."""
 
     def received(self, message: MessageReceived) -> None:
-        """When it arrived here, who said it, and what."""
+        """Print the time of arrival, the sender and the text."""
         at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
         output.write_line(
             f"{at:%Y-%m-%d %H:%M:%SZ}  {sender_of(message.sender_id)}  {text_of(message.payload)}"
         )
 
     def own(self, message: OwnMessage) -> None:
-        """When, the number of the input line, the state, and the message."""
+        """Print the time, the number of the input line, the state and the message."""
         line = "-" if message.line is None else message.line
         said = f"[{line}] {message.state}  {message.text}"
         output.write_line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}  {output.harmless(said)}")
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Only what was lost: the rest is in the states."""
+        """Report a lost message; states show everything else."""
         if isinstance(event, IrretrievableMessage):
             who = sender_of(event.sender_id) if event.sender_id else "somebody"
             self.note(f"warning: a message of {who} could not be had from anybody")
@@ -127,8 +127,8 @@ class JsonLines(_Lines):
         output.write_record(event_record(message))
 
     def own(self, message: OwnMessage) -> None:
-        """Nothing: the events say it."""
+        """Print nothing: the events tell it."""
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """The event."""
+        """Print the event."""
         output.write_record(event_record(event, own))

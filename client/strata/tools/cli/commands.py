@@ -1,4 +1,4 @@
-"""What the `strata` commands do. Each opens one connection, does its work and says how it went."""
+"""What the `strata` commands do. Each opens one connection, does its work and reports the result."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import typer
 
@@ -32,14 +32,14 @@ _SAVE_INTERVAL = 0.2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
-Line = tuple[int, dict[str, Any] | ValueError]
-"""The number of a line of input, and its content or why it has none."""
+Line = tuple[int, Mapping[str, object] | ValueError]
+"""The number of a line of input, and its content or the error in it."""
 Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
 """Publishes in progress, by line and in their order; None ends them."""
 
 
-def run(work: Coroutine[Any, Any, int]) -> None:
-    """Run a command to its exit code; every foreseeable end is a sentence, never a traceback."""
+def run(work: Coroutine[object, object, int]) -> None:
+    """Run a command and exit with its code; an expected error is a sentence, never a traceback."""
     try:
         code = asyncio.run(work)
     except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def run(work: Coroutine[Any, Any, int]) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """What the user can do about it, where that is not in the sentence already."""
+    """Advice for the user, where the sentence has none yet."""
     if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
         return ""
     if error.__cause__ is not None:
@@ -63,7 +63,7 @@ def _advice(error: Exception) -> str:
 
 
 def save_identity(identity: Identity, path: Path) -> None:
-    """Write a key file, or say why it cannot be and exit."""
+    """Write a key file, or exit with the reason why it cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         identity.save(path)
@@ -116,7 +116,7 @@ def subscribe(
     state: Path | None,
     as_json: bool,
 ) -> None:
-    """Print what a subscription brings."""
+    """Print the packets of a subscription."""
     now = time.time()
     try:
         since_at = None if since is None else moment(since, now)
@@ -150,12 +150,12 @@ def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> Non
     run(_get(target, packet_id, timeout=timeout, as_json=as_json))
 
 
-async def _one(content: dict[str, Any]) -> AsyncIterator[Line]:
+async def _one(content: Mapping[str, object]) -> AsyncIterator[Line]:
     yield 1, content
 
 
 async def _from_stdin(type: str, progress: output.ProgressBar) -> AsyncIterator[Line]:
-    """Each line's number and content, or why it has none; empty lines are passed over."""
+    """The number and content of each line, or the error in it; empty lines are skipped."""
     number = 0
     async for line in stdin_lines():
         number += 1
@@ -178,7 +178,7 @@ async def _publish(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Publish in the order given, many at a time; each result is printed as soon as those before it are."""
+    """Publish many packets at a time; results are printed in the order of the input."""
     progress = output.ProgressBar("publishing", None if contents else size_of_stdin())
     if contents is None:
         contents = _from_stdin(type, progress)
@@ -205,7 +205,7 @@ async def _publish(
     return 1 if failed else 0
 
 
-async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Published | StrataError:
+async def _attempt(relay: Relay, content: Mapping[str, object], timeout: float) -> Published | StrataError:
     try:
         return await relay.post(content, timeout=timeout)
     except StrataError as error:
@@ -213,7 +213,7 @@ async def _attempt(relay: Relay, content: dict[str, Any], timeout: float) -> Pub
 
 
 async def _report(running: Running, *, as_json: bool) -> int:
-    """Print each result in turn; returns how many failed. Raises what ends the whole command."""
+    """Print each result in turn and return how many failed. Raises an error that ends the whole command."""
     failed = 0
     while (item := await running.get()) is not None:
         number, attempt = item
@@ -273,7 +273,7 @@ async def _subscribe(
 
 
 class _Keeper:
-    """Saves the position after each packet printed: at once, or within a fifth of a second when they pour."""
+    """Saves the position after each printed packet: at once, or within a fifth of a second under load."""
 
     def __init__(self, url: str, file: PositionFile | None) -> None:
         self._url = url
@@ -282,7 +282,7 @@ class _Keeper:
         self._timer: asyncio.TimerHandle | None = None
 
     def printed(self, delivery: Delivery) -> None:
-        """This packet has reached stdout. One without a cursor leaves the position where it was."""
+        """Note that a packet has reached stdout. A packet without a cursor leaves the position as it was."""
         if self._file is None or delivery.cursor is None:
             return
         self._file.advance(

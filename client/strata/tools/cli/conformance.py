@@ -29,7 +29,7 @@ from strata.tools.conformance.coverage import UNSEEN
 from strata.tools.conformance.model import Check, Level, Result
 from strata.tools.conformance.runner import Selection, run_checks
 
-__all__ = ["UNREACHABLE", "Request", "conformance", "list_checks"]
+__all__ = ["UNREACHABLE", "ConformanceRequest", "conformance", "list_checks"]
 
 UNREACHABLE = 3
 _FAILED = 1
@@ -39,7 +39,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9*?\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ConformanceRequest:
     """The options of the command line. Times are in seconds."""
 
     url: str
@@ -63,7 +63,7 @@ class Request:
         return checks
 
 
-def list_checks(request: Request) -> None:
+def list_checks(request: ConformanceRequest) -> None:
     """Print the checks that would run."""
     checks = request.selected()
     if request.as_json:
@@ -74,7 +74,7 @@ def list_checks(request: Request) -> None:
         report.write_unseen(UNSEEN, _console())
 
 
-def conformance(request: Request) -> None:
+def conformance(request: ConformanceRequest) -> None:
     """Run the selected checks against a relay and print the results."""
     checks = request.selected()
     try:
@@ -86,7 +86,9 @@ def conformance(request: Request) -> None:
     run(_conformance(request, checks, identity))
 
 
-async def _conformance(request: Request, checks: Sequence[Check], identity: Identity | None) -> int:
+async def _conformance(
+    request: ConformanceRequest, checks: Sequence[Check], identity: Identity | None
+) -> int:
     started_at = time.monotonic()
     try:
         context = await survey(request.url, identity=identity, ssl=tls_context(request.url, None))
@@ -102,7 +104,7 @@ async def _conformance(request: Request, checks: Sequence[Check], identity: Iden
     return 0 if summary.conforms else _FAILED
 
 
-async def _run(request: Request, checks: Sequence[Check], context: Context) -> list[Result]:
+async def _run(request: ConformanceRequest, checks: Sequence[Check], context: Context) -> list[Result]:
     progress = output.ProgressBar("checking", len(checks))
 
     def done(result: Result) -> None:
@@ -116,7 +118,7 @@ async def _run(request: Request, checks: Sequence[Check], context: Context) -> l
         )
 
 
-def _announce(request: Request, count: int) -> None:
+def _announce(request: ConformanceRequest, count: int) -> None:
     """Say what is about to happen; ask first when the relay is on another machine."""
     burden = "thousands of packets" if request.limits else "about 1500 small packets"
     output.note(

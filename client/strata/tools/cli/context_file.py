@@ -1,7 +1,7 @@
 """The file that keeps contexts: names for a relay, an identity and pins.
 
 It is `strata/contexts.json` in the user's configuration folder ($XDG_CONFIG_HOME, else ~/.config). It names
-key files and never holds a key; only its owner can read it, for URLs may tell more than their owner likes.
+key files and never holds a key. Only its owner can read it, since a relay's URL can be confidential.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import msgspec
 from strata.tools.cli import output
 from strata.tools.cli.files import replace_file
 
-__all__ = ["Context", "ContextFile", "nearest"]
+__all__ = ["ContextFile", "SavedContext", "nearest"]
 
 _USAGE = 2
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class SavedContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A relay, and the files to meet it with."""
 
     relay: str
@@ -33,7 +33,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 class _Contents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     current: str | None = None
-    contexts: dict[str, Context] = {}
+    contexts: dict[str, SavedContext] = {}
 
 
 _DECODER = msgspec.json.Decoder(_Contents)
@@ -85,11 +85,11 @@ class ContextFile:
         return self._contents.current
 
     @property
-    def contexts(self) -> dict[str, Context]:
+    def contexts(self) -> dict[str, SavedContext]:
         """All contexts by name."""
         return dict(self._contents.contexts)
 
-    def chosen(self, name: str | None) -> Context | None:
+    def chosen(self, name: str | None) -> SavedContext | None:
         """The context of this name, or the one in use; None where neither is.
 
         Ends the command with exit code 2 for an unknown name.
@@ -97,7 +97,7 @@ class ContextFile:
         name = self.current if name is None else name
         return None if name is None else self.find(name)
 
-    def find(self, name: str) -> Context:
+    def find(self, name: str) -> SavedContext:
         """The context of this name. Ends the command with exit code 2 where there is none."""
         context = self._contents.contexts.get(name)
         if context is None:
@@ -105,7 +105,7 @@ class ContextFile:
             output.fail(f"there is no context {output.harmless(name)}; {nearest(name, known)}", code=_USAGE)
         return context
 
-    def add(self, name: str, context: Context) -> None:
+    def add(self, name: str, context: SavedContext) -> None:
         """Keep a context under a new name. Raises `ValueError` for a name that is taken or unusable."""
         if not _is_name(name):
             raise ValueError("a name has up to 64 letters, digits, dots, dashes and underscores")

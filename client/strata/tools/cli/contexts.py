@@ -47,11 +47,11 @@ def add(
     A context names the key file and never holds the key.
     """
     from strata.tools.cli import output
-    from strata.tools.cli.context_file import Context, ContextFile
+    from strata.tools.cli.context_file import ContextFile, SavedContext
     from strata.tools.cli.target import relay_url
 
     url = relay_url(relay, yes=yes)
-    context = Context(relay=url, identity=_absolute(identity), pins=_absolute(pins))
+    context = SavedContext(relay=url, identity=_absolute(identity), pins=_absolute(pins))
     file = ContextFile.read_or_exit()
     try:
         file.add(name, context)

@@ -1,7 +1,7 @@
-"""What the `strata identity` commands do: key files on this side, identity packets on the relay's.
+"""The work of `strata identity`: key files on this machine, identity packets on the relay.
 
-A key file is written before the relay hears of its key: losing power in between costs a file nobody needs,
-the other order would cost the identity. It is removed again only when the relay has said no.
+A key file is written before the relay learns of its key. A power cut in between leaves a file too many; in
+the other order it would cost the identity. The file is removed again only when the relay has refused the key.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from strata.channels.connecting import Relay, connect
 from strata.protocol import packets
@@ -50,7 +49,7 @@ _NONCE_BYTES = 16
 def create(
     path: Path, recovery: int, threshold: int | None, *, relay: str, timeout: float, as_json: bool
 ) -> None:
-    """Make an identity, and recovery keys that the document to be published names."""
+    """Make an identity and its recovery keys, and publish the document that names the recovery keys."""
     paths = [
         path,
         *(path.with_name(f"{path.stem}-recovery-{n}{path.suffix}") for n in range(1, recovery + 1)),
@@ -79,7 +78,7 @@ def document(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Publish the first document of a DID, naming its own key and recovery keys."""
+    """Publish the first document of a DID. It names the DID's own key and the recovery keys."""
     identity = _load(path)
     recovery = [_load(recovery_path) for recovery_path in recovery_paths]
     if any(key.did != identity.did for key in recovery):
@@ -117,7 +116,7 @@ def rotate(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Put a new key in the place of an old one."""
+    """Replace a key by a new one."""
     identity = _load(path)
 
     async def work() -> int:
@@ -164,7 +163,7 @@ def revoke(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """End a key for good."""
+    """Revoke a key for good."""
     identity = _load(path)
     try:
         revoked_at = moment(at, time.time())
@@ -209,7 +208,7 @@ def approve(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Agree to a recovery that is under way."""
+    """Agree to a pending recovery."""
     identity = _load(path)
 
     async def work() -> int:
@@ -262,7 +261,7 @@ def _load(path: Path) -> Identity:
 
 
 def _first_document(chain: KeyChain, recovery: Sequence[Identity], threshold: int) -> DidDocument:
-    """The keys the DID has, as they are, and the recovery keys."""
+    """The document with the present keys of the DID and the recovery keys."""
     now = _now()
     methods = [
         VerificationMethod(key.key_id, key.public_key, key.valid_from, key.valid_until, key.revoked_at)
@@ -277,7 +276,7 @@ def _first_document(chain: KeyChain, recovery: Sequence[Identity], threshold: in
 
 
 def _own_key(chain: KeyChain, identity: Identity) -> KeyState:
-    """The key of the file, as the relay knows it."""
+    """The key of the file in the state that the relay knows."""
     own = next((key for key in chain.keys(_now()) if key.public_key == identity.public_key), None)
     if own is None:
         raise ValueError("at this relay the key in the file is none of the DID's; see: strata identity show")
@@ -285,7 +284,7 @@ def _own_key(chain: KeyChain, identity: Identity) -> KeyState:
 
 
 def _replaced(chain: KeyChain, own: KeyState, replaces: str | None) -> KeyState:
-    """The key that a rotation ends: the one asked for, the one signing, or the only one there is."""
+    """The key that a rotation replaces: the key asked for, else the signing key, else the only key."""
     now = _now()
     if replaces is not None:
         if (found := find_key(chain, now, replaces)) is None:
@@ -302,7 +301,7 @@ def _replaced(chain: KeyChain, own: KeyState, replaces: str | None) -> KeyState:
 # The relay
 
 
-async def _within(timeout: float, work: Coroutine[Any, Any, int]) -> int:
+async def _within(timeout: float, work: Coroutine[object, object, int]) -> int:
     try:
         async with asyncio.timeout(timeout):
             return await work
@@ -311,7 +310,7 @@ async def _within(timeout: float, work: Coroutine[Any, Any, int]) -> int:
 
 
 async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = None) -> KeyChain:
-    """The chain that the relay's packets amount to, verified here."""
+    """The key chain of a DID, from the relay's packets and verified here."""
     rules = KeyRules() if recovery_delay is None else KeyRules(recovery_delay_seconds=recovery_delay)
     found = [
         (delivery.packet, delivery.received_at)
@@ -321,9 +320,9 @@ async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = No
 
 
 async def _publish(
-    connection: Relay, identity: Identity, content: dict[str, Any], timeout: float
+    connection: Relay, identity: Identity, content: Mapping[str, object], timeout: float
 ) -> Published:
-    # A packet's id covers neither signature nor signer: two keys may say the same in the same second.
+    # The id of a packet does not cover its signer: two keys may sign the same content in one second.
     nonce = secrets.token_urlsafe(_NONCE_BYTES)
     packet = packets.build(identity, content, timestamp=_now(), nonce=nonce)
     return await connection.publish(packet, timeout=timeout)
@@ -369,7 +368,7 @@ def _tell_event(
     did: str, published: Published, next_step: str, *, as_json: bool, path: Path | None = None
 ) -> None:
     if as_json:
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "did": did,
             "packet_id": published.packet_id,
             "received_at": published.received_at,

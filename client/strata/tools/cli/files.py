@@ -14,11 +14,15 @@ def replace_file(path: Path, body: bytes, *, mode: int = 0o666) -> None:
     The new file is written beside the old one, flushed to the disk and renamed over it. Raises `OSError`.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     if os.name == "posix":  # the rename is durable once the folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -1,9 +1,8 @@
-"""The keys of a DID for people and programs, and how people name one of them."""
+"""The keys of a DID as text and as a record, and the names by which users refer to a key."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from strata.protocol.documents import key_multibase, method_id, spelled_key
 from strata.protocol.keys import KeyChain, KeyEvent, KeyStanding, KeyState, Use, read_statement
@@ -12,7 +11,7 @@ __all__ = ["chain_lines", "chain_record", "find_key", "full_key_id", "pending_ev
 
 
 def find_key(chain: KeyChain, at: int, name: str) -> KeyState | None:
-    """The key with this id, or with this name behind the #."""
+    """The key with this id, or with this name after the #."""
     full = full_key_id(chain.did, name)
     keys = chain.keys(at)
     exact = next((key for key in keys if key.key_id == full), None)
@@ -20,12 +19,12 @@ def find_key(chain: KeyChain, at: int, name: str) -> KeyState | None:
 
 
 def full_key_id(did: str, name: str) -> str:
-    """The id of the key that goes by this name."""
+    """The id of the key with this name."""
     return name if "#" in name else method_id(did, name)
 
 
 def pending_events(chain: KeyChain, at: int) -> dict[str, KeyEvent]:
-    """The events that are yet to take effect, by packet id."""
+    """The events that have not taken effect yet, by packet id."""
     found = {}
     for packet, _ in chain.events:
         if chain.is_pending(packet.packet_id, at):
@@ -42,8 +41,8 @@ def _roles(key: KeyState) -> list[str]:
     return [role for role, given in roles.items() if given]
 
 
-def chain_record(chain: KeyChain, at: int) -> dict[str, Any]:
-    """All that is known of a DID, for programs."""
+def chain_record(chain: KeyChain, at: int) -> dict[str, object]:
+    """Everything known about a DID, for programs."""
     skew = chain.rules.clock_skew_seconds
     return {
         "did": chain.did,
@@ -73,7 +72,7 @@ def chain_record(chain: KeyChain, at: int) -> dict[str, Any]:
 
 
 def chain_lines(chain: KeyChain, at: int) -> list[str]:
-    """All that is known of a DID, for people, with what they can do about what is pending."""
+    """Everything known about a DID, for people, with the commands that approve or stop a pending event."""
     skew = chain.rules.clock_skew_seconds
     lines = [chain.did]
     if not chain.is_resolvable:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 __all__ = ["END", "LineEditor"]
 
 END = None
-"""What `feed` gives for Ctrl-D on an empty line."""
+"""The value that `feed` yields for Ctrl-D on an empty line."""
 
 _SEQUENCES = {
     "[D": "left",
@@ -37,7 +37,7 @@ _CONTROLS = {
 
 
 class LineEditor:
-    """The line being typed and where the cursor stands in it."""
+    """The line that is being typed, and the place of the cursor in it."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -46,7 +46,7 @@ class LineEditor:
         self._escape: str | None = None
 
     def feed(self, data: bytes) -> Iterator[str | None]:
-        """Take what was typed; yields each finished line, and `END`."""
+        """Take typed bytes; yields each finished line, and `END`."""
         for char in self._decoder.decode(data):
             if self._escape is not None:
                 self._in_escape(char)

@@ -1,4 +1,4 @@
-"""Lines of stdin for a program that must stay interruptible while nothing comes."""
+"""Lines of stdin for a program that can be interrupted while it waits for input."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAX_LINE_BYTES = 2**20
 
 
 def size_of_stdin() -> int | None:
-    """Bytes to come, if stdin is a file."""
+    """The size of stdin in bytes, if stdin is a file."""
     return os.fstat(sys.stdin.fileno()).st_size or None
 
 
 async def stdin_lines() -> AsyncIterator[bytes]:
     """Each line, without its end. Raises `ValueError` for one longer than a mebibyte.
 
-    A thread reads, since there is no one way for the loop to read pipes, files and terminals; it waits while
-    16 pieces of 64 KiB wait for us. It is a daemon and reads the descriptor itself: blocked in `read`, it
-    keeps nothing from ending.
+    A thread reads, since the loop has no single way to read pipes, files and terminals. The thread pauses
+    while 16 pieces of 64 KiB wait. It is a daemon thread and reads the descriptor itself, so a blocked `read`
+    does not keep the program from ending.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What becomes of the messages typed into `strata channel`, as the channel's events tell it. No I/O."""
+"""The state of each message typed into `strata channel`, from the events of the channel. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Outbox", "OwnMessage", "Stage"]
 
 
 class Stage(enum.StrEnum):
-    """How far a message has come."""
+    """The stages of a message."""
 
     WAITING = "waiting"
     SENDING = "sending"
@@ -39,16 +39,16 @@ _ENDS = frozenset({Stage.DELIVERED, Stage.FAILED})
 
 
 class OwnMessage:
-    """One message of this participant's, and where it stands."""
+    """One message of this participant, and its stage."""
 
     def __init__(self, message_id: str, *, line: int | None, text: str) -> None:
         self.message_id = message_id
         self.line = line
-        """The line of input that it was; None for one of an earlier run."""
+        """The number of its input line; None for a message of an earlier run."""
         self.text = text
         self.stage = Stage.WAITING
         self.reason = ""
-        """Why it failed."""
+        """The reason of a failure."""
         self.on_relay = False
         """Whether a relay has all of it."""
         self._sent: set[int] = set()
@@ -57,12 +57,12 @@ class OwnMessage:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is expected; after a failure an acknowledgement may come all the same."""
+        """Whether no further event is expected; an acknowledgement may still follow a failure."""
         return self.stage in _ENDS
 
     @property
     def state(self) -> str:
-        """The state in words, with how much of a message of several chunks it holds for."""
+        """The stage in words, with the number of chunks for a message of several chunks."""
         if self.stage is Stage.FAILED:
             return f"failed: {self.reason}"
         if self._chunks > 1 and not self.is_settled:
@@ -73,7 +73,7 @@ class OwnMessage:
         return str(self.stage)
 
     def apply(self, event: ChannelEvent) -> None:
-        """Go where this event says."""
+        """Change the stage as this event says."""
         match event:
             case SendingMessage() if self._acknowledged == 0 and not self.is_settled:
                 again = event.chunk_info.chunk_index in self._sent
@@ -126,40 +126,40 @@ class Outbox:
 
     @property
     def unsettled(self) -> int:
-        """How many are on their way."""
+        """How many messages are in flight."""
         return sum(not each.is_settled for each in self._messages)
 
     @property
     def undelivered(self) -> list[OwnMessage]:
-        """Those that nobody has confirmed, oldest first."""
+        """The messages that nobody has confirmed, oldest first."""
         return [each for each in self._messages if each.stage is not Stage.DELIVERED]
 
     def resume(self, request_id: str, message_id: str) -> OwnMessage:
-        """One of an earlier run."""
+        """Take over a message of an earlier run."""
         own = OwnMessage(message_id, line=None, text=f"(of an earlier run, {message_id[:8]})")
         self._messages.append(own)
         self._by_request[request_id] = own
         return own
 
     def begin(self, message_id: str, line: int, text: str) -> OwnMessage:
-        """One that is being given to the channel; its request id follows, with `bind` or an event."""
+        """Add a message before it is sent; `bind` or an event gives its request id later."""
         own = self._unbound = OwnMessage(message_id, line=line, text=text)
         self._messages.append(own)
         return own
 
     def bind(self, request_id: str) -> None:
-        """The channel has taken the one begun last."""
+        """Give the message begun last its request id."""
         if self._unbound is not None:
             self._by_request[request_id] = self._unbound
             self._unbound = None
 
     def find(self, event: ChannelEvent) -> OwnMessage | None:
-        """The message that an event is about."""
+        """The message that an event concerns."""
         request_id = getattr(event, "request_id", None)
         if request_id is None:
             return None
         unbound = self._unbound
-        # An event may come before `send` has returned: then the hash of the payload tells whose it is.
+        # An event may come before `send` returns: then the hash of the payload identifies the message.
         if unbound is not None and request_id not in self._by_request:
             if event.message_id == unbound.message_id:  # type: ignore[union-attr]
                 self.bind(request_id)

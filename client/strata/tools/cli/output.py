@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import unicodedata
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import msgspec
 import typer
@@ -37,7 +38,7 @@ def write_line(text: str) -> None:
     write_bytes(text.encode("utf-8", "replace"))
 
 
-def write_record(record: dict[str, Any]) -> None:
+def write_record(record: Mapping[str, object]) -> None:
     """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError`."""
     write_bytes(_ENCODER.encode(record))
 
@@ -48,7 +49,7 @@ def write_bytes(line: bytes) -> None:
 
 
 def note(text: str) -> None:
-    """Say something to whoever watches."""
+    """Write a line to stderr, for the user."""
     print(text, file=sys.stderr)
 
 
@@ -59,11 +60,11 @@ def fail(problem: str, *, code: int = 1) -> NoReturn:
 
 
 def harmless(text: str) -> str:
-    """Text on one line, without the characters that could steer a terminal: control, format, surrogate."""
+    """Text on one line, with blanks for control, format and surrogate characters: none steers a terminal."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 
-def delivery_record(delivery: Delivery) -> dict[str, Any]:
+def delivery_record(delivery: Delivery) -> dict[str, object]:
     """A delivery for programs; the packet is the signed bytes, unchanged."""
     return {
         "packet": msgspec.Raw(delivery.packet.canonical),
@@ -86,7 +87,7 @@ def delivery_line(delivery: Delivery) -> str:
 
 
 class ProgressBar:
-    """A bar on stderr, for people alone: it appears after a second, and only on a terminal."""
+    """A bar on stderr. It appears after a second, and only on a terminal."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
         self._description = description
@@ -96,7 +97,7 @@ class ProgressBar:
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self, amount: int = 1) -> None:
-        """So much more is done."""
+        """Add to the amount of work that is done."""
         self._done += amount
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)

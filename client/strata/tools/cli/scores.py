@@ -1,4 +1,4 @@
-"""What the `strata relays` commands do with the scores file."""
+"""The work of `strata relays` on the scores file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -46,7 +45,7 @@ def show(path: Path, *, as_json: bool) -> None:
 
 
 def add(path: Path, relays: Sequence[str], list_file: Path | None, *, yes: bool, as_json: bool) -> None:
-    """Make relays known, from the command line and from a list."""
+    """Add relays from the command line and from a list."""
     if not relays and list_file is None:
         output.fail("give URLs, or a list of them with --from", code=2)
     try:
@@ -116,7 +115,7 @@ async def _probe_all(
 async def _probe(
     url: str, count: int, timeout: float, progress: output.ProgressBar
 ) -> tuple[list[Observation], StrataError | None]:
-    """Connect, and ask `count` questions whose answer is empty; what was seen, and what went wrong."""
+    """Connect and make `count` requests with empty answers; returns observations and the error, if any."""
     trips: list[float] = []
     failures = 0
     try:
@@ -139,7 +138,7 @@ async def _probe(
                 trips.append(time.perf_counter() - began_at)
     except StrataError as error:
         return [Observation(url, time.time(), Kind.CONNECT, bad=1)], error
-    # The silence by which a plain relay ends its history is no latency.
+    # A plain relay ends its history by silence, which is no latency.
     mean = sum(trips) / len(trips) if trips and marks else None
     return [
         Observation(url, time.time(), Kind.CONNECT, good=1),
@@ -149,7 +148,7 @@ async def _probe(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ScoreFile]:
-    """The scores file; what is wrong with it ends the command with a sentence."""
+    """The scores file; an unusable file ends the command with a sentence."""
     try:
         with ScoreFile(path) as file:
             yield file
@@ -158,7 +157,7 @@ def _opened(path: Path) -> Iterator[ScoreFile]:
 
 
 def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:
-    """What is thought of a relay as of now: scores change as observations grow old."""
+    """The score of a relay now: it changes as observations grow old."""
     now = time.time()
     reputation = Reputation()
     for observation in file.observations(now - WINDOW_SECONDS):
@@ -177,7 +176,7 @@ def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:
 
 
 def _agreed(relay: str, *, yes: bool) -> str:
-    """The WebSocket URL meant; one that came as a URI is shown first and needs a yes (R-402)."""
+    """The WebSocket URL of a relay; the relay of a URI is shown first and needs a yes (R-402)."""
     if not uris.is_relay_uri(relay):
         return relay
     proposal = uris.parse(relay)
@@ -202,7 +201,7 @@ def _write(url: str, saved: Saved, score: Score, *, as_json: bool) -> None:
     output.write_line(output.harmless(line))
 
 
-def _record(url: str, saved: Saved, score: Score) -> dict[str, Any]:
+def _record(url: str, saved: Saved, score: Score) -> dict[str, object]:
     return {
         "url": url,
         "state": saved.standing.value,

@@ -61,7 +61,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Visit:
     """What a connection to the relay has shown. Times are in seconds."""
 
     round_trips: list[float]
@@ -84,7 +84,7 @@ def status(target: Target, *, samples: int, timeout: float, as_json: bool) -> No
 async def _status(target: Target, *, samples: int, timeout: float, as_json: bool) -> int:
     try:
         handshakes = await _shake_hands(target.url, samples, timeout)
-        session = await _meet(target, samples, timeout)
+        visit = await _visit(target, samples, timeout)
     except ConnectionFailed as error:
         if as_json:
             output.write_record({"url": shown(target.url), "reachable": False, "error": str(error)})
@@ -93,11 +93,11 @@ async def _status(target: Target, *, samples: int, timeout: float, as_json: bool
         return 1
     manifest = await _manifest(target.url, timeout)
     if as_json:
-        output.write_record(_record(target.url, session, handshakes, manifest))
+        output.write_record(_record(target.url, visit, handshakes, manifest))
     else:
-        for label, value in _lines(target.url, session, handshakes, manifest):
+        for label, value in _lines(target.url, visit, handshakes, manifest):
             output.write_line(output.harmless(f"{label:<15}{value}"))
-    return 1 if session.is_refused else 0
+    return 1 if visit.is_refused else 0
 
 
 async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake]:
@@ -120,7 +120,7 @@ async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake
     return found
 
 
-async def _meet(target: Target, samples: int, timeout: float) -> Session:
+async def _visit(target: Target, samples: int, timeout: float) -> Visit:
     """Connect, ask, and authenticate where an identity is given. Raises `ConnectionFailed`."""
     async with target.connect(Options(connect_timeout=timeout)) as relay:
         announced = relay.announced or Announced()
@@ -138,7 +138,7 @@ async def _meet(target: Target, samples: int, timeout: float) -> Session:
             except StrataError as error:
                 problem, is_refused = str(error), True
         relay_id = relay.relay_id or announced.relay_id
-    return Session(round_trips, announced, relay_id, authenticated, problem, is_refused)
+    return Visit(round_trips, announced, relay_id, authenticated, problem, is_refused)
 
 
 async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float]:
@@ -195,25 +195,25 @@ def clock_of(handshakes: Sequence[Handshake]) -> Clock | None:
     return Clock((low + high) / 2, (high - low) / 2, len(bounds))
 
 
-def _record(url: str, session: Session, handshakes: Sequence[Handshake], manifest: Json) -> dict[str, object]:
+def _record(url: str, visit: Visit, handshakes: Sequence[Handshake], manifest: Json) -> dict[str, object]:
     clock = clock_of(handshakes)
-    who = session.authenticated
+    who = visit.authenticated
     return {
         "url": shown(url),
         "reachable": True,
         "error": None,
         "protocol": _PROTOCOL,
         "packet_version": packets.VERSION,
-        "relay_id": session.relay_id,
+        "relay_id": visit.relay_id,
         "software": manifest.get("software"),
         "status": manifest.get("status"),
-        "extensions": sorted(session.announced.extensions),
+        "extensions": sorted(visit.announced.extensions),
         "limits": manifest.get("limits"),
         "auth": manifest.get("auth"),
         "clock": None if clock is None else msgspec.to_builtins(clock),
         "latency": {
             "connect": _spread([each.seconds for each in handshakes]),
-            "round_trip": _spread(session.round_trips),
+            "round_trip": _spread(visit.round_trips),
         },
         "authenticated": None
         if who is None
@@ -221,7 +221,7 @@ def _record(url: str, session: Session, handshakes: Sequence[Handshake], manifes
             "author_id": who.author_id,
             "capabilities": None if who.capabilities is None else sorted(who.capabilities),
         },
-        "authentication_error": session.authentication_error,
+        "authentication_error": visit.authentication_error,
     }
 
 
@@ -236,19 +236,17 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _lines(
-    url: str, session: Session, handshakes: Sequence[Handshake], manifest: Json
-) -> list[tuple[str, str]]:
+def _lines(url: str, visit: Visit, handshakes: Sequence[Handshake], manifest: Json) -> list[tuple[str, str]]:
     software = manifest.get("software")
     named = [str(part) for part in software.values()] if isinstance(software, dict) else []
     lines = [
         ("relay", shown(url)),
         ("reachable", "yes"),
         ("protocol", f"{_PROTOCOL}, packets of version {packets.VERSION}"),
-        ("relay id", session.relay_id or "not given"),
+        ("relay id", visit.relay_id or "not given"),
         ("software", " ".join(named) or "not given"),
         ("state", str(manifest.get("status", "not given"))),
-        ("extensions", ", ".join(sorted(session.announced.extensions)) or "none"),
+        ("extensions", ", ".join(sorted(visit.announced.extensions)) or "none"),
     ]
     limits = manifest.get("limits")
     numbers = list(limits.items()) if isinstance(limits, dict) else []
@@ -257,13 +255,13 @@ def _lines(
     lines += [
         ("clock", _clock_text(clock_of(handshakes))),
         ("connect", _spread_text([each.seconds for each in handshakes])),
-        ("round trip", _spread_text(session.round_trips)),
+        ("round trip", _spread_text(visit.round_trips)),
     ]
-    if (who := session.authenticated) is not None:
+    if (who := visit.authenticated) is not None:
         capabilities = "everything" if who.capabilities is None else ", ".join(sorted(who.capabilities))
         lines.append(("authenticated", f"as {who.author_id} for {capabilities or 'nothing'}"))
-    elif session.authentication_error is not None:
-        lines.append(("authenticated", f"no: {session.authentication_error}"))
+    elif visit.authentication_error is not None:
+        lines.append(("authenticated", f"no: {visit.authentication_error}"))
     return lines
 
 

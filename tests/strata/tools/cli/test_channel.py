@@ -262,7 +262,10 @@ def test_control_d_ends_only_an_empty_line():
 def run(tmp_path):
     async def run(*arguments, stdin=b"", interrupt_after=None):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_IDENTITY": str(tmp_path / "me.json")},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -35,7 +35,10 @@ class Strata:
 
     async def start(self, *arguments):
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            *map(str, arguments),
             env=self._env,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -237,7 +240,10 @@ async def test_a_reader_that_goes_away_is_no_error(run, extended, make):
     process.kill()
     await process.communicate()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "strata.tools.cli", "subscribe"),
+        sys.executable,
+        "-m",
+        "strata.tools.cli",
+        "subscribe",
         env=run._env,
         stdout=write,
         stderr=asyncio.subprocess.PIPE,

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from strata.tools.cli import app
-from strata.tools.cli.context_file import Context, ContextFile, nearest
+from strata.tools.cli.context_file import ContextFile, SavedContext, nearest
 from typer.testing import CliRunner
 
 NOWHERE = "ws://127.0.0.1:1/strata"
@@ -150,11 +150,11 @@ def test_a_relative_configuration_folder_counts_as_none(monkeypatch, tmp_path):
 
 def test_contexts_are_kept_as_written(file):
     contexts = ContextFile.read()
-    contexts.add("a", Context(relay=NOWHERE, pins="/p"))
+    contexts.add("a", SavedContext(relay=NOWHERE, pins="/p"))
     contexts.use("a")
     contexts.save()
     again = ContextFile.read()
-    assert (again.current, again.contexts) == ("a", {"a": Context(relay=NOWHERE, pins="/p")})
+    assert (again.current, again.contexts) == ("a", {"a": SavedContext(relay=NOWHERE, pins="/p")})
 
 
 def test_the_nearest_name():

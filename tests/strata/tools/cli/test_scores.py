@@ -25,7 +25,11 @@ def scores(tmp_path):
 def run(scores):
     async def call(*arguments):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", "relays", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            "relays",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_SCORES": str(scores)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -20,7 +20,11 @@ RELAY_ID = "did:strata:relay_1"
 def run(tmp_path):
     async def run(*arguments):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", "status", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            "status",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": SOURCES, "XDG_CONFIG_HOME": str(tmp_path / "config")},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

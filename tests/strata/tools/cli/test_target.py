@@ -20,7 +20,10 @@ RELAY_ID = "did:strata:relay_1"
 def run(tmp_path):
     async def run(*arguments, stdin=b""):
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "strata.tools.cli", *map(str, arguments)),
+            sys.executable,
+            "-m",
+            "strata.tools.cli",
+            *map(str, arguments),
             env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_IDENTITY": str(tmp_path / "me.json")},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -75,6 +75,7 @@ lock: $(STAMP) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest v
 	$(COMPILE) --extra relay --output-file locks/relay.txt pyproject.toml
 	$(COMPILE) --extra pipeline --output-file locks/pipeline.txt pyproject.toml
 	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
+	$(COMPILE) --extra docs --constraint locks/dev.txt --output-file locks/docs.txt pyproject.toml
 	$(COMPILE) --output-file locks/build.txt locks/build.in
 
 clean: ## Remove what the targets made, but not .relayd

@@ -24,7 +24,7 @@ html_theme = "shibuya"
 html_title = f"Strata {release}"
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"accent_color": "blue", "globaltoc_expand_depth": 1}
+html_theme_options = {"accent_color": "blue", "globaltoc_expand_depth": 0}
 html_css_files = ["site.css"]
 html_static_path = ["images", "_static"]
 
@@ -41,6 +41,7 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 default_role = "code"
+toc_object_entries_show_parents = "hide"
 
 
 def public_modules(ring: str) -> list[str]:

@@ -96,7 +96,7 @@ def _command(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
         if not getattr(parameter, "hidden", False) and (record := parameter.get_help_record(context))
     ]
     if records:
-        yield "| option | meaning |\n|---|---|"
+        yield "| argument or option | meaning |\n|---|---|"
         yield from (f"| {_code(names)} | {_cell(meaning)} |" for names, meaning in records)
         yield ""
     for child, subcommand in getattr(command, "commands", {}).items():
@@ -226,7 +226,8 @@ def _code(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    plain = " ".join(text.split()).replace("<=", " ≤ ").replace(">=", " ≥ ")
+    return plain.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 if __name__ == "__main__":

@@ -41,16 +41,18 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
 	$(PYTEST) $(ARGS)
 
-# The tests that start no process: each module by itself, under a virtual clock where time matters.
-UNIT ?= tests/strata tests/relayd
+# The tests that need no process and no database, as tests/conftest.py marks them.
+UNIT ?= -m unit
 unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
 	$(PYTEST) $(UNIT) $(ARGS)
 
 coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
-	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(UNIT) $(ARGS)
-	$(BIN)/python -m coverage html --quiet
-	$(BIN)/python -m coverage report
+	@mkdir -p build
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist worksteal $(UNIT) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
 
 fmt: $(DEV) ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .

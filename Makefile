@@ -37,19 +37,19 @@ types: $(DEV) ## Check the types
 
 # Most system tests wait for something, so two at a time suit even a small machine.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
 test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
-	$(PYTEST) $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
 
 # The tests that need no process and no database, as tests/conftest.py marks them.
-UNIT ?= -m unit
+UNIT ?= tests/strata tests/relayd tests/test_layout.py -m unit
 unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
-	$(PYTEST) $(UNIT) $(ARGS)
+	$(BIN)/python $(PYTEST) $(UNIT) $(ARGS)
 
 coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
 	@mkdir -p build
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist worksteal $(UNIT) $(ARGS)
+	$(BIN)/coverage run $(PYTEST) $(UNIT) $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report
@@ -70,7 +70,7 @@ bench-tx-rx: $(DEV) ## Measure Tx and Rx beside pyzmq, grpc and bare sockets (fi
 conformance: $(DEV) ## Match requirement rows with tests; writes docs/conformance.md
 	$(BIN)/python scripts/conformance.py
 
-docs: $(RELAY) ## Make docs/settings.md and deploy/relayd.toml from the settings
+docs: $(DEV) ## Make docs/settings.md and deploy/relayd.toml from the settings
 	$(BIN)/python -m relayd.manual
 
 wheel: $(DEV) ## Build the wheel into dist/

@@ -18,6 +18,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RELAY) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
+	@echo "Starting relayd; its first start makes a database" >&2
 	@exec $(BIN)/relayd serve $(ARGS)
 
 DEMO ?= demo channel_demo
@@ -95,5 +96,5 @@ clean: ## Remove what the targets made, but not .relayd
 
 .venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }
-	@PYTHON="$(PYTHON)" scripts/install.sh $*
+	@PYTHON="$(PYTHON)" scripts/install.sh $* >&2
 	@touch $@ $(if $(filter dev,$*),.venv/.relay .venv/.pipeline)  # which it holds

@@ -6,7 +6,7 @@ WORKDIR /src
 COPY locks/build.txt ./locks/
 RUN python -m venv /opt/build \
  && /opt/build/bin/python -m pip install --quiet --require-hashes -r locks/build.txt
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY client ./client
 COPY relayd ./relayd
 COPY pipeline ./pipeline

@@ -18,6 +18,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RELAY) ## Run a relay on an embedded PostgreSQL in ./.relayd (ARGS="--port 0" and so on)
+	@echo "Starting relayd; its first start makes a database" >&2
 	@exec $(BIN)/relayd serve $(ARGS)
 
 DEMO ?= demo channel_demo
@@ -37,20 +38,22 @@ types: $(DEV) ## Check the types
 
 # Most system tests wait for something, so two at a time suit even a small machine.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
 test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
-	$(PYTEST) $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
 
-# The tests that start no process: each module by itself, under a virtual clock where time matters.
-UNIT ?= tests/strata tests/relayd
+# The tests that need no process and no database, as tests/conftest.py marks them.
+UNIT ?= tests/strata tests/relayd tests/test_layout.py -m unit
 unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
-	$(PYTEST) $(UNIT) $(ARGS)
+	$(BIN)/python $(PYTEST) $(UNIT) $(ARGS)
 
 coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
-	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(UNIT) $(ARGS)
-	$(BIN)/python -m coverage html --quiet
-	$(BIN)/python -m coverage report
+	@mkdir -p build
+	$(BIN)/coverage erase
+	$(BIN)/coverage run $(PYTEST) $(UNIT) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
 
 fmt: $(DEV) ## Format, and mend what can be mended
 	$(BIN)/ruff check --fix .
@@ -100,5 +103,5 @@ clean: ## Remove what the targets made, but not .relayd
 
 .venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }
-	@PYTHON="$(PYTHON)" scripts/install.sh $*
+	@PYTHON="$(PYTHON)" scripts/install.sh $* >&2
 	@touch $@ $(if $(filter dev,$*),.venv/.relay .venv/.pipeline)  # which it holds

@@ -315,7 +315,7 @@ class Server:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.sessions = Sessions(world.settings)
+        self.sessions: Sessions[Any] = Sessions(world.settings)
         self.counters = ReceiverCounters()
         self.ends: dict[ReceivingLink[bytes], FarEnd] = {}
         self.queue: deque[bytes] = deque()

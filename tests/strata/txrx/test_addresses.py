@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strata.txrx import addresses
 from strata.txrx.addresses import (
+    Address,
     LocalAddress,
     RelayAddress,
     TcpAddress,
@@ -48,7 +49,7 @@ ADDRESSES = st.one_of(
 
 @pytest.mark.req("T-095", "T-004")
 @given(ADDRESSES)
-def test_what_is_printed_is_read_again(address) -> None:
+def test_what_is_printed_is_read_again(address: Address) -> None:
     assert parse_address(str(address)) == address
 
 
@@ -89,7 +90,7 @@ def test_any_text_is_refused_or_printed_as_it_was_read(text: str) -> None:
         ("relay:wss://h/p#/a/1/b/c", RelayAddress("wss://h/p", "/a/1/b/c")),
     ],
 )
-def test_each_form(text: str, address) -> None:
+def test_each_form(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert str(address) == text
 

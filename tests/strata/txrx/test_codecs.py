@@ -53,7 +53,7 @@ class Sample:
     raw: bytes = b""
 
 
-def round_trip(codec, message):
+def round_trip(codec: Any, message: Any) -> Any:
     """To the other end and back, and how many bytes went in the body and how many parts beside it."""
     body, parts = codec.encode(message)
     return codec.decode(bytes(body), [bytes(part) for part in parts]), len(body), len(parts)

@@ -8,6 +8,7 @@ import inspect
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,7 +50,7 @@ def test_channels_are_one_way() -> None:
 
 
 @pytest.mark.req("T-003", "T-004")
-async def test_an_answer_goes_to_an_address_in_the_message(tmp_path):
+async def test_an_answer_goes_to_an_address_in_the_message(tmp_path: Path) -> None:
     question_to, questions = await serve(f"unix:{tmp_path}/questions", Question)
     answer_to, answers = await serve("tcp:127.0.0.1:0", str)
     async with questions, answers, await dial(question_to, Question) as asking:
@@ -77,12 +78,12 @@ async def test_posting_returns_at_once_though_nobody_is_there() -> None:
 
 @pytest.mark.req("T-014")
 @pytest.mark.parametrize("where", ["local:0", "tcp:127.0.0.1:0"])
-async def test_all_ways_of_posting_are_one(where, monkeypatch):
+async def test_all_ways_of_posting_are_one(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address, rx = await serve(where, bytes)
     async with rx, await dial(address, bytes) as tx:
         seen, real = [], tx._do_post
 
-        def watched(message, return_channel):
+        def watched(message: Any, return_channel: Any) -> Any:
             seen.append((message, return_channel is not None))
             return real(message, return_channel)
 
@@ -134,7 +135,7 @@ async def test_a_return_channel_is_for_one_message() -> None:
 
 
 @pytest.mark.req("T-070")
-async def test_what_is_never_received_is_gone_counted_and_told(caplog):
+async def test_what_is_never_received_is_gone_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
     async with rx, await dial(address, bytes) as tx:
         for _ in range(3):

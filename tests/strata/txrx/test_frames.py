@@ -13,6 +13,7 @@ from strata.txrx.frames import (
     Ack,
     Closed,
     Reject,
+    Response,
     encode_header,
     encode_response,
     read_header,
@@ -63,7 +64,7 @@ RESPONSES = [
 
 @pytest.mark.req("T-048", "T-073", "T-080")
 @pytest.mark.parametrize(("response", "golden"), RESPONSES, ids=str)
-def test_responses_on_the_wire(response, golden: bytes) -> None:
+def test_responses_on_the_wire(response: Response, golden: bytes) -> None:
     assert encode_response(response) == golden
     reader = FrameReader(MAX_RESPONSE_BYTES)
     reader.feed(golden)
@@ -75,7 +76,7 @@ def test_responses_on_the_wire(response, golden: bytes) -> None:
 @example(Reject, "x" * 1025)
 @example(Closed, "ä" * 10_000)
 @given(st.sampled_from([Reject, Closed]), st.text(st.characters(), max_size=2000))
-def test_any_reason_fits_into_what_a_sender_reads(kind, reason: str) -> None:
+def test_any_reason_fits_into_what_a_sender_reads(kind: type[Reject | Closed], reason: str) -> None:
     """Longer ones are cut, perhaps within a character, and what is no text becomes text."""
     frame = encode_response(kind(reason))
     reader = FrameReader(MAX_RESPONSE_BYTES)
@@ -111,7 +112,7 @@ def test_what_is_no_response_is_refused(frame: tuple[bytes, ...]) -> None:
 @pytest.mark.req("T-081", "T-073", "T-080", "T-029", "T-034")
 def test_messages_on_the_wire() -> None:
     """The body begins with the sequence, from 0; large bytes are a part of their own."""
-    session = SendingSession(5, BytesCodec(), TxRxSettings())
+    session: SendingSession[bytes, None] = SendingSession(5, BytesCodec(), TxRxSettings())
     large = bytes(range(256)) * 64
     session.post(b"one")
     session.post(b"")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import struct
 import tracemalloc
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strata.txrx.errors import ProtocolViolation
-from strata.txrx.framing import MAX_PARTS, FrameReader, FrameTooLarge, frame_of, frame_size
+from strata.txrx.framing import MAX_PARTS, Frame, FrameReader, FrameTooLarge, frame_of, frame_size
 
 LIMIT = 2**21
 
@@ -19,7 +20,7 @@ def length(number: int) -> bytes:
     return struct.pack(">Q", number)
 
 
-def stream_of(frames) -> bytes:
+def stream_of(frames: Iterable[Frame]) -> bytes:
     """The bytes of frames; one without any part has the length zero."""
     return b"".join(b"".join(frame_of(frame[0], frame[1:])) if frame else length(0) for frame in frames)
 
@@ -55,7 +56,9 @@ FRAMES = st.lists(st.lists(PARTS, max_size=4).map(tuple), max_size=6).filter(
 
 @pytest.mark.req("T-073", "T-080", "T-059")
 @given(FRAMES, st.lists(st.integers(0, 5_000_000), max_size=12), st.integers(1, 5))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(frames, cuts, most) -> None:
+def test_frames_come_out_as_they_went_in_however_they_are_cut(
+    frames: list[Frame], cuts: list[int], most: int
+) -> None:
     stream = stream_of(frames)
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     reader = FrameReader(LIMIT)
@@ -77,7 +80,7 @@ def test_one_byte_at_a_time() -> None:
 
 
 @st.composite
-def numbered(draw):
+def numbered(draw: st.DrawFn) -> list[Frame]:
     """Messages mostly in sequence, with repetitions, gaps, parts, and frames that are no messages."""
     frames, due = [], 0
     for _ in range(draw(st.integers(0, 40))):
@@ -91,7 +94,7 @@ def numbered(draw):
 
 @pytest.mark.req("T-073", "T-059")
 @given(numbered(), st.lists(st.integers(0, 5_000_000), max_size=6), st.integers(1, 50))
-def test_the_fast_way_reads_what_the_other_one_does(frames, cuts, most) -> None:
+def test_the_fast_way_reads_what_the_other_one_does(frames: list[Frame], cuts: list[int], most: int) -> None:
     """Messages in sequence, as many as are whole; the rest is left for `read`, which goes on from there."""
     stream = stream_of(frames)
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
@@ -213,7 +216,7 @@ BAD = {
 @pytest.mark.parametrize(
     "before", [[(b"one",)], [(b"one",), (b"two", b"2")], [(), ()], [(b"x" * 70_000,)]], ids=len
 )
-def test_frames_before_a_bad_one_are_given_out_first(bad: bytes, before) -> None:
+def test_frames_before_a_bad_one_are_given_out_first(bad: bytes, before: list[Frame]) -> None:
     reader = FrameReader(LIMIT)
     reader.feed(stream_of(before) + bad)
     assert reader.read(10) == before

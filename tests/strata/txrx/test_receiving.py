@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, room: int = 1000, **settings: Any) -> None:
         self.settings = TxRxSettings(**settings)
-        self.sessions = Sessions(self.settings)
+        self.sessions: Sessions[Any] = Sessions(self.settings)
         self.counters = ReceiverCounters()
         self.queue: list[bytes] = []
         self.room = room

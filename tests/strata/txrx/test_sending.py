@@ -27,8 +27,8 @@ ID, NEXT_ID = 77, 78
 
 def session_of(
     *, codec: Any = None, posts: int = 0, connected: bool = False, **settings: Any
-) -> SendingSession:
-    session: SendingSession = SendingSession(ID, codec or BytesCodec(), TxRxSettings(**settings))
+) -> SendingSession[Any, Any]:
+    session: SendingSession[Any, Any] = SendingSession(ID, codec or BytesCodec(), TxRxSettings(**settings))
     if posts:
         post(session, *range(posts))
     if connected:
@@ -37,21 +37,21 @@ def session_of(
     return session
 
 
-def post(session: SendingSession, *numbers: int, now: float = 0.0) -> None:
+def post(session: SendingSession[Any, Any], *numbers: int, now: float = 0.0) -> None:
     """Post messages that say their number; the number is their token."""
     for number in numbers:
         session.post(b"message %d" % number, number)
     session.mark(now)
 
 
-def hear(session: SendingSession, *responses: Any, now: float = 0.0) -> None:
+def hear(session: SendingSession[Any, Any], *responses: Any, now: float = 0.0) -> None:
     data = b"".join(one if isinstance(one, bytes) else encode_response(one) for one in responses)
     room = session.get_buffer()
     room[: len(data)] = data
     session.buffer_updated(len(data), now)
 
 
-def written(session: SendingSession, most_bytes: int = 256 * 1024) -> list[int]:
+def written(session: SendingSession[Any, Any], most_bytes: int = 256 * 1024) -> list[int]:
     """The sequences that it writes now; a header is written as -1."""
     data = b"".join(session.data_to_send(most_bytes))
     sequences = []
@@ -69,7 +69,7 @@ def written(session: SendingSession, most_bytes: int = 256 * 1024) -> list[int]:
     return sequences
 
 
-def came_back(session: SendingSession) -> list[tuple[int, DeliveryStatus]]:
+def came_back(session: SendingSession[Any, Any]) -> list[tuple[int, DeliveryStatus]]:
     return [(returned.token, returned.delivery) for returned in session.take_returned()]
 
 

@@ -55,8 +55,9 @@ def test_a_run_can_be_repeated_from_its_seed() -> None:
 
 
 def forget_what_is_expected(patch: pytest.MonkeyPatch) -> None:
-    def attach(self: Sessions, session_id: int, link: Any) -> ReceivingSession:
-        session = self._sessions[session_id] = ReceivingSession(session_id)
+    def attach(self: Sessions[Any], session_id: int, link: Any) -> ReceivingSession[Any]:
+        session: ReceivingSession[Any] = ReceivingSession(session_id)
+        self._sessions[session_id] = session
         session.link = link
         return session
 

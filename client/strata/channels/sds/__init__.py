@@ -1,7 +1,7 @@
 """Scalable Data Sync: a channel's messages in one order for all, acknowledged, and repaired when lost.
 
 A `Participant` is one sender's part in one channel. It does no I/O and has no clock; the reliable channel
-drives it. What travels are `SdsMessage`s, compatible with the JavaScript package of the same protocol.
+drives it. Participants exchange `SdsMessage`s, compatible with the JavaScript package of the same protocol.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

@@ -79,10 +79,11 @@ class _OldModule(ModuleType):
         if name.startswith("__") and name not in ("__all__", "__doc__"):
             raise AttributeError(name)
         renamed = OLD_NAMES.get(self.__name__, {}).get(name, name)
+        new = importlib.import_module(self.__dict__["_new"])
         strata = sys.modules["strata"]
-        if renamed in strata.__all__:  # `strata` has the outermost class of that name
-            return getattr(strata, renamed)
-        return getattr(importlib.import_module(self.__dict__["_new"]), renamed)
+        if not hasattr(new, renamed) and renamed in strata.__all__:
+            return getattr(strata, renamed)  # `connect` and `Relay` stand in an outer ring now
+        return getattr(new, renamed)
 
     def __dir__(self) -> list[str]:
         return sorted(

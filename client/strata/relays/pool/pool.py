@@ -133,7 +133,7 @@ class PacketPool:
                 await self._first.wait()
         except TimeoutError:
             await self.close()
-            raise ConnectionFailed("no relay of the pool can be reached") from None
+            raise ConnectionFailed("none of the pool's relays can be reached") from None
         except BaseException:
             await self.close()
             raise
@@ -308,7 +308,7 @@ class PacketPool:
             except (StrataError, OSError) as error:
                 failure = error
         if wanted and not answered:
-            raise failure or ConnectionFailed("no relay of the pool is connected")
+            raise failure or ConnectionFailed("none of the pool's relays is connected")
 
     # Looking.
 

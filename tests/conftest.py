@@ -20,27 +20,21 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("relayd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relayd")
 
+TESTS = Path(__file__).parent
+DEFAULT_TIMEOUT = 120.0
+
+# What the daily loop runs: the library and the daemon, without what takes its time.
+UNITS = ("strata", "relayd", "test_layout.py")
+SLOW_FOLDERS = ("strata/tools",)
+SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "model.py", "simulation.py")
+DATABASES = frozenset({"server"})
+"""Fixtures that start PostgreSQL."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--req-report", metavar="FILE", type=Path, help="write which tests carry which requirement rows"
     )
-
-
-_ROOT = Path(__file__).parent
-_UNITS = ("strata", "relayd", "test_layout.py")
-_SLOW_FOLDERS = ("strata/tools",)
-_SLOW_FILES = ("_crashes.py", "_embedded.py", "_hostile.py", "_hostile_relay.py", "_model.py", "_simulation.py")
-    "_simulation.py",
-    "_model.py",
-    "_embedded.py",
-    "_hostile.py",
-    "_hostile_relay.py",
-    "_crashes.py",
-)
-_DATABASES = frozenset({"server"})
-"""Fixtures that start PostgreSQL."""
-_DEFAULT_TIMEOUT = 120.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,18 +51,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_unit(item: pytest.Item) -> bool:
-    path = item.path.relative_to(_ROOT).as_posix()
+    path = item.path.relative_to(TESTS).as_posix()
     return (
-        path.startswith(_UNITS)
-        and not path.startswith(_SLOW_FOLDERS)
-        and not path.endswith(_SLOW_FILES)
-        and _DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
+        path.startswith(UNITS)
+        and not path.startswith(SLOW_FOLDERS)
+        and not path.endswith(SLOW_FILES)
+        and DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
     )
 
 
 def _timeout(item: pytest.Item) -> float:
     mark = item.get_closest_marker("timeout")
-    return max(float(mark.args[0]), _DEFAULT_TIMEOUT) if mark and mark.args else _DEFAULT_TIMEOUT
+    return max(float(mark.args[0]), DEFAULT_TIMEOUT) if mark and mark.args else DEFAULT_TIMEOUT
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -52,7 +52,10 @@ class _Side:
         self.lane = f"room\x1f{name}"
         self.limiter = RateLimiter(config.rate_limit)
         self.engine = ChannelEngine(
-            *("room", name, _TOPIC, config),
+            "room",
+            name,
+            _TOPIC,
+            config,
             limiter=self.limiter,
             lane=self.lane,
             now_ms=_START_MS,

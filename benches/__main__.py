@@ -34,8 +34,17 @@ from benches.peer import BenchError
 __all__ = ["NAMES", "main", "run"]
 
 NAMES = (
-    *("publish", "fanout", "latency", "catchup", "idle", "checks", "identities", "hostile"),
-    *("channels", "convergence", "engine"),
+    "publish",
+    "fanout",
+    "latency",
+    "catchup",
+    "idle",
+    "checks",
+    "identities",
+    "hostile",
+    "channels",
+    "convergence",
+    "engine",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}

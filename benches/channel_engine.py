@@ -52,7 +52,10 @@ class _Side:
         assert config.rate_limit is not None
         self.limiter = RateLimiter(config.rate_limit)
         self.engine = ChannelEngine(
-            *("room", name, _TOPIC, config),
+            "room",
+            name,
+            _TOPIC,
+            config,
             outbox=Outbox(self.limiter, name),
             now_ms=_START_MS,
             random=random.Random(1).random,

@@ -186,7 +186,10 @@ class ChannelProcess:
 
     async def __aenter__(self) -> ChannelProcess:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benches.channel_peer", *self._arguments),
+            sys.executable,
+            "-m",
+            "benches.channel_peer",
+            *self._arguments,
             cwd=Path(__file__).parents[1],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

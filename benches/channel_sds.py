@@ -39,7 +39,9 @@ class _Side:
         self._state = StoredState()
         self.seconds = 0.0
         self.participant = Participant(
-            *("room", name, config),
+            "room",
+            name,
+            config,
             now_ms=_START_MS,
             random=random.Random(1).random,
             track_changes=way != "untracked",

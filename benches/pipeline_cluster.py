@@ -88,7 +88,10 @@ def _compared(what: str, one: list[float], two: list[float]) -> list[Measure]:
         Measure("cluster", f"{what}, one worker", max(one), "packets/s", details={"rounds": one}),
         Measure("cluster", f"{what}, two workers", max(two), "packets/s", details={"rounds": two}),
         Measure(
-            *("cluster", f"{what}, two beside one", max(two) / max(one), "×"),
+            "cluster",
+            f"{what}, two beside one",
+            max(two) / max(one),
+            "×",
             limit=2.0,
             limit_name="twice the workers",
         ),

@@ -86,23 +86,14 @@ def standalone_cluster(
         def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
             return stack.enter_context(_process(folder / f"{name}.log", arguments, environment or {}))
 
-        started = [
-            start(
-                "master",
-                *("org.apache.spark.deploy.master.Master", "--host", _HOST, "--port", str(port)),
-                *("--webui-port", str(page)),
-            )
-        ]
+        address = ["--host", _HOST, "--port", str(port), "--webui-port", str(page)]
+        started = [start("master", "org.apache.spark.deploy.master.Master", *address)]
         _until(lambda: _state(page) is not None, started, folder)
-        started += [
-            start(
-                f"worker-{number}",
-                *("org.apache.spark.deploy.worker.Worker", "--host", _HOST, "--port", "0"),
-                *("--webui-port", "0", "--cores", "1", "--memory", memory),
-                *("--work-dir", str(folder / f"worker-{number}"), master),
-            )
-            for number in range(workers)
-        ]
+        options = ["--host", _HOST, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", memory]
+        for number in range(workers):
+            name = f"worker-{number}"
+            work = ["--work-dir", str(folder / name), master]
+            started.append(start(name, "org.apache.spark.deploy.worker.Worker", *options, *work))
         _until(lambda: _state(page) == workers, started, folder)
         yield Cluster(master, folder, workers)
 

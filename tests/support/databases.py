@@ -27,12 +27,12 @@ asyncio.run(main())
 
 
 def copy_of_empty(data_dir: Path) -> None:
-    """Make `data_dir` a data folder whose database has no tables yet."""
+    """Make `data_dir` a data folder whose database has no tables yet, unless it is a data folder already."""
     _copy(_made("empty"), data_dir)
 
 
 def copy_of_migrated(data_dir: Path) -> None:
-    """Make `data_dir` the data folder of a relay that has been migrated and has never served."""
+    """Make `data_dir` the data folder of a migrated relay that has never served, unless it is one already."""
     _copy(_made("migrated"), data_dir)
 
 
@@ -51,6 +51,8 @@ def _made(kind: str) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
+    if any(target.glob("postgres-*")):
+        return  # a later start on the same folder: what is there stays
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     # cp keeps the owner: as root, the server has a user of its own.
     subprocess.run(["cp", "-a", *source.glob("postgres-*"), target], check=True)

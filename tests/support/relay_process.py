@@ -73,7 +73,7 @@ class RelayProcess:
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process without waiting for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.prepared is not None and not self.prepared.exists():
+        if self.prepared is not None:
             copy_of_migrated(self.prepared)
         command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
         with self.log.open("ab") as log:

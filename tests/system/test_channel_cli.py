@@ -235,11 +235,10 @@ def test_on_a_terminal_states_change_in_place_and_the_terminal_is_left_as_it_was
         bob.wait_for("reliable:message:sent")
         Identity.generate().save(tmp_path / "alice.json")
         before = termios.tcgetattr(terminal)
+        command = [sys.executable, "-m", "strata.tools.cli", "channel", "room", "--topic", topic_of(tmp_path)]
+        command += ["--relay", relay.ws, "--identity", str(tmp_path / "alice.json"), "--sender", "alice"]
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "strata.tools.cli", "channel", "room", "--topic", topic_of(tmp_path)),
-                *("--relay", relay.ws, "--identity", str(tmp_path / "alice.json"), "--sender", "alice"),
-            ],
+            command,
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,

@@ -72,7 +72,7 @@ def main() -> None:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"relayd {VERSION}")
+        typer.echo(VERSION)
         raise typer.Exit
 
 

@@ -70,9 +70,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, for progra
 def _print_version(asked: bool) -> None:
     if asked:
         try:
-            typer.echo(f"strata-pipeline {metadata.version('relayd')}")
+            typer.echo(metadata.version("relayd"))
         except metadata.PackageNotFoundError:  # run from a source tree that was never installed
-            typer.echo("strata-pipeline 0+unknown")
+            typer.echo("0+unknown")
         raise typer.Exit
 
 

@@ -49,9 +49,9 @@ def _print_version(asked: bool) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            typer.echo(f"strata {version('relayd')}")
+            typer.echo(version("relayd"))
         except PackageNotFoundError:  # run from a source tree that was never installed
-            typer.echo("strata 0+unknown")
+            typer.echo("0+unknown")
         raise typer.Exit
 
 

@@ -1,11 +1,13 @@
 """Options that several commands share, and where their values come from.
 
-The first of these that gives a value counts: the option, its environment variable, the context named by
-`--context` or STRATA_CONTEXT, the context in use (`strata context use`), the default.
+The first of these that gives a value counts: the option, the context named by `--context`, the environment
+variable of the option, the context named by STRATA_CONTEXT, the context in use (`strata context use`), the
+default.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +35,7 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:
-    """Let a saved context give what neither an option nor the environment does."""
+    """Let a saved context give what no option gives, and no variable unless the context was typed."""
     if command.resilient_parsing:  # the shell completes a word
         return name
     from strata.tools.cli.context_file import ContextFile
@@ -41,8 +43,16 @@ def _take_defaults_from_context(command: typer.Context, name: str | None) -> str
     saved = ContextFile.read_or_exit().chosen(name)
     if saved is not None:
         values = {
-            "relay": saved.relay, "url": saved.relay, "identity": saved.identity, "pins": saved.pins
-        }  # fmt: skip
+            "relay": saved.relay,
+            "url": saved.relay,
+            "identity": saved.identity,
+            "pins": saved.pins,
+        }
+        source = command.get_parameter_source("context")
+        if source is not None and source.name == "COMMANDLINE":
+            for option in command.command.params:
+                if values.get(option.name or "") is not None and isinstance(option.envvar, str):
+                    os.environ.pop(option.envvar, None)  # else it would count before the default map
         command.default_map = {
             option.name: [value] if getattr(option, "multiple", False) else value
             for option in command.command.params
@@ -59,8 +69,7 @@ ContextOption = Annotated[
         metavar="NAME",
         is_eager=True,  # read before the options that it gives defaults to
         callback=_take_defaults_from_context,
-        help="Take relay, identity and pins from this saved context, where no option and no environment "
-        "variable gives them.",
+        help="Take relay, identity and pins from this saved context, unless an option gives them.",
     ),
 ]
 RelayOption = Annotated[

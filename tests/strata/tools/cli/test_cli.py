@@ -32,7 +32,7 @@ ALL = [(), *commands(typer.main.get_command(app))]
 
 
 def test_version():
-    assert cli("--version").stdout == f"strata {version('relayd')}\n"
+    assert cli("--version").stdout == f"{version('relayd')}\n"
     done = subprocess.run(
         [sys.executable, "-m", "strata.tools.cli", "--version"],
         capture_output=True,
@@ -40,7 +40,7 @@ def test_version():
         check=True,
         env={**os.environ, "PYTHONPATH": SOURCES},
     )
-    assert done.stdout == f"strata {version('relayd')}\n"
+    assert done.stdout == f"{version('relayd')}\n"
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)

@@ -96,7 +96,7 @@ def test_a_file_of_something_else_is_named(file):
     assert done.exit_code == 2 and str(file) in done.stderr and "mend or remove it" in done.stderr
 
 
-def test_option_then_environment_then_context_then_the_one_in_use_then_the_default(file, unused_tcp_port):
+def test_option_then_context_then_environment_then_the_one_in_use_then_the_default(file, unused_tcp_port):
     urls = [f"ws://127.0.0.1:{unused_tcp_port}/{name}" for name in ("option", "environment", "named", "used")]
     option, environment, named, used = urls
     strata("context", "add", "named", "--relay", named)
@@ -104,7 +104,8 @@ def test_option_then_environment_then_context_then_the_one_in_use_then_the_defau
     strata("context", "use", "used")
     everything = {"STRATA_RELAY": environment, "STRATA_CONTEXT": "named"}
     assert relay_of("--relay", option, "--context", "named", **everything) == option
-    assert relay_of("--context", "named", **everything) == environment
+    assert relay_of("--context", "named", **everything) == named
+    assert relay_of(**everything) == environment
     assert relay_of("--context", "named") == named
     assert relay_of("--context", "used", STRATA_CONTEXT="named") == used
     assert relay_of(STRATA_CONTEXT="named") == named
@@ -131,7 +132,10 @@ def test_a_context_gives_the_identity_too(file, tmp_path, identities):
     strata("context", "add", "home", "--relay", NOWHERE, "--identity", key_file)
     done = strata("publish", "--text", "x", "--context", "home")
     assert done.exit_code == 1 and str(key_file) in done.stderr
-    done = strata("publish", "--text", "x", "--context", "home", STRATA_IDENTITY=str(tmp_path / "other"))
+    elsewhere = {"STRATA_IDENTITY": str(tmp_path / "other")}
+    done = strata("publish", "--text", "x", "--context", "home", **elsewhere)
+    assert done.exit_code == 1 and str(key_file) in done.stderr
+    done = strata("publish", "--text", "x", STRATA_CONTEXT="home", **elsewhere)
     assert done.exit_code == 1 and str(tmp_path / "other") in done.stderr
 
 

@@ -121,3 +121,26 @@ def test_the_relay_has_nothing_to_decrypt_with():
         text = path.read_text()
         assert not any(module.startswith(ciphers) or ".ciphers" in module for module in imports(path)), path
         assert "decrypt" not in text, path
+
+
+@pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
+def test_a_public_class_has_a_name_of_its_own(package):
+    """One name is one thing. `Closed` alone is two: an error, and a frame that the Tx/Rx document names so."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in homes.items() if len(found) > 1 and name != "Closed"} == {}
+
+
+def test_no_literal_is_unpacked_where_its_elements_could_stand():
+    """`f(*(a, b))` is `f(a, b)`: a formatter that would take more lines is no reason."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("client", "relayd", "pipeline", "tests", "benches", "examples", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
+    ]
+    assert found == []

@@ -51,6 +51,11 @@ _TX_RX_ERRORS = {
     "Delivery": "DeliveryStatus",
 }
 OLD_NAMES: dict[str, dict[str, str]] = {
+    "strata.conformance": {"Level": "Keyword"},
+    "strata.curation": {"Received": "Arrival"},
+    "strata.pool.reputation": {"Kind": "Aspect"},
+    "strata.sds": {"Statistics": "SdsStatistics"},
+    "strata.sim": {"Checks": "PromiseChecks"},
     "strata.reliable": {"ChannelError": "ReliableError"},
     "strata.reliable.errors": {"ChannelError": "ReliableError"},
     "strata.channel": {"ChannelSettings": "TxRxSettings", "Codec": "MessageCodec", **_TX_RX_ERRORS},

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 import typer
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.errors import UsageError
@@ -30,11 +30,11 @@ def some(seed, count):
     chance = random.Random(seed)
     seen = []
     for _ in range(count):
-        kind = chance.choice(list(Kind))
+        kind = chance.choice(list(Aspect))
         good = chance.choice((0, 1, 3, 250))
         bad = 0 if chance.random() < 0.7 else chance.randrange(4)
-        measured = kind in (Kind.PING, Kind.PUBLISH, Kind.HISTORY) and chance.random() < 0.8
-        value = chance.uniform(0.01, 3) * (1 if kind is not Kind.HISTORY else 1e6) if measured else None
+        measured = kind in (Aspect.PING, Aspect.PUBLISH, Aspect.HISTORY) and chance.random() < 0.8
+        value = chance.uniform(0.01, 3) * (1 if kind is not Aspect.HISTORY else 1e6) if measured else None
         at = NOW - chance.uniform(0, WINDOW_SECONDS + 90_000)
         seen.append(Observation(chance.choice(RELAYS), at, kind, good, bad, value))
     return seen
@@ -107,7 +107,7 @@ def test_what_a_client_has_kept_is_scored_as_that_client_scores_it(spark, tmp_pa
 
 
 def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothing(spark, tmp_path):
-    good = Observation(RELAYS[0], NOW, Kind.CONNECT, good=3)
+    good = Observation(RELAYS[0], NOW, Aspect.CONNECT, good=3)
     malformed = [
         b"no json",
         b'{"url": "wss://a", "at": 1e999, "kind": "ping"}',
@@ -118,8 +118,8 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
         b'{"url": "wss://\xff", "at": 1760000000, "kind": "ping"}',
         b"[" * 5000,
     ]
-    future = Observation(RELAYS[0], NOW + 1, Kind.VALIDITY, bad=1000)
-    old = Observation(RELAYS[0], NOW - WINDOW_SECONDS - 3600, Kind.VALIDITY, bad=1000)
+    future = Observation(RELAYS[0], NOW + 1, Aspect.VALIDITY, bad=1000)
+    old = Observation(RELAYS[0], NOW - WINDOW_SECONDS - 3600, Aspect.VALIDITY, bad=1000)
     of_a_newer_client = json.dumps({**msgspec.to_builtins(good), "kind": "ping", "by": "v9"}).encode()
     lines = [line(one).strip().encode() for one in (good, future, old)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"", *malformed, of_a_newer_client]) + b"\n")
@@ -137,8 +137,8 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
 
 def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):
     seen = [
-        Observation("wss://good.example", NOW - 60, Kind.PING, 10, 0, 0.02),
-        Observation("wss://bad.example\x1b[2J", NOW - 60, Kind.VALIDITY, 0, 9),
+        Observation("wss://good.example", NOW - 60, Aspect.PING, 10, 0, 0.02),
+        Observation("wss://bad.example\x1b[2J", NOW - 60, Aspect.VALIDITY, 0, 9),
     ]
     (tmp_path / "a.jsonl").write_text("".join(map(line, seen)) + "?\n")
     app = typer.Typer()

@@ -19,7 +19,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.typed import attestation_signature_holds, check_content
 
 __all__ = [
-    "Received",
+    "Arrival",
     "StandingAttestation",
     "TrustEdge",
     "attestations",
@@ -32,7 +32,7 @@ __all__ = [
 KeysAt = Callable[[str, int], Sequence[bytes]]
 
 
-class Received(NamedTuple):
+class Arrival(NamedTuple):
     """A verified packet, and when a relay received it (Unix seconds)."""
 
     packet: Packet
@@ -69,7 +69,7 @@ class StandingAttestation:
         return self.retraction is None
 
 
-def trust_graph(received: Iterable[Received]) -> dict[tuple[str, str, str | None], TrustEdge]:
+def trust_graph(received: Iterable[Arrival]) -> dict[tuple[str, str, str | None], TrustEdge]:
     """The edges in force, by (from, to, context).
 
     Of several edges with one key the latest `created_at` holds. A revocation ends every edge between the
@@ -94,7 +94,7 @@ def trust_graph(received: Iterable[Received]) -> dict[tuple[str, str, str | None
     return edges
 
 
-def superseding_correction(target: Packet, received: Iterable[Received]) -> Packet | None:
+def superseding_correction(target: Packet, received: Iterable[Arrival]) -> Packet | None:
     """The CORRECTION that stands for `target` now, if any.
 
     Only its author's count, whoever else writes some (R-247); the latest by `received_at` wins (R-248).
@@ -112,7 +112,7 @@ def superseding_correction(target: Packet, received: Iterable[Received]) -> Pack
 
 
 def attestations(
-    received: Iterable[Received],
+    received: Iterable[Arrival],
     *,
     types_of: Mapping[str, str] | None = None,
     keys_at: KeysAt | None = None,
@@ -126,7 +126,7 @@ def attestations(
     """
     known = _once(received)
     types = {item.packet.packet_id: item.packet.content_type for item in known} | dict(types_of or {})
-    first: dict[tuple[str, str, str], Received] = {}
+    first: dict[tuple[str, str, str], Arrival] = {}
     for item in known:  # by received_at, then id
         if _attests(item, types, keys_at or _own_key):
             first.setdefault(_triple(item.packet), item)
@@ -153,7 +153,7 @@ def embedded_attestations(host: Packet) -> list[dict[str, object]]:
     return [item for item in embedded if item.get("target_packet") == host.packet_id]
 
 
-def current_descriptor(relay_id: str, received: Iterable[Received], now: float) -> Packet | None:
+def current_descriptor(relay_id: str, received: Iterable[Arrival], now: float) -> Packet | None:
     """The RELAY_DESCRIPTOR of a relay that holds now: the latest that has not expired (R-388)."""
     return _latest(
         item
@@ -165,17 +165,17 @@ def current_descriptor(relay_id: str, received: Iterable[Received], now: float) 
     )
 
 
-def _once(received: Iterable[Received]) -> list[Received]:
+def _once(received: Iterable[Arrival]) -> list[Arrival]:
     """Each packet once, at its earliest `received_at`, sorted by that and by id."""
-    earliest: dict[str, Received] = {}
+    earliest: dict[str, Arrival] = {}
     for packet, received_at in received:
         known = earliest.get(packet.packet_id)
         if known is None or received_at < known.received_at:
-            earliest[packet.packet_id] = Received(packet, received_at)
+            earliest[packet.packet_id] = Arrival(packet, received_at)
     return sorted(earliest.values(), key=lambda item: (item.received_at, item.packet.packet_id))
 
 
-def _latest(items: Iterable[Received]) -> Packet | None:
+def _latest(items: Iterable[Arrival]) -> Packet | None:
     best = min(items, key=lambda item: (-item.received_at, item.packet.packet_id), default=None)
     return best.packet if best is not None else None
 
@@ -193,7 +193,7 @@ def _created_at(packet: Packet) -> int:
     return packet.timestamp if created_at is None else created_at
 
 
-def _by_creation(item: Received) -> tuple[int, int, tuple[int, ...]]:
+def _by_creation(item: Arrival) -> tuple[int, int, tuple[int, ...]]:
     # The smallest id comes last, hence each byte counts downwards.
     return _created_at(item.packet), item.received_at, tuple(-byte for byte in item.packet.digest)
 
@@ -234,7 +234,7 @@ def _triple(packet: Packet) -> tuple[str, str, str]:
     return packet.author_id, _attestation(packet)["attestation_id"], _target(packet)
 
 
-def _attests(item: Received, types: Mapping[str, str], keys_at: KeysAt) -> bool:
+def _attests(item: Arrival, types: Mapping[str, str], keys_at: KeysAt) -> bool:
     packet = item.packet
     if packet.content_type != "ATTESTATION" or not _is_sound(packet):
         return False
@@ -248,9 +248,9 @@ def _attests(item: Received, types: Mapping[str, str], keys_at: KeysAt) -> bool:
 class _Remarks:
     """What was said about attestations afterwards, found by what it speaks of."""
 
-    def __init__(self, known: Iterable[Received]) -> None:
-        self._by_subject: dict[tuple[str, str, str], list[Received]] = {}
-        self._corrections: dict[str, list[Received]] = {}
+    def __init__(self, known: Iterable[Arrival]) -> None:
+        self._by_subject: dict[tuple[str, str, str], list[Arrival]] = {}
+        self._corrections: dict[str, list[Arrival]] = {}
         for item in known:
             kind, content = item.packet.content_type, item.packet.content
             attestation_id, target = content.get("attestation_id"), content.get("target_packet")

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
 
 from strata_pipeline.datasets.probes import Probes, RelayScores
 from strata_pipeline.schemas import schema
@@ -65,7 +65,7 @@ class _Line(msgspec.Struct, gc=False):
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     at: Annotated[float, msgspec.Meta(ge=0)]
-    kind: Kind
+    kind: Aspect
     good: _Count = 0
     bad: _Count = 0
     value: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -119,7 +119,7 @@ def _observations(batches: Iterator[pa.RecordBatch]) -> Iterator[Observation]:
         for row in zip(*(batch.column(name).to_pylist() for name in _OBSERVED), strict=True):
             if row != last:
                 url, at, kind, good, bad, value = last = row
-                yield Observation(url, at, Kind(kind), good, bad, value)
+                yield Observation(url, at, Aspect(kind), good, bad, value)
 
 
 def _scores(observations: Iterator[Observation], now: float) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from strata.protocol import canonical, packets
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.curation import (
-    Received,
+    Arrival,
     attestations,
     current_descriptor,
     embedded_attestations,
@@ -31,13 +31,13 @@ def packet(author: Identity, kind: str, **content: Any) -> Packet:
     return packets.build(author, {"type": kind, **content}, timestamp=NOW)
 
 
-def orders(received: list[Received]) -> list[list[Received]]:
+def orders(received: list[Arrival]) -> list[list[Arrival]]:
     """Some orders of arrival, with repeats from other relays mixed in at later times."""
     chooser = random.Random(7)
     some = []
     for _ in range(12):
         repeated = [
-            Received(item.packet, item.received_at + 50) for item in received if chooser.random() < 0.3
+            Arrival(item.packet, item.received_at + 50) for item in received if chooser.random() < 0.3
         ]
         arrived = [*received, *repeated]
         chooser.shuffle(arrived)
@@ -60,7 +60,7 @@ def revocation(created_at: int, author: Identity = ALICE, **content: Any) -> Pac
 
 
 def strengths(*made: Packet) -> dict[str | None, float]:
-    received = [Received(item, NOW + n) for n, item in enumerate(made)]
+    received = [Arrival(item, NOW + n) for n, item in enumerate(made)]
     graphs = [trust_graph(order) for order in orders(received)]
     assert all(graph == graphs[0] for graph in graphs)
     return {context: found.strength for (_, _, context), found in graphs[0].items()}
@@ -116,7 +116,7 @@ def correction(author: Identity, action: str = "replace", text: str = "", target
     return packet(author, "CORRECTION", target_packet=target.packet_id, action=action, text=text)
 
 
-def standing(*received: Received) -> Packet | None:
+def standing(*received: Arrival) -> Packet | None:
     found = [superseding_correction(POST, order) for order in orders(list(received))]
     assert all(item == found[0] for item in found)
     return found[0]
@@ -125,30 +125,30 @@ def standing(*received: Received) -> Packet | None:
 @pytest.mark.req("R-247")
 def test_only_the_author_corrects() -> None:
     own, foreign = correction(ALICE), correction(EVE, "retract")
-    assert standing(Received(own, NOW), Received(foreign, NOW + 9)) == own
-    assert standing(Received(foreign, NOW), Received(own, NOW + 9)) == own
-    assert standing(Received(foreign, NOW)) is None
+    assert standing(Arrival(own, NOW), Arrival(foreign, NOW + 9)) == own
+    assert standing(Arrival(foreign, NOW), Arrival(own, NOW + 9)) == own
+    assert standing(Arrival(foreign, NOW)) is None
 
 
 @pytest.mark.req("R-248")
 def test_the_latest_correction_wins_and_ties_go_to_the_smallest_id() -> None:
     first, second, third = (correction(ALICE, text=text) for text in "abc")
-    assert standing(Received(first, NOW + 2), Received(second, NOW + 1)) == first
+    assert standing(Arrival(first, NOW + 2), Arrival(second, NOW + 1)) == first
     tied = min(second, third, key=lambda item: item.packet_id)
-    assert standing(Received(first, NOW), Received(second, NOW + 1), Received(third, NOW + 1)) == tied
+    assert standing(Arrival(first, NOW), Arrival(second, NOW + 1), Arrival(third, NOW + 1)) == tied
 
 
 @pytest.mark.req("R-248", "R-246", "R-106")
 def test_unsound_and_foreign_targets_do_not_correct() -> None:
     elsewhere = correction(ALICE, target=correction(ALICE))
     undecided = packet(ALICE, "CORRECTION", target_packet=POST.packet_id, action="maybe")
-    assert standing(Received(elsewhere, NOW), Received(undecided, NOW)) is None
+    assert standing(Arrival(elsewhere, NOW), Arrival(undecided, NOW)) is None
 
 
 @pytest.mark.req("R-247", "R-248")
 @given(st.lists(st.tuples(st.sampled_from([ALICE, EVE]), st.integers(0, 3), st.integers(0, 5)), max_size=8))
 def test_corrections_do_not_depend_on_the_order_of_arrival(made: list[tuple[Identity, int, int]]) -> None:
-    received = [Received(correction(author, text=str(n)), NOW + at) for author, at, n in made]
+    received = [Arrival(correction(author, text=str(n)), NOW + at) for author, at, n in made]
     found = standing(*received)
     own: dict[str, int] = {}
     for item in received:
@@ -186,7 +186,7 @@ def about(author: Identity, kind: str, attestation_id: str = "a1", **content: An
 
 def judged(*made: Packet, **options: Any) -> list[tuple[str, bool]]:
     """Attestor and weight of what stands, the same in every order of arrival."""
-    received = [Received(item, NOW + n) for n, item in enumerate(made)]
+    received = [Arrival(item, NOW + n) for n, item in enumerate(made)]
     found = [attestations(order, **options) for order in orders(received)]
     assert all(item == found[0] for item in found)
     return [(item.packet.author_id, item.counts) for item in found[0]]
@@ -206,8 +206,8 @@ def test_only_the_attestor_takes_it_back() -> None:
 @pytest.mark.req("R-258")
 def test_the_latest_retraction_is_the_one() -> None:
     first, second, third = (about(BOB, "ATTESTATION_RETRACTION", reason=text) for text in "abc")
-    received = [Received(attestation(), NOW), Received(first, NOW + 1)]
-    received += [Received(second, NOW + 2), Received(third, NOW + 2)]
+    received = [Arrival(attestation(), NOW), Arrival(first, NOW + 1)]
+    received += [Arrival(second, NOW + 2), Arrival(third, NOW + 2)]
     expected = min(second, third, key=lambda item: item.packet_id)
     for order in orders(received):
         assert [item.retraction for item in attestations(order)] == [expected]
@@ -229,7 +229,7 @@ def test_disputes_take_nothing_away() -> None:
     own = attestation()
     disputes = [about(author, "ATTESTATION_DISPUTE", dispute_type="X") for author in (ALICE, BOB, EVE)]
     assert judged(own, *disputes) == [(BOB.did, True)]
-    received = [Received(item, NOW + n) for n, item in enumerate([own, *disputes])]
+    received = [Arrival(item, NOW + n) for n, item in enumerate([own, *disputes])]
     assert attestations(received)[0].disputes == tuple(disputes)
 
 
@@ -260,7 +260,7 @@ def test_the_inner_signature_is_always_verified() -> None:
 @pytest.mark.req("R-113", "R-115")
 def test_the_first_of_those_that_say_the_same_counts_once() -> None:
     first, repeat = attestation(), attestation(confidence=0.1)
-    received = [Received(first, NOW), Received(repeat, NOW + 1)]
+    received = [Arrival(first, NOW), Arrival(repeat, NOW + 1)]
     for order in orders(received):
         assert [item.packet for item in attestations(order)] == [first]
     assert judged(first, attestation(EVE)) == [(BOB.did, True), (EVE.did, True)]
@@ -294,7 +294,11 @@ def test_the_latest_descriptor_that_has_not_expired() -> None:
 
     older, newer = descriptor("older", NOW + 1000), descriptor("newer", NOW + 100)
     foreign = descriptor("foreign", None, EVE)
-    received = [Received(older, NOW), Received(newer, NOW + 10), Received(foreign, NOW + 20)]
+    received = [
+        Arrival(older, NOW),
+        Arrival(newer, NOW + 10),
+        Arrival(foreign, NOW + 20),
+    ]
     for order in orders(received):
         assert current_descriptor(ALICE.did, order, NOW + 100) == newer
         assert current_descriptor(ALICE.did, order, NOW + 101) == older
@@ -322,7 +326,7 @@ PIECES = [
 def test_nothing_depends_on_the_order_of_arrival(
     made: list[tuple[Packet, int]], chooser: random.Random
 ) -> None:
-    received = [Received(item, NOW + at) for item, at in made]
+    received = [Arrival(item, NOW + at) for item, at in made]
     shuffled = list(received)
     chooser.shuffle(shuffled)
     assert attestations(received) == attestations(shuffled)

@@ -41,7 +41,7 @@ from strata.protocol.errors import (
 )
 from strata.protocol.packets import Packet
 
-__all__ = ["Delivered", "Deliveries", "RelayNode", "Relays"]
+__all__ = ["DeliveredPacket", "PacketRelays", "PacketStream", "RelayNode"]
 
 _log = logging.getLogger("strata.messaging")
 
@@ -56,22 +56,22 @@ _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 
 
-class Delivered(Protocol):
+class DeliveredPacket(Protocol):
     """A verified packet, delivered by a relay."""
 
     @property
     def packet(self) -> Packet: ...
 
 
-class Deliveries(Protocol):
+class PacketStream(Protocol):
     """A subscription: an asynchronous iterator of deliveries that can be closed."""
 
-    def __aiter__(self) -> AsyncIterator[Delivered]: ...
+    def __aiter__(self) -> AsyncIterator[DeliveredPacket]: ...
 
     async def aclose(self) -> None: ...
 
 
-class Relays(Protocol):
+class PacketRelays(Protocol):
     """The part of a relay or pool that a node uses; `strata.Relay` and `strata.Pool` have it."""
 
     @property
@@ -100,11 +100,11 @@ class Relays(Protocol):
         received_since: int | None = None,
         live: bool = True,
         order: Literal["asc", "desc"] = "asc",
-    ) -> Deliveries: ...
+    ) -> PacketStream: ...
 
     def find(
         self, packet_ids: Sequence[str], *, types: str, since: int
-    ) -> AsyncGenerator[Delivered, None]: ...
+    ) -> AsyncGenerator[DeliveredPacket, None]: ...
 
 
 class RelayNode:
@@ -123,7 +123,7 @@ class RelayNode:
 
     def __init__(
         self,
-        relays: Relays,
+        relays: PacketRelays,
         *,
         identity: ids.Signer,
         publish_timeout: float | None = None,

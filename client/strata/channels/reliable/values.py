@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from strata.channels.messaging.values import ConnectionStatus
 from strata.channels.persistence.writer import WriterHealth
 from strata.channels.reliable.events import ChannelEvent, MessageReceived
-from strata.channels.sds import Statistics
+from strata.channels.sds import SdsStatistics
 from strata.channels.segmentation.reassembly import ReassemblyStatistics
 
 __all__ = [
@@ -96,7 +96,7 @@ class ChannelHealth:
 class ChannelStatistics:
     """What was counted since the channel was opened."""
 
-    sds: Statistics
+    sds: SdsStatistics
     reassembly: ReassemblyStatistics
     undecryptable: int
     """Received bytes that the hook could not read (C-073)."""

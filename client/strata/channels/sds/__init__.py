@@ -21,9 +21,9 @@ from strata.channels.sds.events import (
     PossiblyAcknowledged,
     Retransmit,
     SdsEvent,
+    SdsStatistics,
     SendRepair,
     SendSync,
-    Statistics,
 )
 from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
 from strata.channels.sds.outgoing import OutgoingState
@@ -53,7 +53,7 @@ __all__ = [
     "SdsEvent",
     "SdsMessage",
     "SdsState",
+    "SdsStatistics",
     "SendRepair",
     "SendSync",
-    "Statistics",
 ]

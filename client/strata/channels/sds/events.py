@@ -22,9 +22,9 @@ __all__ = [
     "PossiblyAcknowledged",
     "Retransmit",
     "SdsEvent",
+    "SdsStatistics",
     "SendRepair",
     "SendSync",
-    "Statistics",
 ]
 
 
@@ -127,7 +127,7 @@ SdsEvent = (
 
 
 @dataclass(slots=True)
-class Statistics:
+class SdsStatistics:
     """Counts since the participant was made."""
 
     received: int = 0

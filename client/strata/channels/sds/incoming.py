@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.config import FAR_AHEAD_MS, SdsConfig
-from strata.channels.sds.events import Delivered, Lost, MissingFound, SdsEvent, Statistics
+from strata.channels.sds.events import Delivered, Lost, MissingFound, SdsEvent, SdsStatistics
 from strata.channels.sds.history import History
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
@@ -189,7 +189,7 @@ class Receiver:
         lamport: LamportClock,
         *,
         sender_id: str,
-        statistics: Statistics,
+        statistics: SdsStatistics,
         mark: Callable[[str, str], None],
         emit: Callable[[SdsEvent], None],
     ) -> None:

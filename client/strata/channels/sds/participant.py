@@ -21,9 +21,9 @@ from strata.channels.sds.events import (
     DeliveryFailed,
     EphemeralReceived,
     SdsEvent,
+    SdsStatistics,
     SendRepair,
     SendSync,
-    Statistics,
 )
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
@@ -68,7 +68,7 @@ class Participant:
         self.channel_id = check_id("channel_id", NO_CHANNEL if channel_id is None else channel_id)
         self.sender_id = check_id("sender_id", sender_id)
         self.config = config = config or SdsConfig()
-        self.statistics = Statistics()
+        self.statistics = SdsStatistics()
         self._events: list[SdsEvent] = []
         self._clock = SteadyClock(now_ms)
         self._lamport = LamportClock(now_ms)

@@ -18,9 +18,9 @@ __all__ = [
     "Delivery",
     "FetchOptions",
     "Order",
+    "PacketSelection",
     "Published",
     "Query",
-    "Selection",
     "Statistics",
     "SubscribeOptions",
 ]
@@ -82,7 +82,7 @@ class Authenticated:
         return self.capabilities is None or capability in self.capabilities
 
 
-class Selection(TypedDict, total=False):
+class PacketSelection(TypedDict, total=False):
     """Which packets to read: the keyword options that every `fetch` and `subscribe` takes.
 
     Values inside one filter are alternatives, filters combine with AND, and an empty filter restricts nothing
@@ -109,7 +109,7 @@ class Selection(TypedDict, total=False):
     """The most packets to hand on in all; only for reading that ends."""
 
 
-class FetchOptions(Selection, total=False):
+class FetchOptions(PacketSelection, total=False):
     """The keyword options of `Relay.fetch`."""
 
     cursor: str | None
@@ -149,7 +149,7 @@ class Query:
     live: bool = True
 
     @classmethod
-    def of(cls, options: Selection) -> Self:
+    def of(cls, options: PacketSelection) -> Self:
         """The query that keyword options ask for. Raises `TypeError` for an option that does not exist."""
         members: dict[str, Any] = {**options}
         for name in ("authors", "types", "packet_ids"):

@@ -15,7 +15,7 @@ from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 
 __all__ = ["Checks"]
 
@@ -133,11 +133,11 @@ class Checks:
             pass  # it lives
         except (StrataError, TimeoutError):
             self._relays.statistics.pings_failed += 1
-            self._relays.observe(url, Kind.PING, bad=1)
+            self._relays.observe(url, Aspect.PING, bad=1)
             self._relays.ping_result(url, answered=False)
             return
         took = self._loop.time() - began_at
-        self._relays.observe(url, Kind.PING, good=1, value=took if _marks_history(relay) else None)
+        self._relays.observe(url, Aspect.PING, good=1, value=took if _marks_history(relay) else None)
         self._relays.ping_result(url, answered=True)
 
     # Looking for packets.
@@ -184,7 +184,7 @@ class Checks:
         missing = len(lookup.packets) - len(found) if complete else 0
         if found or missing:
             self._relays.statistics.presence_missing += missing
-            self._relays.observe(lookup.url, Kind.PRESENCE, len(found), missing)
+            self._relays.observe(lookup.url, Aspect.PRESENCE, len(found), missing)
         self._watch.answered(lookup, found, complete=complete)
         self._settle()
 

@@ -12,7 +12,7 @@ from strata.protocol.packets import Packet
 from strata.relays.backoff import Backoff
 from strata.relays.connection.values import Announced, Delivery, Published, Statistics, SubscribeOptions
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 
 __all__ = ["Deliveries", "Link", "MakeRelay", "PoolRelay"]
 
@@ -72,7 +72,7 @@ class Listener(Protocol):
     def link_changed(self, url: str, *, connected: bool) -> None: ...
 
     def observe(
-        self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None
+        self, url: str, kind: Aspect, good: int = 0, bad: int = 0, value: float | None = None
     ) -> None: ...
 
 
@@ -104,7 +104,7 @@ class Link:
             try:
                 await relay.open()
             except StrataError:
-                self._listener.observe(self.url, Kind.CONNECT, bad=1)
+                self._listener.observe(self.url, Aspect.CONNECT, bad=1)
                 self._listener.link_changed(self.url, connected=False)
                 await asyncio.sleep(self._backoff.next_delay())
                 continue
@@ -147,8 +147,8 @@ class Link:
 
         made, failed = more("connections"), more("connections_failed", "connections_lost")
         if made or failed:
-            self._listener.observe(self.url, Kind.CONNECT, made, failed)
+            self._listener.observe(self.url, Aspect.CONNECT, made, failed)
         valid = more("events_delivered", "events_repeated")
         invalid = more("events_invalid", "events_tampered", "messages_invalid")
         if valid or invalid:
-            self._listener.observe(self.url, Kind.VALIDITY, valid, invalid)
+            self._listener.observe(self.url, Aspect.VALIDITY, valid, invalid)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from strata.protocol.packets import Packet
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 
 __all__ = ["KnownPackets", "Probe"]
 
@@ -28,7 +28,7 @@ class Probe:
     """Ask a relay for this packet; the answer counts as `kind`."""
 
     packet: Packet
-    kind: Kind
+    kind: Aspect
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ class KnownPackets:
         own = [held for held in fresh if url in held.holders]
         common = [held for held in fresh if url not in held.holders and len(held.holders) >= _WIDELY_HELD]
         if own and (not common or self._random() < 0.5):
-            return Probe(self._pick(own).packet, Kind.PRESENCE)
+            return Probe(self._pick(own).packet, Aspect.PRESENCE)
         if common:
-            return Probe(self._pick(common).packet, Kind.CONSISTENCY)
+            return Probe(self._pick(common).packet, Aspect.CONSISTENCY)
         return None
 
     def any(self) -> Packet | None:

@@ -15,7 +15,7 @@ from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.profiles import publish_delay
 from strata.relays.pool.publish_plan import PublishPlan
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 from strata.relays.pool.values import PoolPublished
 
 __all__ = ["Publisher"]
@@ -164,7 +164,7 @@ class Publisher:
                     publication.settle()
             return
         statistics.copies_stored += 1
-        self._relays.observe(url, Kind.PUBLISH, good=1, value=self._loop.time() - began_at)
+        self._relays.observe(url, Aspect.PUBLISH, good=1, value=self._loop.time() - began_at)
         plan.stored(url, answer)
         publication.stored()
         self._checks.stored(publication.packet, url)

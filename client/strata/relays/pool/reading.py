@@ -14,7 +14,7 @@ from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
 from strata.relays.pool.values import Position
 
@@ -287,7 +287,7 @@ class Reading:
         self._sweeps.succeeded(url, last, began_at=began_at, now=self._loop.time())
         self._relays.statistics.sweeps += 1
         if packets >= _MEASURED_PACKETS and spent > 0:
-            self._relays.observe(url, Kind.HISTORY, good=packets, value=sent_bytes / spent)
+            self._relays.observe(url, Aspect.HISTORY, good=packets, value=sent_bytes / spent)
 
     def _work(self, work: Coroutine[object, object, None], name: str) -> None:
         task = self._relays.spawn(work, name)

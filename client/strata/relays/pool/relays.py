@@ -17,7 +17,7 @@ from strata.relays.pool.membership import Membership
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.probes import KnownPackets
 from strata.relays.pool.profiles import EffectiveProfile, effective_profile
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 from strata.relays.pool.scorekeeper import Scorekeeper
 from strata.relays.pool.values import PoolStatistics, RelayView, Standing
 
@@ -107,7 +107,9 @@ class Relays:
 
     # What is seen of them.
 
-    def observe(self, url: str, kind: Kind, good: int = 0, bad: int = 0, value: float | None = None) -> None:
+    def observe(
+        self, url: str, kind: Aspect, good: int = 0, bad: int = 0, value: float | None = None
+    ) -> None:
         """Take note of something seen of a relay."""
         self._scores.observe(url, kind, good, bad, value)
         if bad:

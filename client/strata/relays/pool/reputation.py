@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 
 from strata.relays.pool.values import Standing
 
-__all__ = ["WINDOW_SECONDS", "Kind", "Observation", "Reputation", "Saved", "Score"]
+__all__ = ["WINDOW_SECONDS", "Aspect", "Observation", "Reputation", "Saved", "Score"]
 
 WINDOW_SECONDS = 7 * 86_400
 """Older observations do not count (R-341)."""
@@ -47,7 +47,7 @@ _HALF_LATENCY = 0.5
 _HALF_RATE = 256 * 1024
 
 
-class Kind(enum.StrEnum):
+class Aspect(enum.StrEnum):
     """What an observation is about."""
 
     CONNECT = "connect"
@@ -66,7 +66,7 @@ class Kind(enum.StrEnum):
     """Packets looked for that several others serve: found, or missing (R-343)."""
 
 
-_INTEGRITY_KINDS = (Kind.VALIDITY, Kind.PRESENCE, Kind.CONSISTENCY)
+_INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.PRESENCE, Aspect.CONSISTENCY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Observation:
     url: str
     at: float
     """Unix seconds."""
-    kind: Kind
+    kind: Aspect
     good: int = 0
     bad: int = 0
     value: float | None = None
@@ -128,7 +128,7 @@ class _Record:
     strikes: int = 0
     blacklisted_until: float | None = None
     last_seen_at: float | None = None
-    buckets: dict[tuple[int, Kind], _Count] = field(default_factory=dict)
+    buckets: dict[tuple[int, Aspect], _Count] = field(default_factory=dict)
 
 
 class Reputation:
@@ -170,17 +170,21 @@ class Reputation:
     def score(self, url: str, now: float) -> Score:
         """The score by the formula above."""
         totals = self._totals(url, now)
-        valid, present = totals[Kind.VALIDITY], totals[Kind.PRESENCE]
-        common, connects, pings = totals[Kind.CONSISTENCY], totals[Kind.CONNECT], totals[Kind.PING]
+        valid, present = totals[Aspect.VALIDITY], totals[Aspect.PRESENCE]
+        common, connects, pings = (
+            totals[Aspect.CONSISTENCY],
+            totals[Aspect.CONNECT],
+            totals[Aspect.PING],
+        )
         validity = (valid.good + 20) / (valid.good + 20 + 20 * valid.bad)
         found = present.good + common.good + 20
         consistency = found / (found + 20 * present.bad + 5 * common.bad)
         good, bad = connects.good + pings.good, connects.bad + pings.bad
         uptime = (good + 2) / (good + bad + 2)
         trips = _Count()
-        for kind in (Kind.PING, Kind.PUBLISH):
+        for kind in (Aspect.PING, Aspect.PUBLISH):
             trips.add(0, 0, totals[kind].weight, totals[kind].total)
-        latency, rate = trips.mean, totals[Kind.HISTORY].mean
+        latency, rate = trips.mean, totals[Aspect.HISTORY].mean
         quickness = 0.5 if latency is None else 1 / (1 + max(latency, 0.0) / _HALF_LATENCY)
         capacity = 0.5 if rate is None else rate / (rate + _HALF_RATE)
         integrity = validity * consistency
@@ -208,7 +212,7 @@ class Reputation:
 
     def _forgive(self, record: _Record) -> None:
         """A sentence served: the same offences must not lead to another one."""
-        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, Kind.CONNECT, Kind.PING)]:
+        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, Aspect.CONNECT, Aspect.PING)]:
             del record.buckets[key]
         record.standing = Standing.BACKUP
 
@@ -216,10 +220,10 @@ class Reputation:
         if score.uptime is None or score.uptime >= _MIN_UPTIME:
             return False
         totals = self._totals(url, now)
-        return totals[Kind.CONNECT].bad + totals[Kind.PING].bad >= _MIN_ATTEMPTS
+        return totals[Aspect.CONNECT].bad + totals[Aspect.PING].bad >= _MIN_ATTEMPTS
 
-    def _totals(self, url: str, now: float) -> dict[Kind, _Count]:
-        totals = {kind: _Count() for kind in Kind}
+    def _totals(self, url: str, now: float) -> dict[Aspect, _Count]:
+        totals = {kind: _Count() for kind in Aspect}
         record = self._records.get(url)
         if record is None:
             return totals

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from strata.protocol.errors import StrataError
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Saved, Score
+from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Saved, Score
 from strata.relays.pool.values import Standing
 
 __all__ = ["KEEP_SECONDS", "SCHEMA_VERSION", "ScoreFile", "ScoreFileError", "ScoreLog", "ScoredRelay"]
@@ -136,8 +136,8 @@ class ScoreFile:
         query = "SELECT url, at, kind, good, bad, value FROM relay_probes WHERE at >= ? ORDER BY probe_id"
         with self._translated():
             rows = self._database.execute(query, (since,)).fetchall()
-        kinds = set(Kind)  # other kinds are those of a newer program
-        return [Observation(url, at, Kind(kind), *rest) for url, at, kind, *rest in rows if kind in kinds]
+        kinds = set(Aspect)  # other kinds are those of a newer program
+        return [Observation(url, at, Aspect(kind), *rest) for url, at, kind, *rest in rows if kind in kinds]
 
     def add(self, url: str, now: float) -> bool:
         """Make a relay known; false if it was."""
@@ -232,7 +232,7 @@ class ScoreLog:
         self._file = file
         self._scores = scores
         self._wall = wall
-        self._pending: dict[tuple[str, Kind], Observation] = {}
+        self._pending: dict[tuple[str, Aspect], Observation] = {}
         self._thread = ThreadPoolExecutor(1, "strata-scores")
         self._hurry = asyncio.Event()
 

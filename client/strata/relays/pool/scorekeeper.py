@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from strata.relays.connection.dialing import shown
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation, Saved, Score
+from strata.relays.pool.reputation import (
+    WINDOW_SECONDS,
+    Aspect,
+    Observation,
+    Reputation,
+    Saved,
+    Score,
+)
 from strata.relays.pool.score_file import ScoreFile, ScoreLog
 from strata.relays.pool.values import RelayView, Standing
 
@@ -64,7 +71,7 @@ class Scorekeeper:
         """Observations that could not be written."""
         return 0 if self._log is None else self._log.lost
 
-    def observe(self, url: str, kind: Kind, good: int, bad: int, value: float | None) -> None:
+    def observe(self, url: str, kind: Aspect, good: int, bad: int, value: float | None) -> None:
         """Take note of something seen of a relay."""
         observation = Observation(url, self._wall(), kind, good, bad, value)
         self._reputation.record(observation)

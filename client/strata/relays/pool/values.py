@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strata.relays.connection.values import Selection
+from strata.relays.connection.values import PacketSelection
 
 __all__ = [
     "Copy",
@@ -58,7 +58,7 @@ class Position:
     """When that relay received the last packet of its own handed on, in Unix seconds."""
 
 
-class PoolFetchOptions(Selection, total=False):
+class PoolFetchOptions(PacketSelection, total=False):
     """The keyword options of `Pool.fetch`."""
 
     positions: Mapping[str, Position] | None

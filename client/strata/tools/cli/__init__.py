@@ -344,12 +344,12 @@ def judge_relay(
     Exit code 1 if a MUST does not hold.
     """
     from strata.tools.cli.conformance import ConformanceRequest, conformance, list_checks
-    from strata.tools.conformance.model import Level
+    from strata.tools.conformance.model import Keyword
 
     request = ConformanceRequest(
         url,
         only=tuple(only or ()),
-        level=Level(level),
+        level=Keyword(level),
         limits=limits,
         identity=identity,
         concurrency=concurrency,

@@ -48,7 +48,7 @@ from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import ChatView, JsonLines, PlainLines
 from strata.tools.cli.commands import run
 from strata.tools.cli.lines import stdin_lines
-from strata.tools.cli.outbox import Outbox
+from strata.tools.cli.outbox import ChatOutbox
 from strata.tools.cli.target import Authenticate, Target, load_identity
 
 __all__ = ["ChatRequest", "channel", "channel_key", "payload_of"]
@@ -198,7 +198,7 @@ class _Chat:
         self._targets = targets
         self._identity = identity
         self._hook = hook
-        self._outbox = Outbox()
+        self._outbox = ChatOutbox()
         self._changed = asyncio.Event()
         self._last_received = -math.inf
         self._unreadable = 0

@@ -21,7 +21,7 @@ from strata.relays.connection import Delivery, Options, Published, Subscription
 from strata.tools.cli import output
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.lines import size_of_stdin, stdin_lines
-from strata.tools.cli.position import Position, PositionFile
+from strata.tools.cli.position import PositionFile, SavedPosition
 from strata.tools.cli.target import Target
 
 __all__ = ["get", "keygen", "publish", "run", "save_identity", "subscribe"]
@@ -286,7 +286,7 @@ class _Keeper:
         if self._file is None or delivery.cursor is None:
             return
         self._file.advance(
-            Position(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
+            SavedPosition(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
         )
         if self._timer is None:
             self._file.save()

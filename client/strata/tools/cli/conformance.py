@@ -26,7 +26,7 @@ from strata.tools.conformance import report
 from strata.tools.conformance.checks import all_checks
 from strata.tools.conformance.context import LIFETIME_SECONDS, Context, survey
 from strata.tools.conformance.coverage import UNSEEN
-from strata.tools.conformance.model import Check, Level, Result
+from strata.tools.conformance.model import Check, Keyword, Result
 from strata.tools.conformance.runner import Selection, run_checks
 
 __all__ = ["UNREACHABLE", "ConformanceRequest", "conformance", "list_checks"]
@@ -44,7 +44,7 @@ class ConformanceRequest:
 
     url: str
     only: tuple[str, ...] = ()
-    level: Level = Level.MAY
+    level: Keyword = Keyword.MAY
     limits: bool = False
     identity: Path | None = None
     concurrency: int = 8

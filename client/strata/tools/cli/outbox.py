@@ -19,7 +19,7 @@ from strata.channels.reliable.events import (
     SendingMessageIrrecoverableError,
 )
 
-__all__ = ["Outbox", "OwnMessage", "Stage"]
+__all__ = ["ChatOutbox", "OwnMessage", "Stage"]
 
 
 class Stage(enum.StrEnum):
@@ -110,7 +110,7 @@ class OwnMessage:
         self.reason = reason
 
 
-class Outbox:
+class ChatOutbox:
     """The messages of one run, and those of earlier runs that were still on their way when it began."""
 
     def __init__(self) -> None:

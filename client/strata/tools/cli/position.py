@@ -8,10 +8,10 @@ import msgspec
 
 from strata.tools.cli.files import replace_file
 
-__all__ = ["Position", "PositionFile"]
+__all__ = ["PositionFile", "SavedPosition"]
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The place after the last packet printed, at one relay."""
 
     relay: str
@@ -19,7 +19,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     received_at: int
 
 
-_DECODER = msgspec.json.Decoder(Position)
+_DECODER = msgspec.json.Decoder(SavedPosition)
 
 
 class PositionFile:
@@ -30,9 +30,9 @@ class PositionFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unsaved: Position | None = None
+        self._unsaved: SavedPosition | None = None
 
-    def load(self) -> Position | None:
+    def load(self) -> SavedPosition | None:
         """The position last saved, or None. Raises `ValueError` for a file that holds none."""
         try:
             return _DECODER.decode(self._path.read_bytes())
@@ -41,7 +41,7 @@ class PositionFile:
         except msgspec.MsgspecError:
             raise ValueError(f"{self._path} holds no position; remove it to start anew") from None
 
-    def advance(self, position: Position) -> None:
+    def advance(self, position: SavedPosition) -> None:
         """Remember a position, to be written by the next `save`."""
         self._unsaved = position
 

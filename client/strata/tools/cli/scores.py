@@ -18,7 +18,14 @@ from strata.relays import uris
 from strata.relays.bootstrap import read_bootstrap
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation, Saved, Score
+from strata.relays.pool.reputation import (
+    WINDOW_SECONDS,
+    Aspect,
+    Observation,
+    Reputation,
+    Saved,
+    Score,
+)
 from strata.relays.pool.score_file import ScoreFile
 from strata.relays.pool.values import Standing
 from strata.tools.cli import output
@@ -137,12 +144,12 @@ async def _probe(
                     progress.advance()
                 trips.append(time.perf_counter() - began_at)
     except StrataError as error:
-        return [Observation(url, time.time(), Kind.CONNECT, bad=1)], error
+        return [Observation(url, time.time(), Aspect.CONNECT, bad=1)], error
     # A plain relay ends its history by silence, which is no latency.
     mean = sum(trips) / len(trips) if trips and marks else None
     return [
-        Observation(url, time.time(), Kind.CONNECT, good=1),
-        Observation(url, time.time(), Kind.PING, len(trips), failures, mean),
+        Observation(url, time.time(), Aspect.CONNECT, good=1),
+        Observation(url, time.time(), Aspect.PING, len(trips), failures, mean),
     ], None
 
 

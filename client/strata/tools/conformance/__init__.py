@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from strata.tools.conformance.checks import all_checks
 from strata.tools.conformance.context import Context, Subject, survey
-from strata.tools.conformance.model import Check, Level, Outcome, Result
+from strata.tools.conformance.model import Check, Keyword, Outcome, Result
 from strata.tools.conformance.peer import Patience
 from strata.tools.conformance.runner import Selection, run_checks
 from strata.tools.conformance.verdicts import Failed, Skipped
@@ -20,7 +20,7 @@ __all__ = [
     "Check",
     "Context",
     "Failed",
-    "Level",
+    "Keyword",
     "Outcome",
     "Patience",
     "Result",

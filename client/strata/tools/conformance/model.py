@@ -20,7 +20,7 @@ __all__ = [
     "Check",
     "CheckFunction",
     "Group",
-    "Level",
+    "Keyword",
     "Outcome",
     "Result",
 ]
@@ -51,7 +51,7 @@ SECTIONS = {
 DEFAULT_TIMEOUT = 30.0
 
 
-class Level(enum.StrEnum):
+class Keyword(enum.StrEnum):
     """How binding a row is (RFC 2119)."""
 
     MUST = "MUST"
@@ -81,7 +81,7 @@ class Check:
     name: str
     title: str
     rows: tuple[str, ...]
-    level: Level
+    level: Keyword
     section: int
     source: str
     run: CheckFunction
@@ -116,7 +116,7 @@ class Group:
         self,
         *rows: str,
         source: str,
-        level: Level = Level.MUST,
+        level: Keyword = Keyword.MUST,
         extension: str | None = None,
         floods: bool = False,
         concludes: bool = False,

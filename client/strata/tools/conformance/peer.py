@@ -30,7 +30,7 @@ from strata.tools.conformance.forge import publish_text
 from strata.tools.conformance.verdicts import Failed, Message, Skipped, Throttled, expect, shorten
 from strata.tools.conformance.witness import Witness
 
-__all__ = ["History", "Patience", "Peer", "expect_error", "expect_ok", "ids_of"]
+__all__ = ["Patience", "Peer", "StoredHistory", "expect_error", "expect_ok", "ids_of"]
 
 _MAX_INBOX = 20_000
 _WINDOW = 64
@@ -48,7 +48,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class StoredHistory:
     """The stored packets a subscription sent, as EVENTs, and the marker where the relay has one."""
 
     events: list[Message]
@@ -59,9 +59,9 @@ class History:
         """The packet ids, in the order they came."""
         return ids_of(self.events)
 
-    def page(self, limit: int) -> History:
+    def page(self, limit: int) -> StoredHistory:
         """Without the live EVENTs after it, which nothing else tells apart where there is no marker."""
-        return History([event for event in self.events[:limit] if event.get("cursor")], self.marker)
+        return StoredHistory([event for event in self.events[:limit] if event.get("cursor")], self.marker)
 
     @property
     def cursor(self) -> str:
@@ -248,7 +248,7 @@ class Peer:
 
     async def subscribe(
         self, subscription_id: str, filters: Message | None = None, **options: Any
-    ) -> History:
+    ) -> StoredHistory:
         """Open a subscription and return its stored packets; an ERROR is a failure."""
         history, error = await self.try_subscribe(subscription_id, filters, **options)
         if error is not None:
@@ -257,7 +257,7 @@ class Peer:
 
     async def try_subscribe(
         self, subscription_id: str, filters: Message | None = None, **options: Any
-    ) -> tuple[History, Message | None]:
+    ) -> tuple[StoredHistory, Message | None]:
         """Open a subscription; its stored packets, or the ERROR that refuses it."""
         message = {
             "type": "SUBSCRIBE",
@@ -272,8 +272,8 @@ class Peer:
         events = self.taken(subscription_id)
         if last is not None and last.get("type") == "ERROR":
             self._need_admission(last)
-            return History(events, None), last
-        return History(events, last), None
+            return StoredHistory(events, None), last
+        return StoredHistory(events, last), None
 
     async def _history_end(self) -> Message | None:
         if self._has_markers:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strata.tools.conformance.model import SECTIONS, Check, Level, Outcome, Result
+from strata.tools.conformance.model import SECTIONS, Check, Keyword, Outcome, Result
 
 __all__ = [
     "Summary",
@@ -44,20 +44,20 @@ _STYLES = {
 class Summary:
     """How a run went. `conforms`: every MUST that could be judged holds, and at least one could be."""
 
-    counts: Counter[tuple[Level, Outcome]]
+    counts: Counter[tuple[Keyword, Outcome]]
     seconds: float
 
-    def of(self, level: Level, outcome: Outcome) -> int:
+    def of(self, level: Keyword, outcome: Outcome) -> int:
         """How many checks of a level ended so."""
         return self.counts[level, outcome]
 
     def total(self, outcome: Outcome) -> int:
         """How many checks ended so."""
-        return sum(self.of(level, outcome) for level in Level)
+        return sum(self.of(level, outcome) for level in Keyword)
 
     @property
     def conforms(self) -> bool:
-        bad = self.of(Level.MUST, Outcome.FAILED) + self.of(Level.MUST, Outcome.BROKEN)
+        bad = self.of(Keyword.MUST, Outcome.FAILED) + self.of(Keyword.MUST, Outcome.BROKEN)
         return bad == 0 and self.total(Outcome.PASSED) > 0
 
 
@@ -93,7 +93,7 @@ def record(result: Result) -> dict[str, Any]:
 def summary_record(summary: Summary, url: str) -> dict[str, Any]:
     """The last line of a run, for programs."""
     levels = {
-        level.value: {outcome.value: summary.of(level, outcome) for outcome in Outcome} for level in Level
+        level.value: {outcome.value: summary.of(level, outcome) for outcome in Outcome} for level in Keyword
     }
     return {
         "summary": levels,
@@ -161,7 +161,7 @@ def _sections(results: Sequence[Result]) -> Table:
 
 def _verdict(summary: Summary) -> str:
     counts = ", ".join(f"{summary.total(outcome)} {outcome.value}" for outcome in Outcome)
-    bad = summary.of(Level.MUST, Outcome.FAILED) + summary.of(Level.MUST, Outcome.BROKEN)
+    bad = summary.of(Keyword.MUST, Outcome.FAILED) + summary.of(Keyword.MUST, Outcome.BROKEN)
     if summary.conforms:
         said = "Every MUST that could be judged holds"
     elif bad:

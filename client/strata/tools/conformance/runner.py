@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from strata.tools.conformance.context import Context
-from strata.tools.conformance.model import Check, Level, Outcome, Result
+from strata.tools.conformance.model import Check, Keyword, Outcome, Result
 from strata.tools.conformance.verdicts import Failed, Skipped, Throttled
 
 __all__ = ["Selection", "run_checks"]
 
-_ORDER = list(Level)
+_ORDER = list(Keyword)
 _MOST_ATTEMPTS = 6
 _LONGEST_PAUSE = 120
 """Limits that take longer than this to recover, in seconds, are not waited for."""
@@ -33,7 +33,7 @@ class Selection:
     """Which checks to run: by row (`R-152`, `R-1*`) or name, by least level, and whether any may flood."""
 
     patterns: tuple[str, ...] = ()
-    level: Level = Level.MAY
+    level: Keyword = Keyword.MAY
     floods: bool = False
 
     def of(self, checks: Sequence[Check]) -> list[Check]:

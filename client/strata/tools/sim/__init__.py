@@ -8,7 +8,7 @@ is the clock, `network` the relays and paths, `checking` what has to hold in the
 from __future__ import annotations
 
 from strata.tools.sim.chaos import HARSH, Chaos, run_chaos
-from strata.tools.sim.checking import Checks, SimulationFailed
+from strata.tools.sim.checking import PromiseChecks, SimulationFailed
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import Deadlock, Process, VirtualLoop, run_virtually
 from strata.tools.sim.network import SimNetwork, SimRelay
@@ -20,11 +20,11 @@ __all__ = [
     "HARSH",
     "NO_FAULTS",
     "Chaos",
-    "Checks",
     "Deadlock",
     "FaultCounts",
     "Faults",
     "Process",
+    "PromiseChecks",
     "Report",
     "SimNetwork",
     "SimNode",

@@ -28,7 +28,7 @@ from strata.protocol.errors import StrataError
 if TYPE_CHECKING:
     from strata.tools.sim.participant import SimParticipant
 
-__all__ = ["Checks", "Evidence", "SimulationFailed"]
+__all__ = ["Evidence", "PromiseChecks", "SimulationFailed"]
 
 _decoded = lru_cache(maxsize=256)(SdsMessage.decode)  # every participant receives the same few messages
 
@@ -47,7 +47,7 @@ class SimulationFailed(StrataError, AssertionError):
 
 
 @dataclass(slots=True)
-class Checks:
+class PromiseChecks:
     """The number of checks of each kind."""
 
     messages: int = 0
@@ -67,7 +67,7 @@ class Evidence:
     problems: list[str] = field(default_factory=list)
     concluding: bool = False
     """Whether the faults are over."""
-    checks: Checks = field(default_factory=Checks)
+    checks: PromiseChecks = field(default_factory=PromiseChecks)
     _sent: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     _taken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _ever_taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))

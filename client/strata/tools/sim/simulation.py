@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from strata.channels.sds import SdsMessage
-from strata.tools.sim.checking import Checks, Evidence, SimulationFailed
+from strata.tools.sim.checking import Evidence, PromiseChecks, SimulationFailed
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import run_virtually
 from strata.tools.sim.network import SimNetwork
@@ -24,7 +24,7 @@ class Report:
     """The counts of one run, or of many added up."""
 
     runs: int = 0
-    checks: Checks = field(default_factory=Checks)
+    checks: PromiseChecks = field(default_factory=PromiseChecks)
     faults: FaultCounts = field(default_factory=FaultCounts)
     messages_on_the_wire: int = 0
     bytes_on_the_wire: int = 0
@@ -35,7 +35,7 @@ class Report:
     def add(self, other: Report) -> None:
         """Count another one in."""
         self.runs += other.runs
-        for name in Checks.__dataclass_fields__:
+        for name in PromiseChecks.__dataclass_fields__:
             setattr(self.checks, name, getattr(self.checks, name) + getattr(other.checks, name))
         self.faults.update(other.faults)
         self.messages_on_the_wire += other.messages_on_the_wire

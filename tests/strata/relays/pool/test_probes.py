@@ -5,7 +5,7 @@ import random
 import pytest
 from strata.protocol import packets
 from strata.relays.pool.probes import KnownPackets
-from strata.relays.pool.reputation import Kind
+from strata.relays.pool.reputation import Aspect
 
 from tests.support.simulated_relays import ME, START, packet
 
@@ -22,12 +22,12 @@ def test_a_relay_is_asked_for_what_it_had_itself_or_what_several_others_have():
     assert it.choose("a", T) is None
     it.seen(packet(1), "a", T)
     probe = it.choose("a", T)
-    assert probe is not None and (probe.packet, probe.kind) == (packet(1), Kind.PRESENCE)
+    assert probe is not None and (probe.packet, probe.kind) == (packet(1), Aspect.PRESENCE)
     assert it.choose("x", T) is None, "one relay's having it obliges no other"
     for url in "bc":
         it.seen(packet(1), url, T)
     probe = it.choose("x", T)
-    assert probe is not None and probe.kind is Kind.CONSISTENCY
+    assert probe is not None and probe.kind is Aspect.CONSISTENCY
     it.forget("c")
     assert it.choose("x", T) is None
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.relays.pool.reputation import WINDOW_SECONDS, Kind, Observation, Reputation
+from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
 from strata.relays.pool.values import Standing
 
 T = 1_760_000_000.0
@@ -18,7 +18,7 @@ def seen(*observations: Observation) -> Reputation:
     return reputation
 
 
-def saw(kind: Kind, good: int = 0, bad: int = 0, value: float | None = None, at: float = T) -> Observation:
+def saw(kind: Aspect, good: int = 0, bad: int = 0, value: float | None = None, at: float = T) -> Observation:
     return Observation(R, at, kind, good, bad, value)
 
 
@@ -26,7 +26,7 @@ observations = st.builds(
     Observation,
     st.just(R),
     st.floats(T - 2 * WINDOW_SECONDS, T),
-    st.sampled_from(Kind),
+    st.sampled_from(Aspect),
     st.integers(0, 10**6),
     st.integers(0, 10**6),
     st.none() | st.floats(0, 1e9),
@@ -43,13 +43,13 @@ def test_a_score_is_between_0_and_1_whatever_was_seen(some):
 @pytest.mark.req("R-341")
 def test_the_formula_is_the_documented_one():
     score = seen(
-        saw(Kind.CONNECT, 6, 2),
-        saw(Kind.PING, 2, 0, 0.1),
-        saw(Kind.PUBLISH, 2, 0, 0.3),
-        saw(Kind.HISTORY, 100, 0, 256 * 1024.0),
-        saw(Kind.VALIDITY, 60, 2),
-        saw(Kind.PRESENCE, 10, 1),
-        saw(Kind.CONSISTENCY, 10, 2),
+        saw(Aspect.CONNECT, 6, 2),
+        saw(Aspect.PING, 2, 0, 0.1),
+        saw(Aspect.PUBLISH, 2, 0, 0.3),
+        saw(Aspect.HISTORY, 100, 0, 256 * 1024.0),
+        saw(Aspect.VALIDITY, 60, 2),
+        saw(Aspect.PRESENCE, 10, 1),
+        saw(Aspect.CONSISTENCY, 10, 2),
     ).score(R, T)
     integrity = (80 / 120) * (40 / (40 + 20 + 10))
     assert score.integrity == pytest.approx(integrity)
@@ -63,12 +63,12 @@ def test_the_formula_is_the_documented_one():
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
-        (saw(Kind.PING, 5, 0, 0.05), saw(Kind.PING, 5, 0, 1.0)),
-        (saw(Kind.HISTORY, 99, 0, 1e6), saw(Kind.HISTORY, 99, 0, 1e4)),
-        (saw(Kind.CONNECT, 9, 1), saw(Kind.CONNECT, 5, 5)),
-        (saw(Kind.VALIDITY, 100, 0), saw(Kind.VALIDITY, 100, 3)),
-        (saw(Kind.PRESENCE, 10, 0), saw(Kind.PRESENCE, 10, 1)),
-        (saw(Kind.CONSISTENCY, 10, 0), saw(Kind.CONSISTENCY, 10, 1)),
+        (saw(Aspect.PING, 5, 0, 0.05), saw(Aspect.PING, 5, 0, 1.0)),
+        (saw(Aspect.HISTORY, 99, 0, 1e6), saw(Aspect.HISTORY, 99, 0, 1e4)),
+        (saw(Aspect.CONNECT, 9, 1), saw(Aspect.CONNECT, 5, 5)),
+        (saw(Aspect.VALIDITY, 100, 0), saw(Aspect.VALIDITY, 100, 3)),
+        (saw(Aspect.PRESENCE, 10, 0), saw(Aspect.PRESENCE, 10, 1)),
+        (saw(Aspect.CONSISTENCY, 10, 0), saw(Aspect.CONSISTENCY, 10, 1)),
     ],
 )
 def test_each_metric_counts(better, worse):
@@ -77,63 +77,70 @@ def test_each_metric_counts(better, worse):
 
 @pytest.mark.req("R-341")
 def test_what_is_older_than_seven_days_is_forgotten():
-    reputation = seen(saw(Kind.CONNECT, bad=40, at=T - WINDOW_SECONDS - 2 * HOUR), saw(Kind.CONNECT, 1))
+    reputation = seen(
+        saw(Aspect.CONNECT, bad=40, at=T - WINDOW_SECONDS - 2 * HOUR),
+        saw(Aspect.CONNECT, 1),
+    )
     assert reputation.score(R, T).uptime == 1.0
-    recent = seen(saw(Kind.CONNECT, bad=1, at=T - WINDOW_SECONDS + HOUR), saw(Kind.CONNECT, 1))
+    recent = seen(saw(Aspect.CONNECT, bad=1, at=T - WINDOW_SECONDS + HOUR), saw(Aspect.CONNECT, 1))
     assert recent.score(R, T).uptime == 0.5
 
 
 @pytest.mark.req("R-343", "R-342")
 def test_a_denial_weighs_more_than_a_gap():
-    denied, missing = (seen(saw(kind, bad=1)).score(R, T).value for kind in (Kind.PRESENCE, Kind.CONSISTENCY))
+    denied, missing = (
+        seen(saw(kind, bad=1)).score(R, T).value for kind in (Aspect.PRESENCE, Aspect.CONSISTENCY)
+    )
     assert denied < missing
 
 
 @pytest.mark.req("R-344")
 def test_a_slow_relay_becomes_a_backup_and_comes_back_only_when_clearly_better():
-    reputation = seen(saw(Kind.PING, 10, 0, 3.0))
+    reputation = seen(saw(Aspect.PING, 10, 0, 3.0))
     assert reputation.judge(R, T) is Standing.BACKUP
-    reputation.record(saw(Kind.PING, 20, 0, 0.8))  # 1.5 s on average: between the two thresholds
+    reputation.record(saw(Aspect.PING, 20, 0, 0.8))  # 1.5 s on average: between the two thresholds
     assert 0.30 <= reputation.score(R, T).value < 0.40
     assert reputation.judge(R, T) is None
-    reputation.record(saw(Kind.PING, 200, 0, 0.1))
+    reputation.record(saw(Aspect.PING, 200, 0, 0.1))
     assert reputation.judge(R, T) is Standing.ACTIVE
     assert reputation.judge(R, T) is None
 
 
 @pytest.mark.req("R-344", "R-342")
 def test_integrity_failures_blacklist_and_a_sentence_ends():
-    reputation = seen(saw(Kind.VALIDITY, 10, 4))
+    reputation = seen(saw(Aspect.VALIDITY, 10, 4))
     assert reputation.judge(R, T) is Standing.BLACKLISTED
     assert reputation.saved(R).blacklisted_until == T + HOUR
     assert reputation.judge(R, T + HOUR - 1) is None
     assert reputation.judge(R, T + HOUR) is Standing.BACKUP, "with its offences forgotten"
     assert reputation.judge(R, T + HOUR) is Standing.ACTIVE, "and a chance"
-    reputation.record(saw(Kind.PRESENCE, 0, 3, at=T + HOUR))
+    reputation.record(saw(Aspect.PRESENCE, 0, 3, at=T + HOUR))
     assert reputation.judge(R, T + HOUR) is Standing.BLACKLISTED
     assert reputation.saved(R).blacklisted_until == T + 5 * HOUR, "each further sentence is longer"
     for _ in range(20):
         until = reputation.saved(R).blacklisted_until
         reputation.judge(R, until)
-        reputation.record(saw(Kind.PRESENCE, 0, 3, at=until))
+        reputation.record(saw(Aspect.PRESENCE, 0, 3, at=until))
         assert reputation.judge(R, until) is Standing.BLACKLISTED
         assert reputation.saved(R).blacklisted_until <= until + WINDOW_SECONDS
 
 
 @pytest.mark.req("R-344")
 def test_a_relay_that_never_answers_is_left_alone():
-    reputation = seen(saw(Kind.CONNECT, 0, 49))
+    reputation = seen(saw(Aspect.CONNECT, 0, 49))
     assert reputation.judge(R, T) is not Standing.BLACKLISTED
-    reputation.record(saw(Kind.CONNECT, 0, 1))
+    reputation.record(saw(Aspect.CONNECT, 0, 1))
     assert reputation.judge(R, T) is Standing.BLACKLISTED
-    flaky = seen(saw(Kind.CONNECT, 50, 50))
+    flaky = seen(saw(Aspect.CONNECT, 50, 50))
     assert flaky.judge(R, T) is not Standing.BLACKLISTED
 
 
 @given(st.integers(0, 10**7))
 def test_an_honest_relay_is_never_blacklisted(good):
     reputation = seen(
-        saw(Kind.VALIDITY, good), saw(Kind.PRESENCE, good), saw(Kind.CONNECT, 1 + good // 9, good)
+        saw(Aspect.VALIDITY, good),
+        saw(Aspect.PRESENCE, good),
+        saw(Aspect.CONNECT, 1 + good // 9, good),
     )
     reputation.judge(R, T)
     assert reputation.standing(R) is not Standing.BLACKLISTED
@@ -141,7 +148,7 @@ def test_an_honest_relay_is_never_blacklisted(good):
 
 @pytest.mark.req("R-340")
 def test_relays_are_judged_apart_and_can_be_forgotten():
-    reputation = seen(saw(Kind.VALIDITY, 0, 9))
+    reputation = seen(saw(Aspect.VALIDITY, 0, 9))
     reputation.judge(R, T)
     assert reputation.standing("ws://other") is Standing.ACTIVE
     saved = reputation.saved(R)

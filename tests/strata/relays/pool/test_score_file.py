@@ -5,7 +5,7 @@ import multiprocessing
 import sqlite3
 
 import pytest
-from strata.relays.pool.reputation import Kind, Observation, Saved, Score
+from strata.relays.pool.reputation import Aspect, Observation, Saved, Score
 from strata.relays.pool.score_file import KEEP_SECONDS, SCHEMA_VERSION, ScoreFile, ScoreFileError, ScoreLog
 from strata.relays.pool.values import Standing
 
@@ -15,7 +15,7 @@ SAVED = Saved(Standing.BLACKLISTED, 2, T + 60, T - 5)
 SCORE = Score(0.25, 0.5, 0.75, 0.125, 4096.0)
 
 
-def saw(at: float = T, kind: Kind = Kind.PING, good: int = 1, value: float | None = 0.5) -> Observation:
+def saw(at: float = T, kind: Aspect = Aspect.PING, good: int = 1, value: float | None = 0.5) -> Observation:
     return Observation(R, at, kind, good, 0, value)
 
 
@@ -24,12 +24,12 @@ def test_what_is_written_is_there_in_the_next_session(tmp_path):
     path = tmp_path / "deep" / "scores.db"
     with ScoreFile(path) as file:
         assert file.add(R, T) and not file.add(R, T + 1)
-        file.write([saw(), saw(T + 1, Kind.CONNECT, value=None)], [(R, SAVED, SCORE)], T + 2)
+        file.write([saw(), saw(T + 1, Aspect.CONNECT, value=None)], [(R, SAVED, SCORE)], T + 2)
     with ScoreFile(path) as file:
         (relay,) = file.relays()
         assert (relay.url, relay.saved, relay.score, relay.added_at) == (R, SAVED, SCORE, T)
-        assert file.observations(T) == [saw(), saw(T + 1, Kind.CONNECT, value=None)]
-        assert file.observations(T + 1) == [saw(T + 1, Kind.CONNECT, value=None)]
+        assert file.observations(T) == [saw(), saw(T + 1, Aspect.CONNECT, value=None)]
+        assert file.observations(T + 1) == [saw(T + 1, Aspect.CONNECT, value=None)]
         assert file.forget(R) and not file.forget(R)
         assert file.relays() == [] and file.observations(0) == []
 
@@ -112,7 +112,7 @@ async def test_the_log_adds_up_what_is_alike_and_writes_when_it_ends(tmp_path):
     await asyncio.sleep(0)
     log.put(saw(T, value=0.1))
     log.put(saw(T + 1, value=None))
-    log.put(Observation(R, T + 2, Kind.PING, 3, 1, 0.5))
+    log.put(Observation(R, T + 2, Aspect.PING, 3, 1, 0.5))
     task.cancel()
     await asyncio.wait([task])
     with ScoreFile(path) as file:

@@ -40,7 +40,7 @@ from strata.tools.cli.channel import payload_of
 from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import event_record, sender_of, text_of
 from strata.tools.cli.lineeditor import END, LineEditor
-from strata.tools.cli.outbox import Outbox, OwnMessage, Stage
+from strata.tools.cli.outbox import ChatOutbox, OwnMessage, Stage
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 TOPIC = ("--topic", "/chat/1/room/proto")
@@ -160,7 +160,7 @@ def test_a_failure_gives_the_reason_and_late_delivery_still_counts(event):
 
 
 def test_events_find_their_message_even_before_its_request_id_is_known():
-    outbox = Outbox()
+    outbox = ChatOutbox()
     first = outbox.begin("m1", 1, "x")
     assert outbox.find(ReliableMessageSent(request_id="other", message_id="m2")) is None
     assert outbox.find(chunk(SendingMessage)) is first

@@ -16,7 +16,7 @@ from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.output import harmless
-from strata.tools.cli.position import Position, PositionFile
+from strata.tools.cli.position import PositionFile, SavedPosition
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 
@@ -308,7 +308,7 @@ def test_a_position_is_replaced_whole(tmp_path):
     file.save()
     assert not list(tmp_path.iterdir())
     for n in range(2):
-        position = Position(relay="ws://h", cursor=f"c{n}", received_at=n)
+        position = SavedPosition(relay="ws://h", cursor=f"c{n}", received_at=n)
         file.advance(position)
         file.save()
         assert file.load() == position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from strata.relays.pool.reputation import Kind, Observation
+from strata.relays.pool.reputation import Aspect, Observation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli import app
 from typer.testing import CliRunner
@@ -13,8 +13,8 @@ NOW = 1_760_000_000.25
 
 def test_the_log_comes_as_it_was_observed(tmp_path):
     seen = [
-        Observation("wss://a.example", NOW, Kind.CONNECT, good=1),
-        Observation("wss://b.example", NOW + 1, Kind.PING, 4, 1, 0.1 + 0.2),
+        Observation("wss://a.example", NOW, Aspect.CONNECT, good=1),
+        Observation("wss://b.example", NOW + 1, Aspect.PING, 4, 1, 0.1 + 0.2),
     ]
     with ScoreFile(tmp_path / "relays.db") as file:
         file.write(seen, [], NOW)

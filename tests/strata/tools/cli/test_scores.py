@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import strata
-from strata.relays.pool.reputation import Kind, Observation
+from strata.relays.pool.reputation import Aspect, Observation
 from strata.relays.pool.score_file import ScoreFile
 
 SOURCES = str(Path(strata.__file__).parent.parent)
@@ -90,7 +90,7 @@ async def test_a_blacklisted_relay_shows_as_such(run, scores):
         import time
 
         file.add("ws://liar/strata", 0)
-        file.write([Observation("ws://liar/strata", time.time(), Kind.VALIDITY, 0, 9)], [], time.time())
+        file.write([Observation("ws://liar/strata", time.time(), Aspect.VALIDITY, 0, 9)], [], time.time())
     _, out, _ = await run("list", "--json")
     assert json.loads(out)["state"] == "blacklisted"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from strata.protocol.wire import EXTENSIONS
-from strata.tools.conformance import Level, Selection, all_checks
+from strata.tools.conformance import Keyword, Selection, all_checks
 from strata.tools.conformance.coverage import JUDGED_SECTIONS, UNSEEN, uncovered
 from strata.tools.conformance.model import SECTIONS
 from strata.tools.conformance.verdicts import DECISIONS
@@ -17,14 +17,14 @@ _ROW = re.compile(r"\| (R-\d{3}) \| (MUST|SHOULD|MAY) \| .* \| (.*?) \| .*? \|$"
 _SECTION = re.compile(r"## (\d+)\. (.+)")
 
 
-def read_rows() -> dict[str, tuple[Level, int, str]]:
+def read_rows() -> dict[str, tuple[Keyword, int, str]]:
     """Row → level, section, source."""
     rows, section = {}, 0
     for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
         if headline := _SECTION.match(line):
             section = int(headline[1])
         elif row := _ROW.match(line):
-            rows[row[1]] = (Level(row[2]), section, row[3])
+            rows[row[1]] = (Keyword(row[2]), section, row[3])
     return rows
 
 
@@ -32,7 +32,7 @@ ROWS = read_rows()
 
 
 def test_every_row_of_a_check_exists_and_the_check_is_as_binding_as_one_of_them():
-    order = list(Level)
+    order = list(Keyword)
     for check in all_checks():
         assert check.rows and set(check.rows) <= set(ROWS), check.name
         assert check.section in SECTIONS, check.name
@@ -66,7 +66,9 @@ def test_rows_that_rest_on_decisions_alone_are_asked_only_of_relays_that_announc
 
 def test_every_must_row_is_judged_or_has_a_reason_why_it_cannot_be():
     musts = {
-        row for row, (level, section, _) in ROWS.items() if level is Level.MUST and section in JUDGED_SECTIONS
+        row
+        for row, (level, section, _) in ROWS.items()
+        if level is Keyword.MUST and section in JUDGED_SECTIONS
     }
     assert sorted(uncovered(musts)) == []
     covered = {row for check in all_checks() for row in check.rows}
@@ -77,9 +79,9 @@ def test_every_must_row_is_judged_or_has_a_reason_why_it_cannot_be():
 @pytest.mark.parametrize(
     ("patterns", "level", "expected"),
     [
-        (("R-152",), Level.MAY, {"history-is-in-order-of-arrival"}),
-        (("history-*",), Level.MUST, {"history-is-in-order-of-arrival", "history-has-cursors"}),
-        (("R-999",), Level.MAY, set()),
+        (("R-152",), Keyword.MAY, {"history-is-in-order-of-arrival"}),
+        (("history-*",), Keyword.MUST, {"history-is-in-order-of-arrival", "history-has-cursors"}),
+        (("R-999",), Keyword.MAY, set()),
     ],
 )
 def test_selection_is_by_row_name_and_level(patterns, level, expected):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from strata.tools.conformance import (
     Check,
-    Level,
+    Keyword,
     Outcome,
     Patience,
     Result,
@@ -120,7 +120,7 @@ async def test_a_sound_relay_passes_everything_within_its_reach():
 
 
 async def test_a_plain_relay_passes_what_the_documents_ask_and_is_spared_the_rest():
-    checks = [check for check in within_reach() if not check.floods and check.level is Level.MUST]
+    checks = [check for check in within_reach() if not check.floods and check.level is Keyword.MUST]
     async with faulty_relay(extensions=[]) as url:
         results = await judge(url, checks)
     failed = {n: str(r) for n, r in results.items() if r.outcome not in (Outcome.PASSED, Outcome.SKIPPED)}

@@ -7,7 +7,7 @@ import io
 
 import pytest
 from rich.console import Console
-from strata.tools.conformance import Failed, Level, Outcome, Result, Skipped, report
+from strata.tools.conformance import Failed, Keyword, Outcome, Result, Skipped, report
 from strata.tools.conformance.context import Context, Subject
 from strata.tools.conformance.model import Group
 from strata.tools.conformance.runner import run_checks
@@ -30,7 +30,7 @@ async def it_fails(context: Context) -> None:
     raise Failed("one thing", "another\x1b[31m [bold]thing[/bold]")
 
 
-@CHECKS("R-003", source="x", level=Level.SHOULD)
+@CHECKS("R-003", source="x", level=Keyword.SHOULD)
 async def it_is_skipped(context: Context) -> None:
     """It is skipped"""
     raise Skipped("not here")

@@ -13,7 +13,7 @@ from strata.protocol.ids import Signer, is_did
 from strata.tools.conformance.checks.keys import Keys
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import auth_message
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Message, Skipped, expect, expect_equal
 
@@ -53,7 +53,7 @@ def _expect_auth_ok(answer: Message, did: str) -> list[str]:
     return [str(item) for item in capabilities or ()]
 
 
-@CHECKS("R-266", source="RFC-0004 §3.7", level=Level.SHOULD)
+@CHECKS("R-266", source="RFC-0004 §3.7", level=Keyword.SHOULD)
 async def the_challenge_comes_first(context: Context) -> None:
     """The relay sends AUTH_CHALLENGE on connect"""
     expect(context.subject.sends_challenge, "an AUTH_CHALLENGE", "none before the answer to a PUBLISH")
@@ -95,7 +95,7 @@ async def challenges_leave_time(context: Context) -> None:
         expect(left >= _MIN_LIFETIME - _CLOCKS, f"at least {_MIN_LIFETIME} s", f"{left} s")
 
 
-@CHECKS("R-271", "R-272", source="RFC-0004 §3.7", level=Level.SHOULD)
+@CHECKS("R-271", "R-272", source="RFC-0004 §3.7", level=Keyword.SHOULD)
 async def challenges_do_not_last(context: Context) -> None:
     """A challenge lasts no longer than 600 s"""
     async with _challenged(context) as (_, challenge):
@@ -115,7 +115,7 @@ async def auth_is_answered(context: Context) -> None:
         expect(waited < _PROMPT, f"an answer within {_PROMPT:g} s", f"{waited:.1f} s")
 
 
-@CHECKS("R-136", source="RFC-0004 §3.7", level=Level.SHOULD)
+@CHECKS("R-136", source="RFC-0004 §3.7", level=Keyword.SHOULD)
 async def auth_answers_echo(context: Context) -> None:
     """AUTH_OK and the ERROR for AUTH echo `client_msg_id`"""
     async with _challenged(context) as (peer, challenge):
@@ -128,7 +128,7 @@ async def auth_answers_echo(context: Context) -> None:
         expect_equal(answer.get("client_msg_id"), "auth", "client_msg_id of the ERROR")
 
 
-@CHECKS("R-276", source="decision A-070", level=Level.MAY, extension=DECISIONS)
+@CHECKS("R-276", source="decision A-070", level=Keyword.MAY, extension=DECISIONS)
 async def decoded_challenges_are_taken(context: Context) -> None:
     """A signature over the decoded challenge and server_id is taken as well"""
     identity = context.identity()
@@ -200,7 +200,7 @@ async def unresolved_identities_are_refused(context: Context) -> None:
             expect_equal(answer.get("detail"), "unresolved_key", "detail")
 
 
-@CHECKS("R-282", source="RFC-0004 §3.7; decision A-073", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-282", source="RFC-0004 §3.7; decision A-073", level=Keyword.SHOULD, extension=DECISIONS)
 async def failures_bring_new_challenges(context: Context) -> None:
     """After a failed AUTH a new challenge comes and can be answered; five failures close with 1008"""
     identity = context.identity()
@@ -226,7 +226,7 @@ async def _fresh(peer: Peer, old: Message) -> Message:
     return peer.challenges[-1]
 
 
-@CHECKS("R-283", source="decision A-073", level=Level.MAY, extension=DECISIONS)
+@CHECKS("R-283", source="decision A-073", level=Keyword.MAY, extension=DECISIONS)
 async def auth_may_be_repeated(context: Context) -> None:
     """A later AUTH with a fresh challenge replaces the identity; a failed one leaves it"""
     one, two = context.identity(), context.identity()

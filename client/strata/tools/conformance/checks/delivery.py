@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata.tools.conformance.context import Context
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok, ids_of
 from strata.tools.conformance.verdicts import DECISIONS, expect, expect_equal
 
@@ -61,7 +61,7 @@ async def every_event_names_its_subscription(context: Context) -> None:
     expect(breach is None, "a subscription_id on every EVENT", breach)
 
 
-@CHECKS("R-164", source="RFC-0004 §6; decision A-052", level=Level.MAY, extension=DECISIONS)
+@CHECKS("R-164", source="RFC-0004 §6; decision A-052", level=Keyword.MAY, extension=DECISIONS)
 async def too_many_subscriptions_are_limited(context: Context) -> None:
     """Subscriptions beyond the session's limit are `rate_limited`, detail `too_many_subscriptions`"""
     limits = context.subject.manifest.get("limits")
@@ -78,7 +78,7 @@ async def too_many_subscriptions_are_limited(context: Context) -> None:
         await peer.subscribe("more", {"limit": 0})
 
 
-@CHECKS("R-169", "R-267", source="RFC-0004 §3.7, §8", level=Level.MAY)
+@CHECKS("R-169", "R-267", source="RFC-0004 §3.7, §8", level=Keyword.MAY)
 async def anonymous_sessions_may_read(context: Context) -> None:
     """A session that never authenticates may subscribe"""
     author = context.identity()
@@ -108,7 +108,7 @@ async def publishers_see_their_own_packets(context: Context) -> None:
         expect_equal(ids_of(await peer.events("s", 1)), [packet.packet_id], "its own packet")
 
 
-@CHECKS("R-177", source="decision A-066", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-177", source="decision A-066", level=Keyword.SHOULD, extension=DECISIONS)
 async def live_events_keep_the_order(context: Context) -> None:
     """Live EVENTs of one subscription leave in the order of acceptance"""
     author = context.identity()

@@ -17,7 +17,7 @@ from strata.protocol.packets import Packet
 from strata.tools.conformance.checks.keys import Keys
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import KeyOf, auth_message
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 
@@ -203,7 +203,7 @@ async def recovery_waits(context: Context) -> None:
         await peer.store(keys.by_first())
 
 
-@CHECKS("R-086", source="RFC-0001 §5.3; decision A-030", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-086", source="RFC-0001 §5.3; decision A-030", level=Keyword.SHOULD, extension=DECISIONS)
 async def live_keys_override_recovery(context: Context) -> None:
     """While a recovery is pending, a KEY_EVENT by a live key about the same key takes its place"""
     async with context.connect() as peer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.tools.conformance.context import Context
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok, ids_of
 from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 
@@ -148,7 +148,7 @@ async def until_bounds_history_alone(context: Context) -> None:
         expect_equal(ids_of(await peer.quiet("s")), [live.packet_id], "the live packet later than `until`")
 
 
-@CHECKS("R-166", source="decision A-048", level=Level.SHOULD, extension="packet_ids")
+@CHECKS("R-166", source="decision A-048", level=Keyword.SHOULD, extension="packet_ids")
 async def packets_are_found_by_id(context: Context) -> None:
     """`packet_ids` restricts to those packets, in history and live"""
     author = context.identity()
@@ -163,7 +163,7 @@ async def packets_are_found_by_id(context: Context) -> None:
         expect_equal(ids_of(await peer.quiet("s")), [awaited.packet_id], "the live packet asked for")
 
 
-@CHECKS("R-168", source="decision A-042", level=Level.MAY, extension="received_range")
+@CHECKS("R-168", source="decision A-042", level=Keyword.MAY, extension="received_range")
 async def received_bounds_look_at_arrival(context: Context) -> None:
     """`received_since` and `received_until` bound `received_at`, inclusively"""
     author = context.identity()

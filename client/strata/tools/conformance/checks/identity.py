@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.protocol.ids import base58_encode, is_did
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import KeyOf, members, seal
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, expect
 
@@ -50,7 +50,7 @@ async def unresolved_names_are_refused(context: Context) -> None:
             expect_error(answer, "invalid_signature", detail="unresolved_key")
 
 
-@CHECKS("R-058", source="decision A-022", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-058", source="decision A-022", level=Keyword.SHOULD, extension=DECISIONS)
 async def dids_are_resolved_over_http(context: Context) -> None:
     """`GET /did/{did}` tells what the relay knows of an author"""
     author = context.identity()

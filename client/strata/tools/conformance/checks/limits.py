@@ -6,7 +6,7 @@ import asyncio
 
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import publish_text, with_member
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Skipped, expect
 
@@ -18,7 +18,7 @@ _MOST_PUBLISHES = 2500
 _LONGEST_PAUSE = 30
 
 
-@CHECKS("R-321", source="RFC-0004 §8", level=Level.SHOULD)
+@CHECKS("R-321", source="RFC-0004 §8", level=Keyword.SHOULD)
 async def deep_nesting_is_refused(context: Context) -> None:
     """Arrays nested ten thousand deep are an ERROR, and the connection goes on"""
     packet = context.packet(context.identity())
@@ -29,7 +29,7 @@ async def deep_nesting_is_refused(context: Context) -> None:
         expect_ok(await peer.publish(packet), packet)
 
 
-@CHECKS("R-325", "R-326", source="RFC-0004 §6; RFC-0007 §10", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-325", "R-326", source="RFC-0004 §6; RFC-0007 §10", level=Keyword.SHOULD, extension=DECISIONS)
 async def policy_is_public(context: Context) -> None:
     """The manifest summarises the relay's policy"""
     policy = context.subject.manifest.get("policy")

@@ -8,7 +8,7 @@ from typing import Any
 from strata.protocol.wire import EXTENSIONS
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import publish_text
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Failed, expect, expect_equal
 
@@ -25,7 +25,7 @@ _FOREIGN_TYPES = (
 _MALFORMED = ("{", "[1]", '"PUBLISH"', "", "nonsense")
 
 
-@CHECKS("R-127", source="RFC-0004 §1, §3", level=Level.SHOULD)
+@CHECKS("R-127", source="RFC-0004 §1, §3", level=Keyword.SHOULD)
 async def a_query_is_no_other_endpoint(context: Context) -> None:
     """The endpoint may be reached with a query in its URL"""
     async with context.connect(path="?x=1") as peer:
@@ -62,7 +62,7 @@ async def offers_are_optional(context: Context) -> None:
             expect_ok(await peer.publish(context.packet(context.identity(), "x" * 2000)))
 
 
-@CHECKS("R-130", source="decision A-064", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-130", source="decision A-064", level=Keyword.SHOULD, extension=DECISIONS)
 async def pings_are_answered(context: Context) -> None:
     """A ping gets its pong"""
     async with context.connect() as peer:
@@ -71,7 +71,7 @@ async def pings_are_answered(context: Context) -> None:
         expect(pong.done(), "a pong", "none before the next answer")
 
 
-@CHECKS("R-131", "R-198", source="RFC-0004 §9", level=Level.SHOULD)
+@CHECKS("R-131", "R-198", source="RFC-0004 §9", level=Keyword.SHOULD)
 async def unknown_types_are_errors(context: Context) -> None:
     """A message of an unknown or missing type is an ERROR that closes nothing"""
     async with context.connect() as peer:
@@ -81,7 +81,7 @@ async def unknown_types_are_errors(context: Context) -> None:
         expect_ok(await peer.publish(context.packet(context.identity())))
 
 
-@CHECKS("R-131", "R-140", source="decision A-063", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-131", "R-140", source="decision A-063", level=Keyword.SHOULD, extension=DECISIONS)
 async def unknown_types_say_so(context: Context) -> None:
     """The ERROR for an unknown type has detail `unknown_type`; LINK_REQUEST is one"""
     async with context.connect() as peer:
@@ -90,7 +90,7 @@ async def unknown_types_say_so(context: Context) -> None:
             expect_error(await peer.answer(), "invalid_schema", detail="unknown_type")
 
 
-@CHECKS("R-132", "R-198", source="RFC-0004 §9", level=Level.SHOULD)
+@CHECKS("R-132", "R-198", source="RFC-0004 §9", level=Keyword.SHOULD)
 async def malformed_frames_are_errors(context: Context) -> None:
     """A frame that is no JSON object is `invalid_schema` and closes nothing"""
     async with context.connect() as peer:
@@ -133,7 +133,7 @@ async def ids_of_messages_are_optional(context: Context) -> None:
         await peer.barrier()
 
 
-@CHECKS("R-136", source="RFC-0004 §3.4, §3.5", level=Level.SHOULD)
+@CHECKS("R-136", source="RFC-0004 §3.4, §3.5", level=Keyword.SHOULD)
 async def ids_of_messages_are_echoed(context: Context) -> None:
     """OK and ERROR echo `client_msg_id` unchanged, and have none where the request had none"""
     async with context.connect() as peer:
@@ -175,7 +175,7 @@ async def plain_peers_are_served(context: Context) -> None:
         expect(not peer.inbox, "no message that was not asked for", list(peer.inbox))
 
 
-@CHECKS("R-139", source="decision A-050", level=Level.SHOULD, extension=DECISIONS)
+@CHECKS("R-139", source="decision A-050", level=Keyword.SHOULD, extension=DECISIONS)
 async def additions_are_announced(context: Context) -> None:
     """The additions stand as `extensions` in the manifest, and in the challenge where there is one"""
     announced = context.subject.manifest.get("extensions")

@@ -7,7 +7,7 @@ import contextlib
 
 from strata.protocol.ids import Identity
 from strata.tools.conformance.context import Context
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, ids_of
 from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal
 
@@ -16,7 +16,7 @@ __all__ = ["CHECKS"]
 CHECKS = Group(10)
 
 
-@CHECKS("R-149", source="RFC-0004 §3.1", level=Level.MAY)
+@CHECKS("R-149", source="RFC-0004 §3.1", level=Keyword.MAY)
 async def limits_are_kept(context: Context) -> None:
     """No more than `limit` stored packets are sent"""
     author = context.identity()
@@ -28,7 +28,7 @@ async def limits_are_kept(context: Context) -> None:
             expect(len(history.events) <= limit, f"at most {limit} packets", len(history.events))
 
 
-@CHECKS("R-151", source="RFC-0004 §3.1; decision A-043", level=Level.MAY)
+@CHECKS("R-151", source="RFC-0004 §3.1; decision A-043", level=Keyword.MAY)
 async def history_is_sent(context: Context) -> None:
     """As many stored packets are sent as match, up to `limit`"""
     author = context.identity()
@@ -225,7 +225,7 @@ async def a_cut_history_is_reached_by_its_cursor(context: Context) -> None:
             )
 
 
-@CHECKS("R-165", source="decision A-047", level=Level.MAY, extension="history_marker")
+@CHECKS("R-165", source="decision A-047", level=Keyword.MAY, extension="history_marker")
 async def the_marker_ends_history(context: Context) -> None:
     """One END_OF_HISTORY comes when asked for, says whether it is complete, and never comes unasked"""
     author = context.identity()

@@ -13,7 +13,7 @@ from strata.protocol.ids import Identity, Signer
 from strata.protocol.packets import Packet, byte_hash
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import members, packet_id_of, seal
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 
@@ -282,7 +282,7 @@ async def manifests_say_which_keys(context: Context) -> None:
         expect_equal(await origin(peer, first), "UNKNOWN", "by a key of its old manifest alone")
 
 
-@CHECKS("R-226", source="RFC-0002 §5; decision A-089", level=Level.SHOULD)
+@CHECKS("R-226", source="RFC-0002 §5; decision A-089", level=Keyword.SHOULD)
 async def broken_histories_are_not_refused(context: Context) -> None:
     """A relay does not refuse a packet for a broken `edit_history`"""
     author, client = context.identity(), context.identity()

@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from strata.protocol.packets import Packet
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import publish_text, sized
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Failed, expect_equal
 
@@ -54,7 +54,7 @@ async def spelling_is_no_size(context: Context) -> None:
         expect_ok(await peer.publish(json.dumps(json.loads(packet.canonical), indent=8)), packet)
 
 
-@CHECKS("R-122", source="RFC-0004 §6.2", level=Level.SHOULD)
+@CHECKS("R-122", source="RFC-0004 §6.2", level=Keyword.SHOULD)
 async def too_large_says_how_large(context: Context) -> None:
     """`packet_too_large` says what `max_bytes` is"""
     limit = context.subject.max_packet_bytes
@@ -63,7 +63,7 @@ async def too_large_says_how_large(context: Context) -> None:
         expect_equal(answer.get("max_bytes"), limit, "max_bytes")
 
 
-@CHECKS("R-119", source="RFC-0002 §3.5", level=Level.SHOULD)
+@CHECKS("R-119", source="RFC-0002 §3.5", level=Keyword.SHOULD)
 async def a_mebibyte_is_the_end(context: Context) -> None:
     """A packet above 1 048 576 bytes is never taken"""
     async with context.connect() as peer:

@@ -7,7 +7,7 @@ from typing import Any
 from strata.protocol.packets import MINIMAL_PROVENANCE_HEADER, byte_hash
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import flipped, members, packet_id_of, seal
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import expect_error, expect_ok
 from strata.tools.conformance.verdicts import Failed, Message, expect_equal, shorten
 
@@ -111,14 +111,14 @@ async def consensus_metrics_are_reserved(context: Context) -> None:
             expect_ok(await peer.publish(packet))
 
 
-@CHECKS("R-041", source="RFC-0002 §3.2", level=Level.MAY)
+@CHECKS("R-041", source="RFC-0002 §3.2", level=Keyword.MAY)
 async def unknown_threads_are_taken(context: Context) -> None:
     """`thread_ref` may name a packet the relay has never seen"""
     async with context.connect() as peer:
         expect_ok(await peer.publish(context.packet(context.identity(), thread_ref="0x" + "12" * 32)))
 
 
-@CHECKS("R-042", source="RFC-0002 §3.3", level=Level.MAY)
+@CHECKS("R-042", source="RFC-0002 §3.3", level=Keyword.MAY)
 async def equal_nonces_are_no_duplicates(context: Context) -> None:
     """Two packets with one nonce are two packets"""
     author = context.identity()

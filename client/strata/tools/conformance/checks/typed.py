@@ -8,7 +8,7 @@ from strata.protocol import canonical
 from strata.protocol.ids import Identity
 from strata.tools.conformance.context import Context
 from strata.tools.conformance.forge import members, seal
-from strata.tools.conformance.model import Group, Level
+from strata.tools.conformance.model import Group, Keyword
 from strata.tools.conformance.peer import Peer, expect_error, expect_ok
 from strata.tools.conformance.verdicts import DECISIONS, Failed, Message, expect, expect_equal, shorten
 
@@ -95,7 +95,7 @@ async def edge_signatures_match(context: Context) -> None:
             expect(answer.get("type") == kind, f"{kind} for edge_signature {signature[:10]}…", answer)
 
 
-@CHECKS("R-241", "R-242", "R-320", source="RFC-0001 §7.4; RFC-0005 §5.2", level=Level.SHOULD)
+@CHECKS("R-241", "R-242", "R-320", source="RFC-0001 §7.4; RFC-0005 §5.2", level=Keyword.SHOULD)
 async def strong_edges_are_budgeted(context: Context) -> None:
     """The 21st TRUST_EDGE above 0.5 in a day is `rate_limited`; a revocation refunds nothing"""
     author = context.identity()
@@ -203,7 +203,7 @@ async def new_kinds_of_attestation_are_taken(context: Context) -> None:
     await _each(context, author, [attestation(author, context, **unknown)], [])
 
 
-@CHECKS("R-254", source="RFC-0003 §3.2, §3.4", level=Level.SHOULD)
+@CHECKS("R-254", source="RFC-0003 §3.2, §3.4", level=Keyword.SHOULD)
 async def inner_signatures_are_verified(context: Context) -> None:
     """An ATTESTATION whose inner signature does not verify is refused"""
     author = context.identity()
@@ -332,7 +332,7 @@ async def descriptors_are_their_relays(context: Context) -> None:
     await _each(context, author, [good], [{**good, **change} for change in wrong])
 
 
-@CHECKS("R-264", "R-265", source="RFC-0002 §3.2; RFC-0001 §9", level=Level.MAY)
+@CHECKS("R-264", "R-265", source="RFC-0002 §3.2; RFC-0001 §9", level=Keyword.MAY)
 async def other_types_are_opaque(context: Context) -> None:
     """Social types and identity-gate attestations are stored as they are"""
     author = context.identity()

@@ -50,7 +50,7 @@ unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
 coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
 	@mkdir -p build
 	$(BIN)/coverage erase
-	-$(BIN)/coverage run $(PYTEST) $(UNIT) --timeout 600 $(ARGS)
+	$(BIN)/coverage run $(PYTEST) $(UNIT) --timeout 600 $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report

@@ -64,3 +64,11 @@ def test_help_and_completion_load_no_spark():
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
     assert not {"pyspark", "pyarrow", "pandas", "numpy"} & set(done.stdout.split())
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    code = "import sys; sys.modules['pyspark'] = None; from strata_pipeline.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "audit", "--lake", "nowhere"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "make pipeline" in done.stderr and "Traceback" not in done.stderr

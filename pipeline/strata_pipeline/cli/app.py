@@ -124,5 +124,16 @@ def _end(why: object, code: int) -> None:
 
 def main() -> None:
     """The entry point of the `strata-pipeline` command."""
-    app(prog_name="strata-pipeline")
+    try:
+        app(prog_name="strata-pipeline")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"strata", "strata_pipeline"}:
+            raise
+        # The distribution alone is the client library; the dependencies of the pipeline are an extra.
+        print(
+            f"strata-pipeline: {error.name} is not installed; the pipeline needs: "
+            "pip install 'relayd[pipeline]' (from a checkout: make pipeline)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.exit(0)

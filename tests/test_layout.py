@@ -125,7 +125,7 @@ def test_the_relay_has_nothing_to_decrypt_with():
 
 @pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
 def test_a_public_class_has_a_name_of_its_own(package):
-    """One name is one thing. `Closed` alone is two: an error, and a frame that the Tx/Rx document names so."""
+    """One name is one thing. `Closed` alone is two: an error, and a frame of the Tx/Rx document."""
     homes: dict[str, list[str]] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.parse(path.read_text()).body:

@@ -75,6 +75,27 @@ def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
     assert {module.split(".")[1] for module in used if module.startswith("strata.")} == {innermost}
 
 
+@pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
+def test_no_two_modules_need_each_other(package):
+    """Not even for types, and not in a function either."""
+    folder = ROOT / package
+    modules = {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(folder.rglob("*.py"))
+    }
+    needs = {}
+    for name, path in modules.items():
+        taken = [
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ]
+        homes = {each if each in modules else each.rpartition(".")[0] for each in taken}
+        needs[name] = homes & modules.keys() - {name}
+    TopologicalSorter(needs).prepare()  # raises CycleError, with the circle
+
+
 def test_the_library_imports_nothing_of_the_daemon():
     server_side = {"relayd", "strata_pipeline", "sqlalchemy", "asyncpg", "alembic", "structlog", "uvloop"}
     asked_for = {"metrics.py": {"prometheus_client"}}

@@ -6,10 +6,9 @@ A check without evidence proves nothing: everything checked is counted, and an e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived
@@ -24,9 +23,6 @@ from strata.channels.reliable.values import AtRisk
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment
 from strata.protocol.errors import StrataError
-
-if TYPE_CHECKING:
-    from strata.tools.sim.participant import SimParticipant
 
 __all__ = ["Evidence", "PromiseChecks", "SimulationFailed"]
 
@@ -163,19 +159,19 @@ class Evidence:
 
     # What is proved.
 
-    def conclude(self, participants: Iterable[SimParticipant], obtainable: set[str]) -> None:
+    def conclude(self, logs: Mapping[str, list[str] | None], obtainable: set[str]) -> None:
         """Hold everything against everything, once all have converged.
 
-        `obtainable` are the SDS messages that any relay or any participant still has: what lost disks and
-        forgetful relays took from all of them together, nobody can be given again.
+        `logs` has the log of each participant by name, or None while its channel is closed. `obtainable` are
+        the SDS messages that any relay or any participant still has: what lost disks and forgetful relays took
+        from all of them together, nobody can be given again.
         """
-        people = list(participants)
-        self._compare_logs(people)
+        self._compare_logs(logs)
         for request_id, (sender, _) in self._sent.items():
             if request_id in self._excused:
                 continue
             self.checks.messages += 1
-            others = [each.name for each in people if each.name != sender]
+            others = [name for name in logs if name != sender]
             for name in others:
                 if request_id in self._taken[name] or (name, request_id) in self._in_hand:
                     continue
@@ -194,18 +190,18 @@ class Evidence:
         for (name, event, request_id), count in self._told.items():
             if count > 1:
                 self.problems.append(f"{name} was told {event} of {request_id} {count} times")
-        for each in people:
-            self._check_order(each.name)
+        for name in logs:
+            self._check_order(name)
         if not self.checks.messages or not self.checks.deliveries:
             self.problems.append("nothing was sent, or nothing received: the run proves nothing")
 
     def _has_had(self, name: str, request_id: str) -> bool:
         return request_id in self._ever_taken[name] or (name, request_id) in self._in_hand
 
-    def _compare_logs(self, people: list[SimParticipant]) -> None:
-        logs = {each.name: each.channel.log() for each in people if each.channel is not None}
-        reference: list[str] = next(iter(logs.values()), [])
-        for name, log in logs.items():
+    def _compare_logs(self, logs: Mapping[str, list[str] | None]) -> None:
+        known = {name: log for name, log in logs.items() if log is not None}
+        reference: list[str] = next(iter(known.values()), [])
+        for name, log in known.items():
             self.checks.logs += 1
             if log != reference:
                 odd = set(log) ^ set(reference)

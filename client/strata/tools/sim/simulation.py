@@ -109,7 +109,8 @@ class Simulation:
             if asyncio.get_running_loop().time() - began_at > timeout:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
-        self.evidence.conclude(self.participants, self._obtainable())
+        logs = {each.name: None if each.channel is None else each.channel.log() for each in self.participants}
+        self.evidence.conclude(logs, self._obtainable())
         if self.evidence.problems:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing())
 

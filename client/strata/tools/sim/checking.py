@@ -163,8 +163,8 @@ class Evidence:
         """Hold everything against everything, once all have converged.
 
         `logs` has the log of each participant by name, or None while its channel is closed. `obtainable` are
-        the SDS messages that any relay or any participant still has: what lost disks and forgetful relays took
-        from all of them together, nobody can be given again.
+        the SDS messages that any relay or any participant still has: what lost disks and forgetful relays
+        took from all of them together, nobody can be given again.
         """
         self._compare_logs(logs)
         for request_id, (sender, _) in self._sent.items():

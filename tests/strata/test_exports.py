@@ -54,7 +54,7 @@ def test_a_relay_and_a_pool_show_what_a_program_needs_and_no_plumbing(made, surf
 OPTIONS_OF_CHANNELS = {"Pool.channel(options)", "Relay.channel(options)", "create_reliable_channel(options)"}
 
 
-def annotations(name, value):
+def annotations_of(name, value):
     """What the annotations of a function, or of a class's public members, say."""
     if inspect.isfunction(value):
         yield from ((f"{name}({of})", text) for of, text in value.__annotations__.items())
@@ -69,7 +69,7 @@ def annotations(name, value):
             if of == "__init__" or not of.startswith("_"):
                 member = getattr(member, "fget", None) or getattr(member, "__func__", member)
                 if inspect.isfunction(member):
-                    yield from annotations(f"{name}.{of}", member)
+                    yield from annotations_of(f"{name}.{of}", member)
 
 
 def public_names():
@@ -88,7 +88,7 @@ def test_no_public_signature_says_any():
     said = {
         where
         for name, value in public_names()
-        for where, text in annotations(name, value)
+        for where, text in annotations_of(name, value)
         if re.search(r"\bAny\b", str(text))
     }
     assert said <= OPTIONS_OF_CHANNELS

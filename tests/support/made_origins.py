@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from strata.protocol import fields, packets
@@ -38,6 +38,7 @@ TRUST = ProvenanceTrust(model_roots=(Root.of_did(ROOT.did),), hardware_roots=(Ro
 MEDIA = {"type": "POST", "text": "photo", "media": [{"media_hash": HELLO}]}
 
 Header = dict[str, Any]
+PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 
 
 def link(issuer: Identity, subject: Identity, **window: int) -> dict[str, str]:
@@ -121,10 +122,17 @@ def verdict(
     return judge(packet, now=now, trust=trust, keys_of=keys_of, manifest_of=lambda _: manifest)
 
 
+def header_of(packet: Packet) -> Header:
+    """The provenance header of a packet that has one."""
+    header = packet.value["provenance_header"]
+    assert isinstance(header, dict)
+    return header
+
+
 class Authority:
     """An X.509 certificate with its private key."""
 
-    def __init__(self, name: str, key: Any, certificate: x509.Certificate) -> None:
+    def __init__(self, name: str, key: PrivateKey, certificate: x509.Certificate) -> None:
         self.name = name
         self.key = key
         self.certificate = certificate
@@ -141,6 +149,7 @@ class Authority:
         """r ‖ s, or R ‖ S."""
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(message)
+        assert isinstance(self.key, ec.EllipticCurvePrivateKey)
         algorithm = hashes.SHA384() if self.key.key_size == 384 else hashes.SHA256()
         r, s = decode_dss_signature(self.key.sign(message, ec.ECDSA(algorithm)))
         size = self.key.key_size // 8
@@ -154,7 +163,7 @@ class Authority:
         *,
         ca: bool = True,
         path_length: int | None = None,
-        key: Any = None,
+        key: PrivateKey | None = None,
         uri: str | None = None,
         begins_at: int = NOW - YEAR,
         ends_at: int = NOW + YEAR,

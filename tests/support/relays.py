@@ -6,20 +6,23 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self, TypeVar
 
+from msgspec import Raw
 from strata.protocol import ids, packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 
 ALL_EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless")
 START = 1_760_000_000
 AUTHOR = Identity.from_seed(bytes(range(32)))
+Message = TypeVar("Message")
 OTHER = Identity.from_seed(bytes(range(1, 33)))
 
 
@@ -46,7 +49,9 @@ class Session:
 class NaiveRelay:
     """RFC-0004 on a list. Every list is scanned, nothing is clever; what a test wants broken is a hook."""
 
-    def __init__(self, extensions=(), *, max_limit=500, live_cursors=False) -> None:
+    def __init__(
+        self, extensions: Iterable[str] = (), *, max_limit: int = 500, live_cursors: bool = False
+    ) -> None:
         self.extensions = frozenset(extensions)
         self.max_limit = max_limit
         self.live_cursors = live_cursors
@@ -86,7 +91,7 @@ class NaiveRelay:
         packet, received_at = self.log[index]
         return self.disguise(
             wire.Event(
-                packet=_raw(packet.canonical),
+                packet=Raw(packet.canonical),
                 received_at=received_at,
                 subscription_id=subscribe.subscription_id,
                 cursor=f"{self.generation}:{index}" if with_cursor else None,
@@ -208,7 +213,7 @@ class NaiveRelay:
         f = message.filters or wire.Filters()
         after = -1 if f.order != "desc" else len(self.log)
         if f.cursor is not None:
-            generation, _, index = f.cursor.partition(":")
+            generation, _, last_index = f.cursor.partition(":")
             if int(generation) != self.generation:
                 session.send(
                     wire.Error(
@@ -220,7 +225,7 @@ class NaiveRelay:
                     )
                 )
                 return
-            after = int(index)
+            after = int(last_index)
         session.subscriptions[message.subscription_id] = message
         indexes = range(after + 1, len(self.log)) if f.order != "desc" else range(after - 1, -1, -1)
         found = [i for i in indexes if self._matches(message, *self.log[i], live=False)]
@@ -241,10 +246,6 @@ def refusal(code: str, message: Any, **members: Any) -> wire.Error:
     return wire.Error(code=code, reason="because", client_msg_id=message.client_msg_id, **members)
 
 
-def _raw(data: bytes) -> Any:
-    return wire.Raw(data)
-
-
 class FakeRelay:
     """The model behind a real socket. `cut` drops every connection without a word."""
 
@@ -262,7 +263,7 @@ class FakeRelay:
         self.abandoned.set()
         """Set while nobody is connected."""
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Self:
         self._server = await serve(
             self._handle,
             "127.0.0.1",
@@ -276,11 +277,11 @@ class FakeRelay:
         self.url = f"{'wss' if self.ssl else 'ws'}://127.0.0.1:{self.port}/strata"
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         await self._server.wait_closed()
 
-    def _http(self, connection, request):
+    def _http(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path == "/.well-known/strata-relay.json":
             if self.manifest_body is None and not self.model.extensions:
                 return connection.respond(HTTPStatus.NOT_FOUND, "no\n")
@@ -290,7 +291,7 @@ class FakeRelay:
             return connection.respond(HTTPStatus(self.refuse_with), "no\n")
         return None
 
-    async def _handle(self, socket):
+    async def _handle(self, socket: ServerConnection) -> None:
         session = self.model.connect()
         self._open[socket] = session
         await self.flush()
@@ -312,7 +313,7 @@ class FakeRelay:
             if not self._open:
                 self.abandoned.set()
 
-    async def flush(self):
+    async def flush(self) -> None:
         """Send what the model has to say; a peer that went away meanwhile is no concern of the test."""
         for socket, session in list(self._open.items()):
             frames, session.outbox[:] = session.outbox[:], []
@@ -320,20 +321,20 @@ class FakeRelay:
                 with contextlib.suppress(ConnectionClosed):
                     await socket.send(frame, text=True)
 
-    async def append(self, *some: Packet):
+    async def append(self, *some: Packet) -> None:
         for packet in some:
             self.model.append(packet)
         await self.flush()
 
-    def cut(self):
+    def cut(self) -> None:
         for socket in list(self._open):
             socket.transport.abort()
 
-    async def shut(self, code: int):
+    async def shut(self, code: int) -> None:
         for socket in list(self._open):
             await socket.close(code)
 
-    async def next(self, kind: type):
+    async def next(self, kind: type[Message]) -> Message:
         """The next message of this kind that the client sent."""
         async with asyncio.timeout(20):
             while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ def wall() -> float:
     return START + asyncio.get_running_loop().time()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 600.0, step: float = 0.02) -> float:
+async def until(condition: Callable[[], object], timeout: float = 600.0, step: float = 0.02) -> float:
     """Let the world go on until this holds; the time it is then."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout):
@@ -124,6 +124,10 @@ class SimConnection:
         return self.server.up and self._epoch == self.server.epoch and not self._closed
 
     @property
+    def max_packet_bytes(self) -> int | None:
+        return None
+
+    @property
     def statistics(self) -> Statistics:
         return replace(self.counts)
 
@@ -195,6 +199,14 @@ class SimConnection:
         query = Query(**members)
         self.server.queries.append(query)
         return SimStream(self, query)
+
+    async def find(
+        self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        for stored, received_at in self.server.log:
+            if stored.packet_id in packet_ids:
+                await asyncio.sleep(self.server.character.latency)
+                yield Delivery(stored, received_at, None, None)
 
 
 class SimStream:

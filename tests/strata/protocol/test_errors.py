@@ -108,8 +108,8 @@ def classes_of_the_library() -> list[type[BaseException]]:
             continue
         module = importlib.import_module(info.name)
         for name, value in inspect.getmembers(module, inspect.isclass):
-            ours = value.__module__ == info.name and issubclass(value, BaseException)
-            if ours and value is not errors.StrataError and not name.startswith("_"):
+            ours = value.__module__ == info.name and value is not errors.StrataError
+            if ours and issubclass(value, BaseException) and not name.startswith("_"):
                 found.append(value)
     return found
 

@@ -50,7 +50,7 @@ def valid(**changes: Any) -> Json:
     return value
 
 
-def refusal(raw: bytes, **options: int) -> InvalidPacket:
+def refusal(raw: bytes, **options: Any) -> InvalidPacket:
     with pytest.raises(InvalidPacket) as caught:
         Packet.parse(raw, **options)
     return caught.value

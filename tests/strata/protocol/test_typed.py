@@ -151,7 +151,8 @@ def test_an_edge_signature_covers_the_packet_without_itself() -> None:
     assert refusal("TRUST_EDGE", edge_signature=right) is None
     assert refusal("TRUST_EDGE", edge_signature=None) is None
     assert refusal("TRUST_EDGE", edge_signature=right, strength=0.4) == schema("edge_signature")
-    for broken in (wrong, "0x", "", 5, {}):
+    no_signatures: tuple[object, ...] = (wrong, "0x", "", 5, {})
+    for broken in no_signatures:
         assert refusal("TRUST_EDGE", edge_signature=broken) == schema("edge_signature")
     # Any live key of the author will do; without one, only the form can be judged.
     assert refusal("TRUST_EDGE", keys=(OTHER.public_key, *KEYS), edge_signature=right) is None
@@ -375,18 +376,19 @@ def test_the_other_members_of_a_descriptor_are_not_judged() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(
-            "POST",
-            "MESSAGE",
-            "ZZZ_TEST",
-            "PROFILE",
-            "SOCIAL_EDGE",
-            "REACTION",
-            "GROUP",
-            "STAKE",
-            "STAKE_SLASH",
-        ),
-        *("ATTESTATION_RETRACTION", "ATTESTATION_DISPUTE", "trust_edge", "strata.identity.verification"),
+        "POST",
+        "MESSAGE",
+        "ZZZ_TEST",
+        "PROFILE",
+        "SOCIAL_EDGE",
+        "REACTION",
+        "GROUP",
+        "STAKE",
+        "STAKE_SLASH",
+        "ATTESTATION_RETRACTION",
+        "ATTESTATION_DISPUTE",
+        "trust_edge",
+        "strata.identity.verification",
     ],
 )
 def test_types_without_rules_are_opaque(kind: str) -> None:

@@ -8,12 +8,14 @@ import json
 import pytest
 from strata.protocol.documents import DidDocument, VerificationMethod, build_document, method_id
 from strata.protocol.ids import Identity
-from strata.relays.resolver import DocumentResolver, Found, relay_hints, relay_store
+from strata.relays.resolver import DocumentResolver, Found, Hints, relay_hints, relay_store
 
 DID = "did:strata:relay_1"
+Log = list[tuple[str, str]]
+"""Who was asked, and for what."""
 
 
-def document(n=0, did=DID):
+def document(n: int = 0, did: str = DID) -> DidDocument:
     key = Identity.from_seed(bytes([n]) * 32).public_key
     return build_document(did, [VerificationMethod(method_id(did), key, 0)], created_at=n)
 
@@ -21,19 +23,21 @@ def document(n=0, did=DID):
 class Source:
     """A store that writes down what it was asked."""
 
-    def __init__(self, log, name, *documents, answer=None):
+    def __init__(
+        self, log: Log, name: str, *documents: DidDocument, answer: bytes | Exception | None = None
+    ) -> None:
         self.log, self.name, self.answer = log, name, answer
         self.documents = {d.hash: d.canonical for d in documents}
 
-    async def __call__(self, document_hash):
+    async def __call__(self, document_hash: str) -> bytes | None:
         self.log.append((self.name, document_hash))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.documents.get(document_hash) if self.answer is None else self.answer
 
 
-def manifests(log, *hashes):
-    async def announced(did):
+def manifests(log: Log, *hashes: str) -> Hints:
+    async def announced(did: str) -> tuple[str, ...]:
         log.append(("manifests", did))
         return hashes
 
@@ -42,7 +46,7 @@ def manifests(log, *hashes):
 
 @pytest.mark.req("R-055")
 async def test_the_order_is_cache_pointers_stores():
-    log, wanted, hinted = [], document(1), document(2)
+    log, wanted, hinted = Log(), document(1), document(2)
     one, two = Source(log, "one"), Source(log, "two", wanted, hinted)
     resolver = DocumentResolver(
         pointers={DID: wanted.hash},
@@ -62,7 +66,7 @@ async def test_the_order_is_cache_pointers_stores():
 
 @pytest.mark.req("R-055")
 async def test_a_manifest_hints_where_no_pointer_holds_and_is_not_trusted():
-    log, hinted = [], document(2)
+    log, hinted = Log(), document(2)
     resolver = DocumentResolver(
         pointers={}, stores=[Source(log, "one", hinted)], manifests=manifests(log, "0xno", hinted.hash)
     )
@@ -72,7 +76,7 @@ async def test_a_manifest_hints_where_no_pointer_holds_and_is_not_trusted():
 
 @pytest.mark.req("R-055")
 async def test_a_copy_grown_old_is_better_than_none():
-    log, hinted = [], document(2)
+    log, hinted = Log(), document(2)
     hashes = [hinted.hash]
 
     async def announced(did):
@@ -100,7 +104,7 @@ async def test_a_copy_grown_old_is_better_than_none():
     ids=["nothing", "no document", "no text", "another one", "another's", "failure"],
 )
 async def test_a_store_that_gives_something_else_is_passed_over(answer):
-    log, wanted = [], document(1)
+    log, wanted = Log(), document(1)
     stores = [Source(log, "bad", answer=answer), Source(log, "good", wanted)]
     resolver = DocumentResolver(pointers={DID: wanted.hash}, stores=stores)
     assert await resolver.resolve(DID, now=0) == Found(wanted, is_trusted=True)
@@ -113,27 +117,29 @@ async def test_a_silent_store_is_not_waited_for():
 
     wanted = document(1)
     resolver = DocumentResolver(
-        pointers={DID: wanted.hash}, stores=[silent, Source([], "good", wanted)], timeout=0.01
+        pointers={DID: wanted.hash}, stores=[silent, Source(Log(), "good", wanted)], timeout=0.01
     )
-    assert (await resolver.resolve(DID, now=0)).document == wanted
+    found = await resolver.resolve(DID, now=0)
+    assert found is not None and found.document == wanted
 
 
 async def test_what_nobody_knows_is_none():
     assert await DocumentResolver(pointers={}, stores=[]).resolve(DID, now=0) is None
-    nowhere = DocumentResolver(pointers={DID: document(1).hash}, stores=[Source([], "empty")])
+    nowhere = DocumentResolver(pointers={DID: document(1).hash}, stores=[Source(Log(), "empty")])
     assert await nowhere.resolve(DID, now=0) is None
 
 
 async def test_memory_is_bounded():
     documents = [document(n, f"did:strata:r{n}") for n in range(5)]
-    log = []
+    log = Log()
     resolver = DocumentResolver(
         pointers={d.did: d.hash for d in documents},
         stores=[Source(log, "one", *documents)],
         max_documents=2,
     )
     for d in documents:
-        assert (await resolver.resolve(d.did, now=0)).document == d
+        found = await resolver.resolve(d.did, now=0)
+        assert found is not None and found.document == d
     log.clear()
     await resolver.resolve(documents[0].did, now=0)
     assert len(log) == 1, "forgotten and found again"

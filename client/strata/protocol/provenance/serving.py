@@ -10,6 +10,7 @@ Nothing a relay writes there is believed: the rebuilt packet has the id it was s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -84,7 +85,7 @@ def served(
 
 def restore(
     raw: bytes | bytearray | memoryview | msgspec.Raw,
-    annotations: dict[str, object] | None = None,
+    annotations: Mapping[str, object] | None = None,
     *,
     max_bytes: int | None = None,
 ) -> tuple[Packet, str | None]:

@@ -137,10 +137,14 @@ class Moment:
         return SHAPES[self.documents[-1]][4] if self.documents else None
 
     def policy_works(self, at: int) -> bool:
-        return self.threshold() is None or self.threshold() <= len(self.agreeing(at))
+        threshold = self.threshold()
+        return threshold is None or threshold <= len(self.agreeing(at))
 
     def names(self, said: Said) -> set[int]:
-        return {said.key} | ({said.replaces} if said.kind == "ROTATE" else set())
+        if said.kind != "ROTATE":
+            return {said.key}
+        assert said.replaces is not None
+        return {said.key, said.replaces}
 
     def can_be_named(self, said: Said) -> bool:
         if said.kind == "REVOKE":
@@ -158,6 +162,7 @@ class Moment:
         if said.kind in ("ADD", "ROTATE"):
             signs = True
             if said.kind == "ROTATE":
+                assert said.replaces is not None
                 old = self.keys[said.replaces]
                 old["until"] = said.at if old["until"] is None else min(old["until"], said.at)
                 signs = old["signs"] or old["recovery"]
@@ -170,7 +175,8 @@ class Moment:
             agreeing = self.agreeing(at)
             if due > at or said.by not in agreeing or not self.policy_works(at):
                 continue
-            if self.threshold() is not None and len(agreeing & approving) < self.threshold():
+            threshold = self.threshold()
+            if threshold is not None and len(agreeing & approving) < threshold:
                 continue
             del self.pending[said]
             if self.can_be_named(said):

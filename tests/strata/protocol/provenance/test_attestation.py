@@ -11,7 +11,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance import attest
 from strata.protocol.provenance.attestation import platform_nonce, preimage
 
-from tests.support.made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, model_header, verdict
+from tests.support.made_origins import AUTHOR, CLIENT, HELLO, MEDIA, NOW, header_of, model_header, verdict
 
 V5_CONTENT = {
     "type": "POST",
@@ -32,7 +32,7 @@ def build(content: Any = V5_CONTENT, **options: Any) -> Packet:
 @pytest.mark.req("R-231", "R-230", "R-205")
 def test_vector_v5() -> None:
     packet = build()
-    header = packet.value["provenance_header"]
+    header = header_of(packet)
     digest = hashlib.sha256(preimage(packet.value) + b"SOFTWARE" + HELLO.encode()).hexdigest()
     assert digest == "bb645b204c4d424b21c09d9d070a0787ba50483d623f0395ee45b4a9c27f1ee1"
     assert header == {
@@ -59,7 +59,7 @@ def test_vector_v5() -> None:
 @pytest.mark.req("R-231")
 def test_a_null_genesis_is_the_empty_text() -> None:
     packet = build({"type": "POST", "text": "words"}, genesis_media_hash=None)
-    signature = packet.value["provenance_header"]["client_attestation"]["client_signature"]
+    signature = header_of(packet)["client_attestation"]["client_signature"]
     digest = hashlib.sha256(preimage(packet.value) + b"SOFTWARE").digest()
     assert signature == f"0x{CLIENT.sign(digest).hex()}"
     assert verdict(packet) is None
@@ -71,14 +71,14 @@ def test_every_member_that_the_builder_takes_is_covered() -> None:
     assert packet.expires_at == NOW + 60
     assert packet.nonce == "once"
     assert packet.value["x_more"] == [1]
-    assert packet.value["provenance_header"]["issuer_chain"]
+    assert header_of(packet)["issuer_chain"]
     # SOFTWARE, for the origin is the argument's and not the header's.
     assert verdict(packet) is None
 
 
 def test_a_signed_claim_in_the_header_stays_as_it_was_signed() -> None:
     packet = build(header=model_header(), origin_type="AI_MODEL", genesis_media_hash=None)
-    assert packet.value["provenance_header"]["genesis_media_hash"] == HELLO
+    assert header_of(packet)["genesis_media_hash"] == HELLO
     assert verdict(packet) is None
 
 
@@ -102,7 +102,7 @@ def test_the_platform_vouches_for_packet_and_first_medium() -> None:
         return {"format": "apple-app-attest"}
 
     packet = build(platform_attestation=platform)
-    attestation = packet.value["provenance_header"]["client_attestation"]
+    attestation = header_of(packet)["client_attestation"]
     assert attestation["platform_attestation"] == {"format": "apple-app-attest"}
     expected = hashlib.sha256(preimage(packet.value) + HELLO.encode()).digest()
     assert asked == [expected]
@@ -114,7 +114,6 @@ def test_the_platform_vouches_for_packet_and_first_medium() -> None:
 @pytest.mark.parametrize("broken", [5, "x", {}, {"format": "play-integrity", "payload": "AAAA"}, None])
 def test_a_platform_attestation_that_fails_never_downgrades(broken: Any) -> None:
     packet = build(platform_attestation=lambda _: {})
-    value = {**packet.value, "provenance_header": {**packet.value["provenance_header"]}}
-    header = value["provenance_header"]
+    header = {**header_of(packet)}
     header["client_attestation"] = {**header["client_attestation"], "platform_attestation": broken}
     assert verdict(packets.build(AUTHOR, V5_CONTENT, timestamp=NOW, provenance_header=header)) is None

@@ -55,6 +55,7 @@ def fault(chain: Any, roots: Any = ROOTS, now: int = NOW, skew: int = 0) -> str 
 def restated(entry: dict[str, str], **changes: Any) -> dict[str, str]:
     """The entry around a statement with other members and the old signature."""
     members, _ = canonical.parse(fields.base64url(entry["certificate"], 4096) or b"")
+    assert isinstance(members, dict)
     body = canonical.encode(
         {name: value for name, value in {**members, **changes}.items() if value != "drop"}
     )
@@ -240,7 +241,7 @@ def test_a_certificate_for_somebody_else_does_not_resolve_the_device() -> None:
 @pytest.mark.req("R-220", "R-217")
 def test_a_path_that_does_not_hold_is_refused() -> None:
     other_root = Authority.make("Root")  # the same name, another key
-    cases = {
+    cases: dict[str, list[tuple[Any, tuple[Root, ...]]]] = {
         "unrooted": [
             (chain_of(X_DEVICE), X_ROOTS),
             (chain_of(X_DEVICE, X_MAKER), ()),

@@ -67,7 +67,8 @@ def evidence(
 def fault(
     payload: bytes, *, nonce: bytes | None = NONCE, now: int = NOW, claim: Any = CLAIM, **options: Any
 ) -> Any:
-    verifier = AppAttestVerifier(**{"roots": [ROOT.der], "app_ids": [APP]} | options)
+    defaults: dict[str, Any] = {"roots": [ROOT.der], "app_ids": [APP]}
+    verifier = AppAttestVerifier(**defaults | options)
     try:
         verifier.verify(payload, nonce=nonce, claim=claim, now=now)
     except InvalidPacket as error:

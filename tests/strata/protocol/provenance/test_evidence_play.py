@@ -24,10 +24,11 @@ KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec
 RSA = rsa.generate_private_key(65537, 2048)
 NONCE = bytes(range(32))
 APP = "net.example.camera"
+NO_OBJECTS: tuple[object, ...] = (None, "x", [])
 CLAIM = EvidenceClaim("SOFTWARE", HELLO)
 
 
-def der(key: Any) -> bytes:
+def der(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -54,7 +55,8 @@ def device(*labels: str) -> dict[str, Any]:
 
 
 def fault(payload: bytes, *, nonce: bytes | None = NONCE, claim: Any = CLAIM, **options: Any) -> str | None:
-    verifier = PlayIntegrityVerifier(**{"keys": [der(KEY)], "packages": [APP]} | options)
+    defaults: dict[str, Any] = {"keys": [der(KEY)], "packages": [APP]}
+    verifier = PlayIntegrityVerifier(**defaults | options)
     try:
         verifier.verify(payload, nonce=nonce, claim=claim, now=NOW)
     except InvalidPacket as error:
@@ -103,7 +105,7 @@ def test_the_app_is_recognized_and_the_one_expected() -> None:
     assert fault(token(), claim=of_manifest) == "app_mismatch"
     assert fault(token(**request(requestPackageName="net.example.listed")), claim=of_manifest) is None
     for verdict in ("UNRECOGNIZED_VERSION", "UNEVALUATED", None):
-        integrity = {"appIntegrity": {"appRecognitionVerdict": verdict}}
+        integrity: dict[str, Any] = {"appIntegrity": {"appRecognitionVerdict": verdict}}
         assert fault(token(**integrity)) == "app_not_recognized"
 
 
@@ -120,8 +122,9 @@ def test_the_device_reaches_the_threshold(threshold: DeviceVerdict) -> None:
 @pytest.mark.req("R-224")
 @pytest.mark.parametrize("member", ["requestDetails", "appIntegrity", "deviceIntegrity"])
 def test_every_part_is_there(member: str) -> None:
-    for value in (None, "x", []):
-        assert fault(token(**{member: value})) == "malformed_evidence"
+    for value in NO_OBJECTS:
+        changes: dict[str, Any] = {member: value}
+        assert fault(token(**changes)) == "malformed_evidence"
 
 
 def test_other_kinds_of_key_are_a_mistake_in_the_settings() -> None:

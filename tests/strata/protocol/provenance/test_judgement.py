@@ -29,6 +29,7 @@ from tests.support.made_origins import (
     attested,
     chain_to_root,
     hardware_header,
+    header_of,
     link,
     model_header,
     own_keys,
@@ -95,7 +96,7 @@ def test_unattested_software_is_downgraded_and_not_refused(content: Any) -> None
 
 
 def attestation(**changes: Any) -> dict[str, Any]:
-    sound = attested(software_header()).value["provenance_header"]["client_attestation"]
+    sound = header_of(attested(software_header()))["client_attestation"]
     return {**sound, **changes}
 
 
@@ -137,7 +138,7 @@ def test_the_attestation_covers_the_whole_packet(change: dict[str, Any]) -> None
     members = {**sound.value, **change}
     members["provenance_header"] = {
         **members["provenance_header"],
-        "client_attestation": sound.value["provenance_header"]["client_attestation"],
+        "client_attestation": header_of(sound)["client_attestation"],
     }
     tampered = packets.build(
         AUTHOR,
@@ -418,7 +419,7 @@ members = st.sampled_from(
 def test_a_hostile_header_is_refused_in_the_proper_way_or_downgraded(
     header: dict[str, Any], changes: dict[str, Any], attest: bool
 ) -> None:
-    genuine = attested(header).value["provenance_header"]
+    genuine = header_of(attested(header))
     header = {**(genuine if attest else header), **changes}
     try:
         packet = post(header)
@@ -440,7 +441,8 @@ def test_deep_and_wide_members_change_nothing(member: str) -> None:
     deep: Any = "end"
     for _ in range(58):
         deep = [deep]
-    for hostile in (deep, [{}] * 5000, {"x" * 50_000: 1}):
+    hostile_values: tuple[object, ...] = (deep, [{}] * 5000, {"x" * 50_000: 1})
+    for hostile in hostile_values:
         try:
             verdict(post(hardware_header(**{member: hostile})))
         except InvalidPacket as error:

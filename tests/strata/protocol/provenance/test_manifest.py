@@ -62,7 +62,9 @@ def test_a_manifest_has_its_required_members(member: str, value: Any) -> None:
     ],
 )
 def test_every_key_is_whole(change: Any) -> None:
-    entries = [SOUND["public_keys"][0], {**SOUND["public_keys"][0], **change}]
+    keys = SOUND["public_keys"]
+    assert isinstance(keys, list)
+    entries = [keys[0], {**keys[0], **change}]
     for broken in (entries, ["text"], [None]):
         with pytest.raises(InvalidPacket):
             check_content(manifest({**SOUND, "public_keys": broken}))

@@ -72,9 +72,14 @@ class Bench:
     def settled(self):
         return {c.handle: c.outcome for c in self.core.changes() if isinstance(c, PublishSettled)}
 
-    @property
-    def state(self):
+    def state(self) -> AuthState:
         return self.core.authentication_state
+
+    def session(self) -> Authenticated | None:
+        return self.core.session
+
+    def server_id(self) -> str | None:
+        return self.core.server_id
 
 
 @pytest.fixture
@@ -92,15 +97,15 @@ def bench(me):
 
 @pytest.mark.req("R-293")
 def test_authenticated_only_on_the_relays_word(bench, me):
-    assert bench.state is AuthState.UNAUTHENTICATED
+    assert bench.state() is AuthState.UNAUTHENTICATED
     bench.challenge()
-    assert bench.state is AuthState.AUTHENTICATING and bench.core.session is None
+    assert bench.state() is AuthState.AUTHENTICATING and bench.session() is None
     (auth,) = bench.auths()
     assert (auth.author_id, auth.client_msg_id) == (me.did, "a1")
     bench.ok()
-    assert bench.state is AuthState.AUTHENTICATED
-    assert bench.core.session == Authenticated(me.did, frozenset(ALL))
-    assert bench.outcomes() == [bench.core.session]
+    assert bench.state() is AuthState.AUTHENTICATED
+    assert bench.session() == Authenticated(me.did, frozenset(ALL))
+    assert bench.outcomes() == [bench.session()]
     assert bench.core.statistics.authentications == 1
 
 
@@ -116,14 +121,14 @@ def test_authenticated_only_on_the_relays_word(bench, me):
 def test_a_word_about_something_else_is_none(bench, answer):
     bench.challenge()
     bench.ok(**{"request": "a1"} | answer)
-    assert bench.state is AuthState.AUTHENTICATING
+    assert bench.state() is AuthState.AUTHENTICATING
     assert bench.core.statistics.messages_invalid == 1
 
 
 @pytest.mark.req("R-293", "R-297")
 def test_auth_ok_out_of_nowhere_authenticates_nobody(bench):
     bench.ok()
-    assert bench.state is AuthState.UNAUTHENTICATED and bench.core.session is None
+    assert bench.state() is AuthState.UNAUTHENTICATED and bench.session() is None
 
 
 @pytest.mark.req("R-294")
@@ -142,7 +147,7 @@ def test_auth_ok_out_of_nowhere_authenticates_nobody(bench):
 def test_a_refusal_returns_to_unauthenticated(bench, code, request_id):
     bench.challenge()
     bench.error(request_id, code)
-    assert bench.state is AuthState.UNAUTHENTICATED
+    assert bench.state() is AuthState.UNAUTHENTICATED
     assert bench.core.statistics.authentications_refused == 1
 
 
@@ -151,11 +156,11 @@ def test_silence_is_a_failure_after_the_timeout(bench):
     bench.challenge(now=1)
     assert bench.core.get_timer() == 6
     bench.core.handle_timer(5.9)
-    assert bench.state is AuthState.AUTHENTICATING
+    assert bench.state() is AuthState.AUTHENTICATING
     bench.core.handle_timer(6)
-    assert bench.state is AuthState.UNAUTHENTICATED
+    assert bench.state() is AuthState.UNAUTHENTICATED
     bench.ok(now=7)
-    assert bench.state is AuthState.UNAUTHENTICATED, "what comes too late is no answer"
+    assert bench.state() is AuthState.UNAUTHENTICATED, "what comes too late is no answer"
     # No fresh challenge comes, so that is that.
     while bench.core.get_timer() < 1e6:
         bench.core.handle_timer(bench.core.get_timer())
@@ -177,11 +182,11 @@ def test_a_new_connection_is_anonymous_and_authenticates_anew(bench):
     bench.ok()
     bench.sent()
     bench.core.connection_lost()
-    assert bench.state is AuthState.UNAUTHENTICATED and bench.core.session is None
+    assert bench.state() is AuthState.UNAUTHENTICATED and bench.session() is None
     bench.connect(now=10)
     bench.challenge(2, now=10)
     (auth,) = bench.auths()
-    assert auth.client_msg_id == "a2" and bench.state is AuthState.AUTHENTICATING
+    assert auth.client_msg_id == "a2" and bench.state() is AuthState.AUTHENTICATING
 
 
 # Trying again.
@@ -202,7 +207,7 @@ def test_a_failure_that_may_pass_is_tried_again_with_a_fresh_challenge_after_a_r
         (second,) = bench.auths()
         assert second.challenge != first[0].challenge
         bench.ok("a2")
-        assert bench.state is AuthState.AUTHENTICATED
+        assert bench.state() is AuthState.AUTHENTICATED
     assert len(moments) == 10 and max(moments) <= 1.0
 
 
@@ -272,7 +277,7 @@ def test_a_limit_beyond_reason_is_a_refusal(bench):
 @pytest.mark.parametrize("broken", [{"text": "a:b"}, {"server_id": "relay"}])
 def test_a_malformed_challenge_is_not_signed(bench, broken):
     bench.challenge(**broken)
-    assert bench.auths() == [] and bench.state is AuthState.UNAUTHENTICATED
+    assert bench.auths() == [] and bench.state() is AuthState.UNAUTHENTICATED
     (failure,) = bench.outcomes()
     assert isinstance(failure, InvalidMessage)
     assert bench.core.statistics.challenges_refused == 1
@@ -289,7 +294,7 @@ def test_a_relay_is_held_to_the_did_it_is_expected_under(me):
 @pytest.mark.req("R-298")
 def test_a_relay_is_held_to_the_did_it_showed_first_over_all_connections(bench):
     bench.challenge()
-    assert bench.core.server_id == RELAY
+    assert bench.server_id() == RELAY
     bench.error("a1", "unauthenticated")
     bench.core.connection_lost()
     bench.sent()
@@ -297,15 +302,15 @@ def test_a_relay_is_held_to_the_did_it_showed_first_over_all_connections(bench):
     bench.challenge(2, now=10, server_id="did:strata:impostor")
     assert bench.auths() == []
     assert bench.outcomes()[-1].detail == "server_id_unexpected"
-    assert bench.core.server_id == RELAY
+    assert bench.server_id() == RELAY
 
 
 @pytest.mark.req("R-346", "R-390")
 def test_a_manifest_makes_no_pin_and_can_contradict_one(me):
     bench = Bench(me, announced=Announced(relay_id="did:strata:claimed")).connect()
-    assert bench.core.server_id is None
+    assert bench.server_id() is None
     bench.challenge()
-    assert bench.core.server_id == RELAY, "what counts is what the relay has us sign"
+    assert bench.server_id() == RELAY, "what counts is what the relay has us sign"
     pinned = Bench(me, replace(ALWAYS, relay_id=RELAY), announced=Announced(relay_id="did:strata:claimed"))
     pinned.connect().challenge()
     assert pinned.auths() == []
@@ -382,7 +387,7 @@ def test_when_needed_stays_anonymous_until_the_relay_wants_more(me):
     assert [type(m) for m in bench.sent()] == [wire.Publish]
     bench.say(wire.Ok(packet_id="x", status="ACCEPTED", client_msg_id=handle))
     assert isinstance(bench.settled()[handle], Published)
-    assert bench.state is AuthState.UNAUTHENTICATED and bench.auths() == []
+    assert bench.state() is AuthState.UNAUTHENTICATED and bench.auths() == []
 
 
 @pytest.mark.parametrize("detail", [None, "missing_capability"])
@@ -529,5 +534,5 @@ def test_asking_by_hand(me):
     assert bench.core.authenticate(0)
     bench.challenge()
     bench.ok()
-    assert bench.outcomes() == [bench.core.session]
+    assert bench.outcomes() == [bench.session()]
     assert not bench.core.authenticate(1), "it is done"

@@ -23,8 +23,8 @@ def status(code):
 
 
 def closed(received=None, sent=None):
-    frames = [Close(code, "") if code else None for code in (received, sent)]
-    return ConnectionClosedError(*frames, rcvd_then_sent=True if all(frames) else None)
+    theirs, ours = (Close(code, "") if code else None for code in (received, sent))
+    return ConnectionClosedError(theirs, ours, rcvd_then_sent=True if theirs and ours else None)
 
 
 def cut_short():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import strata
+from msgspec import Raw
 from strata.channels.connecting import connect
 from strata.channels.messaging import MessageEnvelope, RelayNode
 from strata.channels.messaging.binding import build_packet
@@ -20,6 +21,8 @@ from strata.protocol import wire
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
+
+from tests.support.relays import FakeRelay, NaiveRelay
 
 OPTIONS = Options(
     backoff_base=0.001,
@@ -37,14 +40,14 @@ BOTH = ("packet_ids", "http_packets", "history_marker")
 
 
 @pytest.fixture
-def opened(fake_relay: Any, naive_relay: Any) -> Callable[..., Any]:
+def opened() -> Callable[..., Any]:
     """A running relay with these extensions; `gets` are the paths that were asked for over HTTP."""
 
-    class HttpRelay(fake_relay):
-        def __init__(self, model: Any) -> None:
+    class HttpRelay(FakeRelay):
+        def __init__(self, model: NaiveRelay) -> None:
             super().__init__(model)
             self.gets: list[str] = []
-            self.serve: Callable[[Packet], bytes] | None = None
+            self.serve: Callable[[Packet, int], str] | None = None
 
         def _http(self, connection: Any, request: Any) -> Any:
             if not request.path.startswith("/packets/"):
@@ -63,7 +66,7 @@ def opened(fake_relay: Any, naive_relay: Any) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def open_relay(*extensions: str) -> AsyncIterator[Any]:
-        async with HttpRelay(naive_relay(extensions)) as relay:
+        async with HttpRelay(NaiveRelay(extensions)) as relay:
             yield relay
 
     return open_relay
@@ -79,9 +82,10 @@ def subscribes(fake: Any) -> list[wire.Subscribe]:
     return [message for message in received if isinstance(message, wire.Subscribe)]
 
 
-def asked_for(fake: Any, kind: str) -> list[wire.Subscribe]:
-    """The requests for these packets, not those for keys."""
-    return [each for each in subscribes(fake) if each.filters and each.filters.types == [kind]]
+def asked_for(fake: Any, kind: str) -> list[wire.Filters]:
+    """The filters of the requests for these packets, without those for keys."""
+    filters = [each.filters for each in subscribes(fake)]
+    return [each for each in filters if each and each.types == [kind]]
 
 
 @pytest.mark.req("C-285")
@@ -92,8 +96,8 @@ async def test_a_relay_that_filters_by_id_is_asked_by_id(opened, make, extension
         ids = [make(n).packet_id for n in (4, 1)]
         assert sorted(await found(relay, ids, types="POST", since=START)) == sorted(ids)
         (request,) = asked_for(fake, "POST")
-        assert sorted(request.filters.packet_ids) == sorted(ids)
-        assert request.filters.since is None, "the id says it all, however old the packet is"
+        assert request.packet_ids is not None and sorted(request.packet_ids) == sorted(ids)
+        assert request.since is None, "the id says it all, however old the packet is"
         assert fake.gets == []
 
 
@@ -114,9 +118,9 @@ async def test_the_history_of_any_other_relay_is_read_newest_first_until_all_hav
         ids = [make(n).packet_id for n in (41, 58)]
         assert await found(relay, ids, types="POST", since=START + 3) == ids[::-1]
         requests = asked_for(fake, "POST")
-        assert {each.filters.order for each in requests} == {"desc"}
-        assert {each.filters.since for each in requests} == {START + 3}
-        assert not any(each.filters.packet_ids for each in requests), "it would not know what that is"
+        assert {each.order for each in requests} == {"desc"}
+        assert {each.since for each in requests} == {START + 3}
+        assert not any(each.packet_ids for each in requests), "it would not know what that is"
         assert len(requests) < 6, "it stops once both are there"
         assert fake.gets == []
 
@@ -164,7 +168,7 @@ async def test_a_packet_that_the_relay_has_touched_is_not_found(opened, make, ex
     async with opened(*extensions) as fake, connect(fake.url, options=OPTIONS) as relay:
         await fake.append(make(1))
         fake.model.disguise = lambda event: wire.Event(
-            packet=wire.Raw(touch(make(1))),
+            packet=Raw(touch(make(1))),
             received_at=event.received_at,
             subscription_id=event.subscription_id,
             cursor=event.cursor,
@@ -220,7 +224,7 @@ async def test_a_node_hears_nothing_that_a_relay_has_touched(extended, identitie
     def disguise(event: wire.Event) -> wire.Event:
         changed = bytes(event.packet).replace(said, base64.b64encode(b"lies"))
         return wire.Event(
-            packet=wire.Raw(changed),
+            packet=Raw(changed),
             received_at=event.received_at,
             subscription_id=event.subscription_id,
             cursor=event.cursor,

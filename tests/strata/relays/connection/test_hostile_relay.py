@@ -142,5 +142,7 @@ def test_a_time_beyond_all_measure_is_no_place_to_start_again_from(make):
     core.data_to_send()
     core.receive_message(wire.encode(wire.Error(code="invalid_cursor", reason="-", client_msg_id="s1.2")), 1)
     (again,) = map(wire.decode_client_message, core.data_to_send())
-    assert again.filters.cursor is None and again.filters.since <= 2**53
+    assert isinstance(again, wire.Subscribe) and again.filters is not None
+    assert again.filters.cursor is None
+    assert again.filters.since is not None and again.filters.since <= 2**53
     assert state.error is None

@@ -9,12 +9,15 @@ import ssl
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 import strata
 import strata.protocol.packets
 import trustme
+from msgspec import Raw
 from strata.channels.connecting import connect
 from strata.protocol import wire
+from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 
 FAST = Options(
@@ -197,7 +200,7 @@ async def test_a_tampered_packet_is_dropped_and_counted(extended, make, tamper, 
 
     def disguise(event):
         index = int(event.cursor.partition(":")[2])
-        return wire.msgspec.structs.replace(event, packet=wire.Raw(bad)) if index == 1 else event
+        return msgspec.structs.replace(event, packet=Raw(bad)) if index == 1 else event
 
     extended.model.disguise = disguise
     await extended.append(*map(make, range(3)))
@@ -308,7 +311,7 @@ async def test_strange_messages_do_no_harm(extended, make):
         task = asyncio.create_task(relay.publish(make(0)))
         await task
         (session,) = extended.model.sessions
-        session.send(wire.Event(packet=wire.Raw(make(1).canonical), received_at=1))
+        session.send(wire.Event(packet=Raw(make(1).canonical), received_at=1))
         session.outbox += [b"{", b"[1]", b'{"type":"NEW"}', b'{"type":"OK","packet_id":"x","status":"?"}']
         await extended.flush()
         await relay.publish(make(2))
@@ -413,6 +416,7 @@ async def test_wss_needs_a_trusted_certificate(naive_relay, fake_relay, make):
     authority.configure_trust(client)
     async with fake_relay(naive_relay(["gapless", "history_marker"]), ssl=server) as fake:
         async with connect(fake.url, ssl=client, options=FAST) as relay:
+            assert relay.announced is not None
             assert relay.announced.extensions == {"gapless", "history_marker"}, "the manifest came by TLS too"
             await relay.publish(make(0))
         with pytest.raises(strata.ConnectionFailed, match="not trusted"):
@@ -477,7 +481,7 @@ async def steps_of(make_coroutine):
 
 async def test_cancelling_a_receive_anywhere_loses_nothing(fake, make):
     await fake.append(*map(make, range(200)))
-    got = []
+    got: list[Packet] = []
     options = Options(queue_events=16, page_events=8, idle_timeout=0.05, backoff_base=0.001)
     async with connect(fake.url, options=options) as relay:
         subscription = relay.subscribe()

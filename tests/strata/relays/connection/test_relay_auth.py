@@ -42,7 +42,8 @@ def closed(fake):
 @pytest.mark.req("R-293", "R-339")
 async def test_with_always_a_connection_is_open_once_it_is_authenticated(closed, me, make):
     async with connect(closed.url, identity=me, options=ALWAYS) as relay:
-        assert relay.session.author_id == me.did and relay.relay_id == RELAY
+        assert relay.session is not None and relay.session.author_id == me.did
+        assert relay.relay_id == RELAY
         await relay.publish(make(1))
     kinds = [type(m) for m in _received(closed)]
     assert kinds == [wire.Auth, wire.Publish]
@@ -150,7 +151,12 @@ async def test_a_pin_file_remembers_the_relay(closed, me, tmp_path):
     assert caught.value.detail == "server_id_unexpected"
 
 
-async def test_a_pin_file_that_cannot_be_written_harms_no_message(closed, me, make, tmp_path, caplog):
+async def test_a_pin_file_that_cannot_be_written_harms_no_message(
+    closed, me, make, tmp_path, caplog, monkeypatch
+):
+    def no_space(url: str, relay_id: str) -> None:
+        raise OSError("no space")
+
     blocker = tmp_path / "file"
     blocker.write_text("")
     relay = connect(closed.url, identity=me, options=ALWAYS, pins=tmp_path / "pins.json")
@@ -158,7 +164,7 @@ async def test_a_pin_file_that_cannot_be_written_harms_no_message(closed, me, ma
         pass
     (tmp_path / "pins.json").unlink()
     broken = connect(closed.url, identity=me, options=ALWAYS, pins=tmp_path / "pins.json")
-    broken._driver._pins.add = lambda url, relay_id: (_ for _ in ()).throw(OSError("no space"))
+    monkeypatch.setattr(broken._driver._pins, "add", no_space)
     async with broken:
         await broken.publish(make(1))
     assert "could not be pinned" in caplog.text

@@ -11,7 +11,7 @@ from strata.relays.connection import Options
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.publishing import Publishing
 from strata.relays.connection.stream import QueuedEvent
-from strata.relays.connection.values import Query, Statistics
+from strata.relays.connection.values import Published, Query, Statistics
 
 START = 1_760_000_000
 ME = Identity.from_seed(b"\x51" * 32)
@@ -120,4 +120,5 @@ def test_a_publisher_is_told_of_the_downgrade(annotations, told):
     handle = publishing.add("x", b"{}", timeout=10, now=0)
     ok = wire.Ok(packet_id="x", status="ACCEPTED", client_msg_id=handle, relay_annotations=annotations)
     assert publishing.receive_ok(ok)
-    assert publishing.settled[0].outcome.downgraded_to == told
+    outcome = publishing.settled[0].outcome
+    assert isinstance(outcome, Published) and outcome.downgraded_to == told

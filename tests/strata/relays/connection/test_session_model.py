@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 from strata.protocol import packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, rotate_content
+from strata.protocol.packets import Packet
 from strata.relays.connection.authenticating import AuthState
 from strata.relays.connection.core import Core
-from strata.relays.connection.inspection import KEYS_WANTED, Collector, Inspector
+from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Collector, Inspector
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.stream import Phase
+from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Published, Query, Statistics
+
+from tests.support.relays import Session
 
 START = 1_760_000_000
 RELAY = "did:strata:relay_1"
@@ -59,6 +62,17 @@ def make_world_packet(n):
     return packets.build(signer, {"type": "POST", "text": f"packet {n}"}, timestamp=START + n)
 
 
+@dataclass
+class Question:
+    """The subscription that asks for an author's keys, and what came of it so far."""
+
+    state: Stream
+    reader: Collector
+    author: str
+    asked_at: float
+    found: list[tuple[Packet, int]] = field(default_factory=list)
+
+
 class World:
     """A client core with a key ring, a model relay that wants AUTH, and the two pipes between them."""
 
@@ -66,18 +80,18 @@ class World:
         self.relay = relay
         self.now = 0.0
         self.core = Core(options, random=random.Random(seed).random, signer=ME)
-        self.session = None
-        self.up = []
+        self.session: Session | None = None
+        self.up: list[bytes] = []
         self.made = 0
         self.published = 0
-        self.settled = []
-        self.got = []
+        self.settled: list[PublishSettled] = []
+        self.got: list[str] = []
         self.query = query
         self.ring = KeyRing(Anchors(), max_authors=1024, refresh_interval=1e9)
         self.state = self.core.subscribe(query, self.now)
         self.inspector = Inspector(query, options, self.core.statistics, self.ring)
-        self.candidate = None
-        self.question = None
+        self.candidate: Candidate | None = None
+        self.question: Question | None = None
         self.options = options
 
     # The network.
@@ -101,7 +115,9 @@ class World:
             self.relay.receive(self.session, self.up.pop(0))
 
     def to_client(self, count):
-        for _ in range(count if self.session is not None else 0):
+        if self.session is None:
+            return
+        for _ in range(count):
             if not self.session.outbox or self.core.must_pause:
                 break
             self.core.receive_message(self.session.outbox.pop(0), self.now)
@@ -150,22 +166,24 @@ class World:
     def ask(self):
         """What the key fetcher does, one step at a time."""
         if self.question is None:
+            assert self.candidate is not None
             author = self.candidate.packet.author_id
             query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
             reader = Collector(query, self.options, Statistics())
-            self.question = (self.core.subscribe(query, self.now), reader, author, self.now, [])
+            self.question = Question(self.core.subscribe(query, self.now), reader, author, self.now)
             self.core.await_keys(self.state, True)
             self.after()
-        state, reader, author, asked_at, found = self.question
+        question, state = self.question, self.question.state
         while (event := state.take()) is not None:
-            candidate = reader.read(event)
-            if candidate is not None and reader.judge(candidate) is not None:
-                found.append((candidate.packet, event.received_at))
+            candidate = question.reader.read(event)
+            if candidate is not None and question.reader.judge(candidate) is not None:
+                question.found.append((candidate.packet, event.received_at))
             self.core.taken(state, delivered=candidate is not None, now=self.now)
             self.after()
         if state.phase is Phase.ENDED:
             assert state.error is None
-            self.ring.learn(author, self.ring.build(author, found), asked_at)
+            author = question.author
+            self.ring.learn(author, self.ring.build(author, question.found), question.asked_at)
             self.question = None
             self.core.await_keys(self.state, False)
             self.after()
@@ -191,6 +209,7 @@ class World:
     def settle(self):
         """Let everything that can still happen happen."""
         self.connect()
+        assert self.session is not None
         for _ in range(3000):
             before = (len(self.got), len(self.settled), self.question is None)
             self.to_relay(100)

@@ -34,6 +34,11 @@ class Bench:
         message = wire.Event(packet=Raw(body), received_at=100_000, subscription_id=wire_id, cursor=cursor)
         self.receive(message, now)
 
+    def end(self, cursor, wire_id=None):
+        wire_id = wire_id or self.state.wire_id
+        assert wire_id is not None
+        self.receive(wire.EndOfHistory(subscription_id=wire_id, complete=False, cursor=cursor))
+
     def queued(self):
         taken = []
         while (event := self.state.take()) is not None:
@@ -124,7 +129,7 @@ def test_a_promised_end_that_does_not_come_is_a_timeout():
 
 def test_a_relay_that_says_more_without_moving_is_not_asked_for_ever():
     bench = Bench(query=Query(live=False, cursor="c1"))
-    bench.receive(wire.EndOfHistory(subscription_id=bench.state.wire_id, complete=False, cursor="c1"))
+    bench.end("c1")
     assert bench.state.phase is Phase.ENDED
 
 
@@ -141,10 +146,10 @@ def test_more_than_a_page_belongs_to_the_next_page():
 def test_the_next_page_waits_for_room():
     bench = Bench(query=Query(live=False))
     for page in range(2):
+        asked_as = bench.state.wire_id  # the second page fills the queue, so its end comes too late
         for n in range(4):
             bench.event(f"{page}.{n}")
-        end = wire.EndOfHistory(subscription_id=bench.state.wire_id, complete=False, cursor=f"{page}.3")
-        bench.receive(end)
+        bench.end(f"{page}.3", asked_as)
     sent = bench.sent()
     assert [type(message).__name__ for message in sent] == [
         "Subscribe", "Unsubscribe", "Subscribe", "Unsubscribe",

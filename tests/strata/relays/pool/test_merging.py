@@ -162,6 +162,7 @@ def test_against_a_set(some, window, hold_back):
         handed_on.append(n)
         # R-106, and a position never names what has not been taken.
         for url, position in it.taken_positions.items():
+            assert position.cursor is not None
             before = streams[url][: int(position.cursor) + 1]
             assert set(before) <= set(handed_on)
 

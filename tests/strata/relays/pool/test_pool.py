@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import wraps
 
 import pytest
@@ -14,7 +15,8 @@ from strata.relays.pool import Copy, PoolOptions, Profile, Standing
 
 from tests.support.simulated_relays import ME, START, Character, World, packet, run_virtually, until
 
-QUIET = {"presence_delay": None, "sweep_interval": None, "ping_interval": None, "probe_interval": None}
+QUIET = PoolOptions(presence_delay=None, sweep_interval=None, ping_interval=None, probe_interval=None)
+"""No checks of its own."""
 
 
 def virtual(test):
@@ -27,8 +29,8 @@ def virtual(test):
     return run
 
 
-def three(**first: float) -> World:
-    return World(1, Character(**first), Character(), Character())
+def three(first: Character | None = None) -> World:
+    return World(1, first or Character(), Character(), Character())
 
 
 async def take(subscription, count: int) -> list[str]:
@@ -46,8 +48,8 @@ def now() -> float:
 @pytest.mark.req("C-270")
 @virtual
 async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
-    world = three(latency=5.0)
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    world = three(Character(latency=5.0))
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         began_at = now()
         published = await pool.publish(packet(1))
@@ -61,7 +63,7 @@ async def test_a_packet_goes_to_two_relays_and_the_first_ok_is_enough():
 @virtual
 async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_after_1_s():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
+    async with world.pool(replace(QUIET, sample_interval=None)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         for relay in (world["a"], world["b"]):
             relay.character.deaf = True
@@ -76,7 +78,7 @@ async def test_a_dead_relay_is_waited_for_by_nobody_and_another_takes_its_copy_a
 @virtual
 async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until_it_is_back():
     world = World(1, Character())
-    async with world.pool(PoolOptions(**QUIET, copies=1)) as pool:
+    async with world.pool(replace(QUIET, copies=1)) as pool:
         world["a"].kill()
         asyncio.get_running_loop().call_later(10, world["a"].start)
         published = await pool.publish(packet(1))
@@ -86,7 +88,7 @@ async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until
 @virtual
 async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_behind():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, confirmations=2)) as pool:
+    async with world.pool(replace(QUIET, confirmations=2)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         world["b"].character.deaf = world["c"].character.deaf = True
         began_at = now()
@@ -105,7 +107,7 @@ async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
     def refuse(packet):
         raise RequestRefused("policy_rejected", "not here")
 
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         world["a"].receive = refuse  # type: ignore[method-assign]
         published = await pool.publish(packet(1))
@@ -149,7 +151,7 @@ async def test_who_publishes_faster_than_can_be_checked_waits():
 @virtual
 async def test_copies_in_the_background_are_bounded():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, max_background=3)) as pool:
+    async with world.pool(replace(QUIET, max_background=3)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         world[pool._relays.targets[0][-1]].character.deaf = True
         for n in range(10):
@@ -165,7 +167,7 @@ async def test_copies_in_the_background_are_bounded():
 @virtual
 async def test_each_packet_comes_once_from_two_relays():
     world = three()
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         async with pool.subscribe(types=["POST"]) as subscription:
             for n in range(20):
@@ -184,7 +186,7 @@ async def test_each_packet_comes_once_from_two_relays():
 @virtual
 async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
     world = three()
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         world["a"].store(packet(0))
@@ -213,7 +215,7 @@ async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
 @virtual
 async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
     world = World(1, *[Character(withholds=1.0)] * 2, Character())
-    options = PoolOptions(**(QUIET | {"sweep_interval": 60.0}))
+    options = replace(QUIET, sweep_interval=60.0)
     async with world.pool(options) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
@@ -229,7 +231,7 @@ async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():
 @virtual
 async def test_the_sweep_after_an_outage_spans_it():
     world = World(1, Character(withholds=0.0))
-    options = PoolOptions(**(QUIET | {"sweep_interval": 300.0}), copies=1, readers=1, overlap=60)
+    options = replace(QUIET, sweep_interval=300.0, copies=1, readers=1, overlap=60)
     async with world.pool(options) as pool:
         subscription = pool.subscribe()
         await until(lambda: pool.statistics.sweeps == 1)
@@ -248,7 +250,7 @@ async def test_the_sweep_after_an_outage_spans_it():
 @virtual
 async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
     world = three()
-    options = PoolOptions(**(QUIET | {"ping_interval": 60.0}))
+    options = replace(QUIET, ping_interval=60.0)
     async with world.pool(options) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
@@ -266,7 +268,7 @@ async def test_two_missed_pings_and_the_subscription_is_made_elsewhere():
 @virtual
 async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
     world = World(1, Character(tampers=1.0), Character(), Character())
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(5):
@@ -287,7 +289,7 @@ async def test_a_relay_that_tampers_is_blacklisted_and_not_contacted_again():
 @virtual
 async def test_random_probes_find_a_relay_that_denies_what_it_had():
     world = three()
-    options = PoolOptions(**(QUIET | {"probe_interval": 20.0}))
+    options = replace(QUIET, probe_interval=20.0)
     async with world.pool(options) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         for n in range(10):
@@ -303,7 +305,7 @@ async def test_random_probes_find_a_relay_that_denies_what_it_had():
 @virtual
 async def test_every_check_can_be_switched_off():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, sample_interval=None)) as pool:
+    async with world.pool(replace(QUIET, sample_interval=None)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         await pool.publish(packet(1))
         subscription = pool.subscribe()
@@ -335,7 +337,7 @@ async def test_history_is_the_union_of_what_the_readers_have():
     for n in range(30):
         world["a" if n % 2 else "b"].store(packet(n))
     world["a"].store(packet(4))
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         found = [d.packet.packet_id async for d in pool.fetch()]
         assert sorted(found) == sorted(packet(n).packet_id for n in range(30))
@@ -345,7 +347,7 @@ async def test_history_is_the_union_of_what_the_readers_have():
 @virtual
 async def test_ids_that_cannot_be_looked_up_end_the_subscription_and_nothing_else(monkeypatch):
     world = three()
-    async with world.pool(PoolOptions(**QUIET, dedup_packets=1)) as pool:
+    async with world.pool(replace(QUIET, dedup_packets=1)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(300):
@@ -368,7 +370,7 @@ async def test_a_relay_lost_amid_history_is_replaced():
     for n in range(30):
         for name in "abc":
             world[name].store(packet(n))
-    async with world.pool(PoolOptions(**QUIET, readers=1)) as pool:
+    async with world.pool(replace(QUIET, readers=1)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.fetch()
         first = await take(subscription, 3)
@@ -380,10 +382,10 @@ async def test_a_relay_lost_amid_history_is_replaced():
 
 @virtual
 async def test_get_takes_the_first_answer_and_none_only_if_all_deny():
-    world = three(latency=3.0)
+    world = three(Character(latency=3.0))
     for name in "ac":
         world[name].store(packet(1))
-    async with world.pool(PoolOptions(**QUIET)) as pool:
+    async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         began_at = now()
         found = await pool.get(packet(1).packet_id)
@@ -400,13 +402,13 @@ async def test_positions_go_on_in_another_session():
     for n in range(10):
         for name in "abc":
             world[name].store(packet(n))
-    async with world.pool(PoolOptions(**QUIET, readers=3)) as pool:
+    async with world.pool(replace(QUIET, readers=3)) as pool:
         subscription = pool.fetch()
         seen = [d.packet.packet_id async for d in subscription]
         positions = subscription.positions
     for name in "abc":
         world[name].store(packet(10))
-    async with world.pool(PoolOptions(**QUIET, readers=3)) as pool:
+    async with world.pool(replace(QUIET, readers=3)) as pool:
         again = [d.packet.packet_id async for d in pool.fetch(positions=positions)]
     assert len(seen) == 10 and again == [packet(10).packet_id]
 
@@ -418,7 +420,7 @@ async def test_positions_go_on_in_another_session():
 @virtual
 async def test_shielded_publishes_with_jitter_and_asks_for_more_than_it_wants():
     world = three()
-    options = PoolOptions(**QUIET, profile=Profile.SHIELDED, copies=1, readers=1)
+    options = replace(QUIET, profile=Profile.SHIELDED, copies=1, readers=1)
     async with world.pool(options) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         for n in range(20):
@@ -435,7 +437,8 @@ async def test_shielded_publishes_with_jitter_and_asks_for_more_than_it_wants():
         assert len(subscription.relays) == 2, "no feed rests on one relay"
         queries = [query for relay in world.relays.values() for query in relay.queries]
         assert len(queries) == 2
-        assert all(query.authors == () and query.since % 3600 == 0 for query in queries)
+        for query in queries:
+            assert query.authors == () and query.since is not None and query.since % 3600 == 0
 
 
 def _other():
@@ -448,10 +451,10 @@ def _other():
 @virtual
 async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, profile=Profile.HARDENED)) as pool:
+    async with world.pool(replace(QUIET, profile=Profile.HARDENED)) as pool:
         assert (pool.profile.stored, pool.profile.profile) == (Profile.HARDENED, Profile.SHIELDED)
         assert "proxy" in pool.profile.notice
-    proxied = PoolOptions(**QUIET, profile=Profile.HARDENED, relay=Options(proxy="socks5://127.0.0.1:9050"))
+    proxied = replace(QUIET, profile=Profile.HARDENED, relay=Options(proxy="socks5://127.0.0.1:9050"))
     async with world.pool(proxied) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         assert pool.profile.profile is Profile.HARDENED
@@ -464,7 +467,7 @@ async def test_hardened_without_a_proxy_is_shielded_and_stays_stored():
 @virtual
 async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_comes_back():
     world = World(1, Character(tampers=1.0), Character())
-    async with world.pool(PoolOptions(**QUIET, profile=Profile.SHIELDED)) as pool:
+    async with world.pool(replace(QUIET, profile=Profile.SHIELDED)) as pool:
         assert pool.profile.profile is Profile.SHIELDED
         subscription = pool.subscribe()
         for n in range(5):
@@ -533,13 +536,13 @@ async def test_a_subscription_left_by_break_ends_by_itself():
 @virtual
 async def test_cancelling_at_any_time_loses_no_packet():
     world = three()
-    async with world.pool(PoolOptions(**QUIET, queue_packets=2)) as pool:
+    async with world.pool(replace(QUIET, queue_packets=2)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         subscription = pool.subscribe()
         for n in range(60):
             for name in "abc":
                 world[name].store(packet(n))
-        received = []
+        received: list[str] = []
         step = 0
         while len(received) < 60:
             step += 1

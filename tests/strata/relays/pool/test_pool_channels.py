@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from functools import wraps
+from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -39,11 +40,13 @@ from tests.support.simulated_relays import (
 
 TOPIC = "/chat/1/room/proto"
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
-QUIET = {"presence_delay": None, "sweep_interval": None, "ping_interval": None, "probe_interval": None}
+QUIET = PoolOptions(
+    presence_delay=None, sweep_interval=None, ping_interval=None, probe_interval=None, sample_interval=None
+)
 
 
 class Connection(SimConnection):
-    """A simulated connection with what channels ask for besides."""
+    """A simulated connection that refuses, fails and limits packets as the world says."""
 
     def __init__(self, server: SimRelay, changed: Callable[[], None], peculiarities: Peculiarities) -> None:
         super().__init__(server, changed)
@@ -67,10 +70,8 @@ class Connection(SimConnection):
         failure = self.peculiar.failures.get(self.server.url)
         if failure is not None:
             raise failure
-        for stored, received_at in self.server.log:
-            if stored.packet_id in packet_ids:
-                await asyncio.sleep(self.server.character.latency)
-                yield Delivery(stored, received_at, None, None)
+        async for delivery in super().find(packet_ids, types=types, since=since):
+            yield delivery
 
 
 class Peculiarities:
@@ -90,11 +91,11 @@ class ChannelWorld(World):
         super().__init__(1, *characters)
         self.peculiar = Peculiarities()
 
-    def pool_of(self, identity: Identity = ALICE, **options: Any) -> Pool:
+    def pool_of(self, identity: Identity | None = ALICE, **options: Any) -> Pool:
         return Pool(
             list(self.relays),
             identity=identity,
-            options=PoolOptions(**{**QUIET, "sample_interval": None, **options}),
+            options=replace(QUIET, **options),
             make=lambda url, changed: Connection(self.relays[url], changed, self.peculiar),
             wall=wall,
             random=self.chance.random,
@@ -113,6 +114,14 @@ def virtual(test):
 
 def world_of(relays: int) -> ChannelWorld:
     return ChannelWorld(*(Character() for _ in range(relays)))
+
+
+def has_connected(pool: Pool, relays: int) -> bool:
+    return len(pool._relays.connected()) == relays
+
+
+def limit_of(pool: Pool) -> int | None:
+    return pool.max_packet_bytes
 
 
 def put(world: ChannelWorld, name: str, *numbers: int) -> None:
@@ -203,7 +212,7 @@ async def test_seats_are_the_relays_connected_of_as_many_as_packets_go_to():
         assert pool.seats == (3, 2)
         for left, name in enumerate("abc"):
             world[name].kill()
-            await until(lambda left=left: len(pool._relays.connected()) == 2 - left)
+            await until(partial(has_connected, pool, 2 - left))
             assert pool.seats == (2 - left, 2)
     lonely = world_of(1)
     async with lonely.pool_of(copies=2) as pool:
@@ -216,12 +225,12 @@ async def test_the_limit_of_a_pool_is_the_smallest_that_a_connected_relay_has_to
     world = world_of(3)
     async with world.pool_of() as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
-        assert pool.max_packet_bytes is None
+        assert limit_of(pool) is None
         world.peculiar.limits |= {"ws://a": 20_480, "ws://b": 262_144}
-        assert pool.max_packet_bytes == 20_480
+        assert limit_of(pool) == 20_480
         world["a"].kill()
         await until(lambda: "ws://a" not in pool._relays.connected())
-        assert pool.max_packet_bytes == 262_144
+        assert limit_of(pool) == 262_144
 
 
 @pytest.mark.req("C-262")
@@ -366,7 +375,7 @@ async def test_relays_that_stop_one_by_one_change_the_status_in_order_and_fail_n
 
 @virtual
 async def test_a_pool_without_an_identity_carries_no_channels():
-    pool = Pool(["ws://a"], identity=None, options=PoolOptions(), make=lambda url: None)
+    pool = world_of(1).pool_of(None)
     with pytest.raises(ValueError, match="identity"):
         _ = pool.node
 

@@ -12,7 +12,8 @@ import pytest
 import strata
 from msgspec import Raw
 from strata.relays.bootstrap import read_bootstrap
-from strata.relays.pool import PoolOptions, Profile, Standing
+from strata.relays.connection import PacketRelay
+from strata.relays.pool import PacketPool, PoolOptions, Profile, Standing
 from strata.relays.pool.score_file import ScoreFile
 
 EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless")
@@ -92,6 +93,13 @@ def replace_packet(event, raw: bytes):
     return replace_struct(event, packet=Raw(raw))
 
 
+def made_for(relays: PacketPool, url: str) -> PacketRelay:
+    """A relay as the pool makes it, not yet open."""
+    made = relays._relays._make(url, print)
+    assert isinstance(made, PacketRelay)
+    return made
+
+
 @pytest.mark.req("R-347", "R-346")
 async def test_a_bootstrap_file_alone_is_enough_to_start_and_pins_who_the_relays_are(
     three, make, identities, tmp_path
@@ -102,7 +110,7 @@ async def test_a_bootstrap_file_alone_is_enough_to_start_and_pins_who_the_relays
     path.write_text(json.dumps([first, *(relay.url for relay in three[1:])]))
     async with strata.connect_pool(read_bootstrap(path).relays, options=OPTIONS) as relays:
         await relays.publish(make(1))
-        made = [relays._relays._make(relay.url, print)._options.relay_id for relay in three]
+        made = [made_for(relays, relay.url)._options.relay_id for relay in three]
         assert made == [pinned, None, None]
 
 
@@ -121,7 +129,7 @@ async def test_profiles_need_no_more_of_the_options_than_they_say(three):
         await until(lambda: len(relays._relays.connected()) == 3)
         assert relays.profile.profile is Profile.SHIELDED
         assert shy.authenticate == "always", "what was given stays as it is"
-        made = relays._relays._make(three[0].url, print)
+        made = made_for(relays, three[0].url)
         assert made._options.authenticate == "when_needed", "R-405: only where needed"
 
 

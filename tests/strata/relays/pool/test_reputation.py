@@ -106,6 +106,13 @@ def test_a_slow_relay_becomes_a_backup_and_comes_back_only_when_clearly_better()
     assert reputation.judge(R, T) is None
 
 
+def sentence_end(reputation: Reputation) -> float:
+    """Until when the relay is blacklisted."""
+    until = reputation.saved(R).blacklisted_until
+    assert until is not None
+    return until
+
+
 @pytest.mark.req("R-344", "R-342")
 def test_integrity_failures_blacklist_and_a_sentence_ends():
     reputation = seen(saw(Aspect.VALIDITY, 10, 4))
@@ -118,11 +125,11 @@ def test_integrity_failures_blacklist_and_a_sentence_ends():
     assert reputation.judge(R, T + HOUR) is Standing.BLACKLISTED
     assert reputation.saved(R).blacklisted_until == T + 5 * HOUR, "each further sentence is longer"
     for _ in range(20):
-        until = reputation.saved(R).blacklisted_until
+        until = sentence_end(reputation)
         reputation.judge(R, until)
         reputation.record(saw(Aspect.PRESENCE, 0, 3, at=until))
         assert reputation.judge(R, until) is Standing.BLACKLISTED
-        assert reputation.saved(R).blacklisted_until <= until + WINDOW_SECONDS
+        assert sentence_end(reputation) <= until + WINDOW_SECONDS
 
 
 @pytest.mark.req("R-344")

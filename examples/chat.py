@@ -25,9 +25,12 @@ async def show_messages(room: ReliableChannel) -> None:
 
 async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
     """Print the state of own messages."""
-    ticks = {ReliableMessageSent.name: "✓", ReliableMessageDelivered.name: "✓✓"}
-    async for event in room.events(*ticks):
-        print(f"  {ticks[event.name]} {texts[event.message_id]}", flush=True)
+    async for event in room.events(ReliableMessageSent.name, ReliableMessageDelivered.name):
+        match event:
+            case ReliableMessageSent():
+                print(f"  ✓ {texts[event.message_id]}", flush=True)
+            case ReliableMessageDelivered():
+                print(f"  ✓✓ {texts[event.message_id]}", flush=True)
 
 
 async def main(url: str, name: str, room_name: str) -> None:

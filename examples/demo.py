@@ -113,8 +113,9 @@ async def run(kills: int, console: Console) -> dict[str, int]:
                     until = time.monotonic() + random.uniform(0.3, 1.0)
                     while time.monotonic() < until:
                         await asyncio.sleep(0.05)
-                        counts = {"acknowledged": len(tally.acknowledged), "received": len(tally.received)}
-                        progress.update(bar, **counts)
+                        progress.update(
+                            bar, acknowledged=len(tally.acknowledged), received=len(tally.received)
+                        )
                     relay.kill()
                     tally.kills += 1
                     progress.update(bar, advance=1)

@@ -32,7 +32,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.pool import PoolOptions
 
-from tests.strata.tools.conformance.faulty_relay import faulty_relay
+from tests.support.faulty_relay import faulty_relay
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, environment, running
 from tests.support.waiting import until

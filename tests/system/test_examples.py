@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from causal_svg import causal_svg
 
-from examples.causal_svg import causal_svg
 from tests.support.relay_process import ROOT, RelayProcess, running
 
 

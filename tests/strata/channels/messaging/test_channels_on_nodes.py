@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from made_relays import ALICE, BOB, CAROL, MALLORY, START, TOPIC, Log, MadeRelays, until, virtual, wall
 from strata.channels.messaging import InvalidContentTopic, MessagingNode, RelayNode
 from strata.channels.messaging.binding import build_packet, original_of
 from strata.channels.messaging.values import MessageEnvelope
@@ -18,6 +17,20 @@ from strata.channels.sds import SdsMessage
 from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+
+from tests.support.made_relays import (
+    ALICE,
+    BOB,
+    CAROL,
+    MALLORY,
+    START,
+    TOPIC,
+    Log,
+    MadeRelays,
+    until,
+    virtual,
+    wall,
+)
 
 
 class Talker:

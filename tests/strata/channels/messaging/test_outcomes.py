@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from made_relays import virtual
 from strata.channels.messaging import EventEmitter, NodeError, NodeMessageError, NodeMessageSent
 from strata.channels.messaging.outcomes import Outcomes
 from strata.channels.messaging.values import MESSAGE_EVENTS
+
+from tests.support.made_relays import virtual
 
 
 class Talking:

@@ -7,7 +7,6 @@ import secrets
 from contextlib import aclosing
 
 import pytest
-from made_relays import ALICE, BOB, START, TOPIC, Log, MadeRelays, Told, until, virtual, wall
 from strata.channels.messaging import (
     ConnectionStatus,
     ConnectionStatusChange,
@@ -35,6 +34,8 @@ from strata.protocol.errors import (
 )
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+
+from tests.support.made_relays import ALICE, BOB, START, TOPIC, Log, MadeRelays, Told, until, virtual, wall
 
 OTHER = "/chat/1/other/proto"
 

@@ -15,7 +15,21 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_node import (
+from strata.channels.messaging.values import NodeMessageError, NodeMessageSent, ReceivedEnvelope
+from strata.channels.persistence import SqlitePersistence, StorageFull
+from strata.channels.reliable import (
+    IrretrievableMessage,
+    MessageReceived,
+    ReliableChannel,
+    ReliableError,
+    ReliableMessageDelivered,
+    make_channel,
+)
+from strata.channels.sds import HistoryEntry, SdsMessage
+from strata.channels.segmentation.messages import Segment, encode_segment, message_hash
+from strata.tools.sim import run_virtually
+
+from tests.support.scripted_node import (
     QUIET,
     START_MS,
     TOPIC,
@@ -31,20 +45,7 @@ from scripted_node import (
     sync,
     virtually,
 )
-from scripted_store import InPlace
-from strata.channels.messaging.values import NodeMessageError, NodeMessageSent, ReceivedEnvelope
-from strata.channels.persistence import SqlitePersistence, StorageFull
-from strata.channels.reliable import (
-    IrretrievableMessage,
-    MessageReceived,
-    ReliableChannel,
-    ReliableError,
-    ReliableMessageDelivered,
-    make_channel,
-)
-from strata.channels.sds import HistoryEntry, SdsMessage
-from strata.channels.segmentation.messages import Segment, encode_segment, message_hash
-from strata.tools.sim import run_virtually
+from tests.support.scripted_store import InPlace
 
 _numbers = itertools.count(900_000)
 

@@ -6,19 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_node import (
-    START,
-    TOPIC,
-    Refusal,
-    ScriptedNode,
-    chunks,
-    ephemeral,
-    filter_of,
-    opened,
-    said,
-    settle,
-    virtually,
-)
 from strata.channels.messaging.binding import build_packet
 from strata.channels.messaging.values import (
     MessageEnvelope,
@@ -40,6 +27,20 @@ from strata.channels.reliable import (
 from strata.channels.reliable.sizes import largest_ephemeral
 from strata.channels.sds import HistoryEntry, Kind, SdsMessage
 from strata.protocol import ids
+
+from tests.support.scripted_node import (
+    START,
+    TOPIC,
+    Refusal,
+    ScriptedNode,
+    chunks,
+    ephemeral,
+    filter_of,
+    opened,
+    said,
+    settle,
+    virtually,
+)
 
 W5 = bytes.fromhex(
     "0a05616c6963651240356534346462343131643831383235393764666534393930393263383336656362373736303361"

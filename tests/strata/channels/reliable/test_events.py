@@ -8,19 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from channel_world import (
-    SWALLOW,
-    Node,
-    Recorder,
-    Refusal,
-    Sending,
-    World,
-    content_message,
-    sync_message,
-    unreachable_topic,
-    until,
-    virtually,
-)
 from strata.channels.encryption import EncryptionFailed
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.rate_limit import RateLimitConfig
@@ -51,6 +38,20 @@ from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.channels.segmentation import PayloadTooLarge, SegmentationConfig, encode_segment, segment_message
 from strata.protocol.errors import StrataError
 from strata.tools.sim import Faults
+
+from tests.support.channel_world import (
+    SWALLOW,
+    Node,
+    Recorder,
+    Refusal,
+    Sending,
+    World,
+    content_message,
+    sync_message,
+    unreachable_topic,
+    until,
+    virtually,
+)
 
 HOUR = 3600.0
 FIVE = b"0123456789" * 5

@@ -10,18 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from channel_world import (
-    SWALLOW,
-    TOPIC,
-    Recorder,
-    Refusal,
-    World,
-    own_tasks,
-    take,
-    unreachable_topic,
-    until,
-    virtually,
-)
 from strata.channels.encryption import EncryptionFailed
 from strata.channels.messaging.node import InvalidContentTopic, NodeError
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived
@@ -57,6 +45,19 @@ from strata.channels.segmentation import PayloadTooLarge
 from strata.protocol.errors import StrataError
 from strata.tools.sim import Faults
 from strata.tools.sim.disk import Disk, SimStore
+
+from tests.support.channel_world import (
+    SWALLOW,
+    TOPIC,
+    Recorder,
+    Refusal,
+    World,
+    own_tasks,
+    take,
+    unreachable_topic,
+    until,
+    virtually,
+)
 
 HELLO_RELAY = "8b21b2b925bbac93c5c8e100229d278e1042c002b56d23934ee712f4427be8c4"
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from channel_world import SWALLOW, Node, Recorder, World, own_tasks, take, until, virtually
 from strata.channels.messaging.values import ConnectionStatus
 from strata.channels.persistence import (
     MemoryPersistence,
@@ -32,6 +31,8 @@ from strata.channels.reliable import (
 )
 from strata.tools.sim import Faults
 from strata.tools.sim.disk import Disk, SimStore
+
+from tests.support.channel_world import SWALLOW, Node, Recorder, World, own_tasks, take, until, virtually
 
 IN_ORDER = Faults(latency=(0.05, 0.05))
 MODES = pytest.mark.parametrize("mode", ["once", "again"])

@@ -8,16 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted_node import (
-    TOPIC,
-    ScriptedNode,
-    ephemeral,
-    opened,
-    said,
-    settle,
-    sync,
-    virtually,
-)
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.reliable import (
     InvalidConfiguration,
@@ -29,6 +19,17 @@ from strata.channels.reliable import (
     make_channel,
 )
 from strata.channels.sds import HistoryEntry, Kind, SdsMessage
+
+from tests.support.scripted_node import (
+    TOPIC,
+    ScriptedNode,
+    ephemeral,
+    opened,
+    said,
+    settle,
+    sync,
+    virtually,
+)
 
 MARK = b"\xfe\xfe"
 

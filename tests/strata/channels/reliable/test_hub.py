@@ -7,9 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from scripted_node import TOPIC, ScriptedNode, Sent, opened, settle, virtually
 from strata.channels.reliable import AlreadyOpen, MessageSent, ReliableChannel, make_channel
 from strata.channels.reliable.hub import Hub
+
+from tests.support.scripted_node import TOPIC, ScriptedNode, Sent, opened, settle, virtually
 
 
 class Wrapped:

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import pytest
-from channel_world import Recorder, Sending, World, content_message, until, virtually
 from strata.channels.rate_limit import RateLimiter
 from strata.channels.reliable import configure
 from strata.channels.reliable.engine import ChannelEngine
@@ -23,6 +22,8 @@ from strata.channels.sds import (
     SdsConfig,
 )
 from strata.channels.segmentation import SegmentationConfig, encode_segment, segment_message
+
+from tests.support.channel_world import Recorder, Sending, World, content_message, until, virtually
 
 
 @pytest.mark.req("C-139")

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_node import TOPIC, ScriptedNode, opened, settle, virtually
 from strata.channels.persistence.interface import Change, Put, Remove, StoredState
 from strata.channels.persistence.records import InboxMessage, SentChunk, read_records
 from strata.channels.reliable import (
@@ -23,6 +22,8 @@ from strata.channels.reliable.sizes import largest_ephemeral, largest_segment, m
 from strata.channels.sds import HistoryEntry, SdsConfig, SdsMessage
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.segmentation.messages import Segment, encode_segment, message_hash
+
+from tests.support.scripted_node import TOPIC, ScriptedNode, opened, settle, virtually
 
 # The inbox.
 

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 import pytest
-from channel_world import SWALLOW, TOPIC, Recorder, World, own_tasks, until, virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
@@ -37,6 +36,8 @@ from strata.channels.sds import Kind, SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.segmentation.messages import MAX_RECEIVED_SEGMENTS
 from strata.protocol.ids import Identity
+
+from tests.support.channel_world import SWALLOW, TOPIC, Recorder, World, own_tasks, until, virtually
 
 HOUR = 3600.0
 

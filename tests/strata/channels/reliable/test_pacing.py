@@ -6,17 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_node import (
-    TOPIC,
-    Refusal,
-    ScriptedNode,
-    Sent,
-    opened,
-    said,
-    settle,
-    sync,
-    virtually,
-)
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.rate_limit import RateLimitConfig, SendQueueFull
 from strata.channels.reliable import (
@@ -28,6 +17,18 @@ from strata.channels.reliable import (
     make_channel,
 )
 from strata.channels.sds import Kind, OutgoingFull, SdsConfig
+
+from tests.support.scripted_node import (
+    TOPIC,
+    Refusal,
+    ScriptedNode,
+    Sent,
+    opened,
+    said,
+    settle,
+    sync,
+    virtually,
+)
 
 EPOCH: dict[str, Any] = {"epoch_size_ms": 100_000, "acknowledgement_timeout_ms": 100_000_000}
 """An epoch begins with the test, and nothing is sent again."""

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from scripted_node import START_MS, ScriptedNode, chunks, opened, said, settle, sync, virtually
 from strata.channels.rate_limit import SendQueueFull
 from strata.channels.reliable import (
     IrretrievableMessage,
@@ -17,6 +16,8 @@ from strata.channels.reliable import (
     SendingMessage,
 )
 from strata.channels.sds import HistoryEntry, OutgoingFull
+
+from tests.support.scripted_node import START_MS, ScriptedNode, chunks, opened, said, settle, sync, virtually
 
 
 class Xor:

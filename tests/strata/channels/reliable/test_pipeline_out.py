@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted_node import Refusal, ScriptedNode, Sent, opened, settle, virtually
 from strata.channels.reliable import (
     MessageSent,
     ReliableMessageSendError,
@@ -15,6 +14,8 @@ from strata.channels.reliable import (
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation import decode_segment
 from strata.channels.segmentation.messages import message_hash
+
+from tests.support.scripted_node import Refusal, ScriptedNode, Sent, opened, settle, virtually
 
 
 class Reversing:

@@ -6,18 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_node import (
-    START_MS,
-    Refusal,
-    ScriptedNode,
-    Sent,
-    named,
-    opened,
-    said,
-    settle,
-    sync,
-    virtually,
-)
 from strata.channels.reliable import (
     MessageAcknowledged,
     MessagePossiblyAcknowledged,
@@ -30,6 +18,19 @@ from strata.channels.reliable import (
 )
 from strata.channels.sds import HistoryEntry, OutgoingFull, SdsMessage
 from strata.tools.sim import Faults, Simulation, simulate
+
+from tests.support.scripted_node import (
+    START_MS,
+    Refusal,
+    ScriptedNode,
+    Sent,
+    named,
+    opened,
+    said,
+    settle,
+    sync,
+    virtually,
+)
 
 
 def per_payload(node: ScriptedNode) -> dict[bytes, list[float]]:

@@ -8,7 +8,6 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_node import START_MS, ScriptedNode, opened, said, settle, virtually
 from strata.channels.messaging.values import NodeMessageReceived
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.persistence.interface import Put
@@ -17,6 +16,8 @@ from strata.channels.reliable import IrretrievableMessage
 from strata.channels.reliable.retrieval import ByHash, ByWindow, CatchingUp, Retrieval
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol.errors import ConnectionFailed
+
+from tests.support.scripted_node import START_MS, ScriptedNode, opened, said, settle, virtually
 
 DAY_MS = 86_400_000
 

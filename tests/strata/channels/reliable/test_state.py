@@ -14,20 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_node import (
-    QUIET,
-    TOPIC,
-    ScriptedNode,
-    Told,
-    chunks,
-    filter_of,
-    opened,
-    said,
-    settle,
-    sync,
-    virtually,
-)
-from scripted_store import DictStore, Failing, InPlace, Mortal
 from strata.channels.persistence import (
     ChannelState,
     MemoryPersistence,
@@ -52,6 +38,21 @@ from strata.channels.reliable import (
 )
 from strata.channels.sds import HistoryEntry, Kind
 from strata.tools.sim import NO_FAULTS, Process, SimNetwork, SimNode, run_virtually
+
+from tests.support.scripted_node import (
+    QUIET,
+    TOPIC,
+    ScriptedNode,
+    Told,
+    chunks,
+    filter_of,
+    opened,
+    said,
+    settle,
+    sync,
+    virtually,
+)
+from tests.support.scripted_store import DictStore, Failing, InPlace, Mortal
 
 ALICE = ParticipantKey("room", "alice")
 
@@ -451,7 +452,7 @@ def test_a_crash_at_any_write_loses_nothing_that_was_promised_and_repeats_nothin
 WRITER = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
-from scripted_node import ScriptedNode, chunks, make_channel, TOPIC
+from tests.support.scripted_node import ScriptedNode, chunks, make_channel, TOPIC
 from strata.channels.persistence import SqlitePersistence
 
 async def main():
@@ -476,9 +477,9 @@ def test_after_kill_9_everything_accepted_is_sent_again_and_partial_messages_go_
     confirmations: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "channels.db"
-    here = str(Path(__file__).parent)
+    root = str(Path(__file__).parents[4])
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), here], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(path), root], stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout is not None
         accepted = [writer.stdout.readline().strip() for _ in range(confirmations)]

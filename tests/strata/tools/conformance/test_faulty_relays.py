@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,7 @@ from strata.tools.conformance import (
     survey,
 )
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helper beside this file, in every import mode
-
-from faulty_relay import faulty_relay
+from tests.support.faulty_relay import FaultyRelay, faulty_relay
 
 PATIENCE = Patience(answer=1.0, quiet=0.2, settle=0.05)
 
@@ -174,7 +172,7 @@ async def test_a_relay_that_judges_nothing_is_found_out(section: int):
 
 
 def test_the_faults_of_the_relay_and_of_this_list_are_the_same():
-    source = (Path(__file__).parent / "faulty_relay.py").read_text()
+    source = Path(inspect.getfile(FaultyRelay)).read_text()
     assert set(re.findall(r'wrong\(\s*"([^"]+)"', source)) | set(
         re.findall(r'"([^"]+)" in self\.faults', source)
     ) == set(FAULTS)

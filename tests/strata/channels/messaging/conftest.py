@@ -1,8 +1,0 @@
-"""Makes the relays beside this file importable, in every import mode."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -47,7 +47,7 @@ def take(peer: Session, message: object, now: float = 0.0) -> Action:
 
 def error_of(action: Action) -> dict[str, Any]:
     assert isinstance(action, Answer | CloseConnection), action
-    message = json.loads(action.payload)
+    message: dict[str, Any] = json.loads(action.payload)
     assert message["type"] == "ERROR"
     assert message["reason"]
     assert message["code"] == action.code

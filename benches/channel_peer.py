@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -113,7 +114,7 @@ class ChannelPeer:
         cpu = time.process_time()
         started_at = time.monotonic()
         for number in range(count):
-            await self._until(lambda number=number: number - self._bare_sent < window)  # type: ignore[misc]
+            await self._until(partial(self._has_room, number, window))
             payload = _STAMP.pack(time.monotonic()).ljust(payload_bytes, b".")
             await self._relay.node.send(
                 MessageEnvelope(content_topic=self._bare_topic, payload=payload), request_id=f"bare-{number}"
@@ -124,6 +125,9 @@ class ChannelPeer:
             "received_at": time.monotonic(),
             "cpu_seconds": time.process_time() - cpu,
         }
+
+    def _has_room(self, number: int, window: int) -> bool:
+        return number - self._bare_sent < window
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         while not reached():

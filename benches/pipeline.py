@@ -32,7 +32,7 @@ import asyncpg
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as pads
-from pyspark.sql import DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
@@ -171,8 +171,8 @@ def _source(url: str, tcp_url: str, rows: int, jar: Path) -> list[Measure]:
     return measures
 
 
-def _consume(frame: object) -> None:
-    frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
+def _consume(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def _load(reader: DataFrameReader) -> None:
@@ -183,7 +183,7 @@ def _load_jdbc(spark: SparkSession, tcp_url: str, parts: int) -> None:
     _consume(_jdbc(spark, tcp_url, parts))
 
 
-def _jdbc(spark: SparkSession, tcp_url: str, parts: int) -> object:
+def _jdbc(spark: SparkSession, tcp_url: str, parts: int) -> DataFrame:
     from urllib.parse import urlsplit
 
     at = urlsplit(tcp_url)

@@ -17,10 +17,10 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidPacket
@@ -30,7 +30,7 @@ from relayd.config import HARD_MAX_PACKET_BYTES, Settings
 from relayd.identity.directory import DECISIVE_TYPES
 from relayd.server import database
 from relayd.store import Store
-from relayd.store.types import IdentitiesMoved, LogEntry, NewPacket, Outcome
+from relayd.store.types import Appended, IdentitiesMoved, LogEntry, NewPacket, Outcome
 from relayd.transfer.examiner import Candidate, Examiner
 
 __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_store", "resume_point"]
@@ -39,6 +39,18 @@ _PAGE_ROWS = 500
 _BATCH_LINES = 256
 _MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit, its escapes, and some
 _CLOCK_TOLERANCE_SECONDS = 300
+
+
+class _Log(Protocol):
+    """The part of the store a transfer needs; each method may raise `StoreError`."""
+
+    async def head(self) -> int: ...
+
+    async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]: ...
+
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]: ...
+
+    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended: ...
 
 
 @dataclass(slots=True)
@@ -114,7 +126,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
             await store.close()
 
 
-async def resume_point(path: Path, store: Store) -> int:
+async def resume_point(path: Path, store: _Log) -> int:
     """The sequence an export into `path` goes on behind, once a torn last line is cut off; 0 for a new file.
 
     Raises ValueError if the file's last packet is not in this store, so that two logs never mix.
@@ -133,7 +145,7 @@ async def resume_point(path: Path, store: Store) -> int:
 
 
 async def export_log(
-    store: Store, output: BinaryIO, *, after: int = 0, progress: Callable[[ExportSummary], None] | None = None
+    store: _Log, output: BinaryIO, *, after: int = 0, progress: Callable[[ExportSummary], None] | None = None
 ) -> ExportSummary:
     """Write every packet behind sequence `after` that is in the log now. Raises `StoreError`, OSError.
 
@@ -155,7 +167,7 @@ async def export_log(
 
 
 async def import_log(
-    store: Store,
+    store: _Log,
     source: BinaryIO,
     examiner: Examiner,
     *,
@@ -258,7 +270,7 @@ def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:
 
 
 async def _bring_in(
-    store: Store, group: list[_Parsed], examiner: Examiner, summary: ImportSummary
+    store: _Log, group: list[_Parsed], examiner: Examiner, summary: ImportSummary
 ) -> list[_Refused]:
     """Examine and append one group; what was refused."""
     refused: list[_Refused] = []
@@ -276,7 +288,7 @@ async def _bring_in(
 
 
 async def _append(
-    store: Store, items: list[_Judged], received_at: int, examiner: Examiner, summary: ImportSummary
+    store: _Log, items: list[_Judged], received_at: int, examiner: Examiner, summary: ImportSummary
 ) -> list[_Refused]:
     """Append what passed of items received in the same second; what was refused."""
     passed = [(item.line, item.verdict) for item in items if isinstance(item.verdict, NewPacket)]

@@ -87,11 +87,7 @@ def frame_reader(data: bytes) -> None:
     step, stream = (data[0] % 64 + 1, data[1:]) if data else (1, b"")
     library, protocol = _server(), _server()
     library.receive_data(stream)
-    expected = [
-        (event.opcode, event.fin, bytes(event.data))
-        for event in library.events_received()
-        if isinstance(event, Frame)
-    ]
+    expected = [_frame_parts(event) for event in library.events_received()]
     reader = FrameReader(protocol, FRAME_LIMIT)
     got = [
         (1, True, bytes(event)) if isinstance(event, bytes) else (event.opcode, event.fin, bytes(event.data))
@@ -100,6 +96,11 @@ def frame_reader(data: bytes) -> None:
     ]
     assert got == expected
     assert type(protocol.parser_exc) is type(library.parser_exc)
+
+
+def _frame_parts(event: object) -> tuple[int, bool, bytes]:
+    assert isinstance(event, Frame)  # an open WebSocket has no other events
+    return event.opcode, event.fin, bytes(event.data)
 
 
 def _server() -> ServerProtocol:

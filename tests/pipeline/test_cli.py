@@ -12,6 +12,7 @@ import pytest
 import strata_pipeline
 import typer
 from strata_pipeline.cli import app
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 COMMANDS = ("archive", "audit", "compact", "reliability", "traffic", "reputation", "restore")
@@ -37,7 +38,9 @@ def test_help_is_whole():
     text = pipeline("-h").stdout
     assert text == pipeline("--help").stdout
     assert "…" not in text and "..." not in text.partition("Commands:")[2]
-    assert tuple(typer.main.get_command(app).commands) == COMMANDS
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert tuple(group.commands) == COMMANDS
     for command in COMMANDS:
         assert "  -h, --help" in pipeline(command, "-h").stdout
 

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import typer
 from strata.protocol import packets
 from strata.protocol.ids import Identity
-from typer.testing import CliRunner
+from typer.core import TyperGroup
+from typer.testing import CliRunner, Result
 
 from relayd import cli, daemon
 from relayd.config import Settings
@@ -33,7 +35,7 @@ def clean_environment(monkeypatch, tmp_path):
     structlog.reset_defaults()
 
 
-def relayd(*arguments: object, **options):
+def relayd(*arguments: object, **options: Any) -> Result:
     return CliRunner().invoke(
         cli.app, [str(argument) for argument in arguments], prog_name="relayd", **options
     )
@@ -51,7 +53,9 @@ def test_help_is_whole_and_looks_alike_everywhere():
     text = relayd("-h").stdout
     assert text == relayd("--help").stdout
     assert "…" not in text and "..." not in text.partition("Commands:")[2]
-    for command in typer.main.get_command(cli.app).commands:
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, TyperGroup)
+    for command in group.commands:
         shown = relayd(command, "-h").stdout
         assert "  -h, --help" in shown and "[[" not in shown
 
@@ -213,14 +217,14 @@ def test_an_interrupted_command_says_that_it_may_go_on(monkeypatch):
     async def interrupted() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(cli.typer.Exit) as left:
+    with pytest.raises(typer.Exit) as left:
         cli._run(interrupted())
     assert left.value.exit_code == 130
 
     async def lost() -> None:
         raise StoreUnavailable("away")
 
-    with pytest.raises(cli.typer.Exit) as left:
+    with pytest.raises(typer.Exit) as left:
         cli._run(lost())
     assert left.value.exit_code == 3
 

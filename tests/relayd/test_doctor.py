@@ -10,6 +10,7 @@ import pytest
 from relayd import doctor
 from relayd.config import Settings
 from relayd.doctor import Check, Verdict, examine
+from relayd.store.migrate import latest_revision
 from relayd.store.types import StoreUnavailable, UnsafeDatabase, first_sequence_of_day
 from relayd.tls import read_certificate, write_dev_certificates
 
@@ -41,7 +42,7 @@ class FakeStore:
 @pytest.fixture
 def store(monkeypatch):
     class Store(FakeStore):
-        revision: str | Exception | None = doctor.latest_revision()
+        revision: str | Exception | None = latest_revision()
 
     async def current_revision(url: str) -> str | None:
         if isinstance(Store.revision, Exception):

@@ -26,11 +26,13 @@ def sent(*frames: Frame) -> bytes:
     return b"".join(frame.serialize(mask=True, extensions=[]) for frame in frames)
 
 
+def parts(event: object) -> tuple[Opcode, bool, bytes]:
+    assert isinstance(event, Frame)
+    return event.opcode, event.fin, bytes(event.data)
+
+
 def plain(events):
-    return [
-        ("text", bytes(event)) if isinstance(event, bytes) else (event.opcode, event.fin, bytes(event.data))
-        for event in events
-    ]
+    return [("text", bytes(event)) if isinstance(event, bytes) else parts(event) for event in events]
 
 
 payloads = st.one_of(
@@ -58,10 +60,8 @@ def test_the_same_events_as_the_library_for_any_frames_and_any_cuts(groups, cuts
     library = server()
     library.receive_data(stream)
     expected = [
-        ("text", bytes(event.data))
-        if event.opcode is Opcode.TEXT and event.fin
-        else (event.opcode, event.fin, bytes(event.data))
-        for event in library.events_received()
+        ("text", data) if opcode is Opcode.TEXT and fin else (opcode, fin, data)
+        for opcode, fin, data in map(parts, library.events_received())
     ]
     protocol = server()
     reader = FrameReader(protocol, MAX_SIZE)
@@ -70,11 +70,11 @@ def test_the_same_events_as_the_library_for_any_frames_and_any_cuts(groups, cuts
     for cut in [*cuts, len(stream)]:
         got += reader.receive(stream[at : at + cut])
         at += cut
-    got = [
+    told = [
         event.data if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin else event
         for event in got
     ]
-    assert plain([bytes(e) if isinstance(e, bytearray | memoryview) else e for e in got]) == expected
+    assert plain([bytes(e) if isinstance(e, bytearray | memoryview) else e for e in told]) == expected
     assert protocol.data_to_send() == library.data_to_send()  # pongs
     assert protocol.state is library.state
 
@@ -107,7 +107,7 @@ def test_a_text_frame_is_what_a_client_reads(payload):
     Protocol.__init__(client, CLIENT)
     client.receive_data(text_frame(payload))
     (event,) = client.events_received()
-    assert (event.opcode, event.fin, bytes(event.data)) == (Opcode.TEXT, True, payload)
+    assert parts(event) == (Opcode.TEXT, True, payload)
 
 
 @pytest.mark.req("R-128")

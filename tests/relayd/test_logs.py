@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from typing import Any
 
 import pytest
 import structlog
@@ -22,7 +23,7 @@ def stream():
     structlog.contextvars.clear_contextvars()
 
 
-def lines(stream: io.StringIO) -> list[dict[str, object]]:
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 

@@ -218,7 +218,7 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
             before = relay.log.read_text().count(said)
             os.kill(relay.pid, signal.SIGHUP)
             wait_until(lambda: relay.log.read_text().count(said) > before, said)
-            lines = [json.loads(line) for line in relay.log.read_text().splitlines()]
+            lines: list[dict[str, object]] = [json.loads(line) for line in relay.log.read_text().splitlines()]
             return [line for line in lines if f'"{line["event"]}"' == said][-1]
 
         async def answer(certificates: DevCertificates) -> object:
@@ -252,6 +252,9 @@ async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_la
         def lines(event: str) -> int:
             return relay.log.read_text().count(f'"{event}"')
 
+        def wait_for_serving(count: int) -> None:
+            wait_until(lambda: lines("serving") == count, "the worker's successor")
+
         file.write_text("blocked_authors = 1")
         os.kill(relay.pid, signal.SIGHUP)
         wait_until(lambda: lines("not_reloaded") > 0, "the refusal")
@@ -263,6 +266,6 @@ async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_la
         assert len(workers) == 2
         for number, worker in enumerate(workers):
             worker.kill()
-            wait_until(lambda wanted=3 + number: lines("serving") == wanted, "the worker's successor")
+            wait_for_serving(3 + number)
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(author)))["code"] == "blocked_author"

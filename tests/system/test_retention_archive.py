@@ -83,7 +83,7 @@ async def test_a_day_goes_once_the_archive_has_it(tmp_path: Path, workers: int):
             places = await store.append([as_stored(old)], int(time.time()) - 3 * DAY)
             await store.append([as_stored(later)], int(time.time()))
         with running(RelayProcess(tmp_path, **settings)) as relay:
-            wait_until(lambda: waiting(relay), "a day waits")
+            wait_until(lambda: waiting(relay), "a day waits", 30.0)
             assert waiting(relay) == {"unreadable": 1}
             assert relay.get(f"/packets/{old.packet_id}")[0] == 200
             assert relay.stop() == 0
@@ -95,7 +95,7 @@ async def test_a_day_goes_once_the_archive_has_it(tmp_path: Path, workers: int):
         manifest = await manifest_of(host.url, places.dispositions[0].sequence)
         (manifests / f"{0:010}.json").write_bytes(manifest)
         with running(RelayProcess(tmp_path, **settings)) as relay:
-            wait_until(lambda: relay.get(f"/packets/{old.packet_id}")[0] == 410, "the day goes")
+            wait_until(lambda: relay.get(f"/packets/{old.packet_id}")[0] == 410, "the day goes", 30.0)
             assert relay.get(f"/packets/{later.packet_id}")[0] == 200
             assert waiting(relay) == {}
             assert relay.stop() == 0

@@ -56,15 +56,21 @@ def attested(author: Identity) -> Packet:
     )
 
 
+def header_of(packet: Packet) -> dict[str, Any]:
+    header = packet.value["provenance_header"]
+    assert isinstance(header, dict)
+    return header
+
+
 def badly_attested(author: Identity) -> Packet:
     """The same under a signature of nobody's."""
-    value = attested(author).value
-    header = value["provenance_header"]
+    packet = attested(author)
+    header = header_of(packet)
     fake = header["client_attestation"] | {"client_signature": "0x" + "11" * 64}
     return packets.build(
         author,
-        value["content"],
-        timestamp=value["timestamp"],
+        packet.content,
+        timestamp=packet.timestamp,
         provenance_header=header | {"client_attestation": fake},
     )
 
@@ -89,7 +95,7 @@ CASES: dict[str, tuple[Any, str, bool]] = {
 
 def check_served(message: Message, signed: Packet, *, rewritten: bool, reason: str, drops: bool) -> None:
     """One EVENT, or answer to a GET, about a downgraded packet."""
-    header = signed.value["provenance_header"]
+    header = header_of(signed)
     expected = signed.value
     if rewritten:
         served = header | {"origin_type": "UNKNOWN"}
@@ -104,7 +110,7 @@ def check_served(message: Message, signed: Packet, *, rewritten: bool, reason: s
 
 
 def check_annotation(annotations: dict[str, Any], signed: Packet, reason: str) -> None:
-    header = signed.value["provenance_header"]
+    header = header_of(signed)
     assert annotations["provenance"] == {
         "effective_origin_type": "UNKNOWN",
         "claimed_origin_type": header["origin_type"],

@@ -30,6 +30,7 @@ from strata.txrx import (
     dial,
     serve,
 )
+from strata.txrx.serving import NetRx
 
 from tests.support.tx_rx_proxy import TxRxProxy, listening, open_sockets
 from tests.support.waiting import until
@@ -229,7 +230,8 @@ async def test_closing_while_a_connection_is_made_leaves_nothing_behind(
             # asyncio of Python 3.11 loses the socket of one who is being accepted while it stops to listen.
             await asyncio.sleep(0)
         # Delivered or returned, and never returned as undelivered when it has arrived.
-        await until(lambda: not rx._hub.connections)  # type: ignore[attr-defined]
+        assert isinstance(rx, NetRx)
+        await until(lambda: not rx._hub.connections)
         if error is None:
             assert await rx.recv() == b"1"
         elif error.delivery is DeliveryStatus.NOT_DELIVERED:

@@ -23,6 +23,8 @@ from strata.txrx import (
     dial,
     serve,
 )
+from strata.txrx.dialing import NetTx
+from strata.txrx.serving import NetRx
 
 from tests.support.ports import free_port
 from tests.support.tx_rx_proxy import TxRxProxy, listening, open_sockets
@@ -301,8 +303,9 @@ async def test_a_restart_while_nothing_is_pending_is_not_noticed(kind: str, tmp_
         async with again:
             proxy.upstream = str(address)
             proxy.cut()
-            await until(lambda: not rx._hub.connections)  # type: ignore[attr-defined]
-            await until(lambda: tx._connection is None)  # type: ignore[attr-defined]
+            assert isinstance(rx, NetRx) and isinstance(tx, NetTx)
+            await until(lambda: not rx._hub.connections)
+            await until(lambda: tx._connection is None)
             await tx.send(b"after")
             assert await again.recv() == b"after"
             assert rx.unread == 3

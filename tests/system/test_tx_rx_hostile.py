@@ -23,11 +23,14 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from strata.txrx import (
+    Address,
     DeliveryStatus,
     DeliveryTimeout,
     ProtocolViolation,
     Rx,
     SendError,
+    TcpAddress,
+    TlsAddress,
     Tx,
     TxRxClosed,
     TxRxIOError,
@@ -35,6 +38,7 @@ from strata.txrx import (
     dial,
     serve,
 )
+from strata.txrx.serving import NetRx
 
 from tests.support.tx_rx_proxy import TxRxProxy
 from tests.support.waiting import until
@@ -308,13 +312,14 @@ async def test_more_sessions_than_allowed_are_refused() -> None:
 @pytest.mark.req("T-079")
 async def test_ends_of_connections_within_a_frame_are_counted() -> None:
     async with served() as rx:
+        assert isinstance(rx, NetRx)
         for number, sent in enumerate([b"", message(0)[:-1], pack(">Q", 100), message(0)]):
             async with raw(rx) as (_, writer):
                 writer.write(header(number) + sent)
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-            await until(lambda: len(rx._hub.connections) == 1)  # type: ignore[attr-defined]
+            await until(lambda: len(rx._hub.connections) == 1)
         assert rx.statistics().broken_connections == 2
         assert await rx.recv() == b"x"
 
@@ -574,14 +579,19 @@ async def test_mutual_tls_refuses_clients_without_a_certificate_of_its_authority
         assert "mutual TLS" in reason and "it refuses ours" in reason
 
 
+def port_of(address: Address) -> int:
+    assert isinstance(address, TcpAddress | TlsAddress)
+    return address.port
+
+
 @pytest.mark.req("T-092")
 async def test_plain_text_at_a_tls_port_and_tls_at_a_plain_one(authority: Authority) -> None:
     serving = authority.settings(authority.issue("localhost"))
     async with tls_served(serving, authority.settings()) as rx:
-        reason = await why_not(f"tcp:localhost:{rx.addr().port}", TxRxSettings())  # type: ignore[union-attr]
+        reason = await why_not(f"tcp:localhost:{port_of(rx.addr())}", TxRxSettings())
         assert "last attempt to connect: " in reason
     async with served() as plain:
-        reason = await why_not(f"tls:127.0.0.1:{plain.addr().port}", authority.settings())  # type: ignore[union-attr]
+        reason = await why_not(f"tls:127.0.0.1:{port_of(plain.addr())}", authority.settings())
         assert "last attempt to connect: " in reason and "None" not in reason
 
 
@@ -628,8 +638,7 @@ async def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_pat
 async def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
     serving = authority.settings(authority.issue("localhost"))
     address, rx = await serve("metatls:127.0.0.1:0", bytes, settings=serving)
-    port = address.port  # type: ignore[union-attr]
-    async with rx, TxRxProxy(f"tcp:127.0.0.1:{port}", records=True) as proxy:
+    async with rx, TxRxProxy(f"tcp:127.0.0.1:{port_of(address)}", records=True) as proxy:
         through = f"metatls:localhost:{proxy.address.rpartition(':')[2]}"
         async with await dial(through, bytes, settings=authority.settings()) as tx:
             await tx.send(b"the secret")

@@ -20,6 +20,7 @@ from strata.txrx import (
     parse_address,
     serve,
 )
+from strata.txrx.relayed import RelayRx
 
 from tests.support.relay_process import RelayProcess, running
 
@@ -115,7 +116,8 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
     _, first = await serve(address, bytes)
     async with await dial(address, bytes, settings=quick) as tx:
         await tx.send(b"for the first")
-        tasks = first._tasks  # type: ignore[attr-defined]
+        assert isinstance(first, RelayRx)
+        tasks = first._tasks
         # It dies without a word; what is sent now is for it, and nobody answers.
         for task in tasks:
             task.cancel()

@@ -27,6 +27,7 @@ from strata.txrx import (
     Rx,
     SendError,
     TcpAddress,
+    TlsAddress,
     Tx,
     TxRxClosed,
     TxRxIOError,
@@ -35,6 +36,7 @@ from strata.txrx import (
     serve,
     serve_local,
 )
+from strata.txrx.dialing import SessionTx
 
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -470,7 +472,8 @@ async def test_dialling_before_the_server_is_up(network: Transport) -> None:
     early = await dial(where, Reading, settings=network.settings)
     channels = [early.try_post(Reading(number)) for number in range(3)]
     # The first attempt is over, and was in vain.
-    await until(lambda: early.statistics().connections == 0 and early._last_failure is not None)  # type: ignore[attr-defined]
+    assert isinstance(early, SessionTx)
+    await until(lambda: early.statistics().connections == 0 and early._last_failure is not None)
     _, rx = await serve(where, Reading, settings=network.settings)
     async with rx, early:
         assert [await channel for channel in channels] == [None] * 3
@@ -507,8 +510,9 @@ async def test_hosts_of_every_kind(scheme: str, host: str, tls_settings: TxRxSet
     if host == "[::1]" and not _has_ipv6():
         pytest.skip("NOT TESTED: this machine has no IPv6")
     address, rx = await serve(f"{scheme}:{host}:0", Reading, settings=tls_settings)
-    assert address.port > 0  # type: ignore[union-attr]
-    assert str(address) == f"{scheme}:{host}:{address.port}"  # type: ignore[union-attr]
+    assert isinstance(address, TcpAddress | TlsAddress)
+    assert address.port > 0
+    assert str(address) == f"{scheme}:{host}:{address.port}"
     async with rx, await dial(str(address), Reading, settings=tls_settings) as tx:
         await tx.send(Reading(1))
         assert (await rx.recv()).number == 1

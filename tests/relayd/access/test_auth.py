@@ -13,7 +13,15 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyChain, KeyRules
 from strata.protocol.wire import EXTENSIONS, Auth, AuthChallenge, decode_relay_message, encode
 
-from relayd.access.auth import CAPABILITIES, MAX_FAILURES, Attempt, Authentication, Grants, verify_attempt
+from relayd.access.auth import (
+    CAPABILITIES,
+    MAX_FAILURES,
+    Attempt,
+    Authentication,
+    AuthKeys,
+    Grants,
+    verify_attempt,
+)
 
 NOW = 1_760_000_000
 LIFETIME = 120
@@ -53,9 +61,9 @@ def refusal(session: Authentication, message: Auth, now: int = NOW) -> tuple[str
     return refused.value.code.value, refused.value.detail
 
 
-def verdict(attempt: Attempt, keys: object = None) -> tuple[str, str | None] | None:
+def verdict(attempt: Attempt, keys: AuthKeys | None = None) -> tuple[str, str | None] | None:
     try:
-        verify_attempt(attempt, keys or chain_of(ALICE), NOW)  # type: ignore[arg-type]
+        verify_attempt(attempt, keys or chain_of(ALICE), NOW)
     except InvalidMessage as error:
         return error.code.value, error.detail
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from websockets.datastructures import Headers
 
@@ -11,8 +13,8 @@ from relayd.config import Settings
 ALICE, BOB = "did:strata:alice", "did:strata:bob"
 
 
-def access(**settings: object) -> Access:
-    return Access(Settings(**settings))  # type: ignore[arg-type]
+def access(**settings: Any) -> Access:
+    return Access(Settings(**settings))
 
 
 def visit(doors: Access, peer: str | None, headers: Headers | None = None, now: float = 0.0) -> Visitor:

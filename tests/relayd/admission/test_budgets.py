@@ -48,7 +48,12 @@ async def outcomes(rig, *sent):
     for number, packet in enumerate(sent):
         rig.publish(peer, packet, str(number))
     await rig.answers(peer, len(sent))
-    return [what for _, what in sorted(peer.answers, key=lambda answer: int(answer[0]))], peer
+    return [what for _, what in sorted(peer.answers, key=number_of)], peer
+
+
+def number_of(answer: tuple[str | None, str]) -> int:
+    assert answer[0] is not None
+    return int(answer[0])
 
 
 @pytest.mark.req("R-242", "R-320")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from strata.protocol import packets
@@ -52,7 +53,7 @@ def http():
 
 
 def error_of(response) -> str:
-    value = json.loads(response.body)
+    value: dict[str, str] = json.loads(response.body)
     assert value.keys() == {"error", "reason"}
     assert response.content_type == "application/json"
     return value["error"]
@@ -103,7 +104,7 @@ async def test_an_unknown_packet_is_404_and_a_departed_one_410(http):
 @pytest.mark.req("R-208", "R-209", "R-210")
 @pytest.mark.parametrize("form", ["rewrite", "annotate"])
 async def test_a_downgraded_packet_comes_as_subscribers_get_it(form):
-    header = {
+    header: dict[str, object] = {
         "origin_type": "SOFTWARE",
         "genesis_media_hash": None,
         "edit_history": [],
@@ -170,7 +171,7 @@ async def test_the_manifest_is_public_json(http):
 
 @pytest.mark.req("R-389", "R-352")
 def test_the_manifest_has_the_members_the_rfc_names():
-    manifest = build_manifest(
+    manifest: dict[str, Any] = build_manifest(
         Settings(), relay_id="did:strata:z6Mk", ws_endpoint="ws://h/strata", status="ok"
     )
     assert manifest["relay_id"] == "did:strata:z6Mk"
@@ -197,7 +198,7 @@ def test_the_manifest_sums_up_what_is_enforced():
     settings = Settings(
         max_packet_bytes=4096, max_limit=7, blocked_authors=("did:x:y",), public_url="wss://p/strata"
     )
-    manifest = build_manifest(settings, relay_id="d", ws_endpoint="w", status="draining")
+    manifest: dict[str, Any] = build_manifest(settings, relay_id="d", ws_endpoint="w", status="draining")
     assert manifest["ws_endpoint"] == "wss://p/strata"
     assert manifest["status"] == "draining"
     assert (manifest["limits"]["max_packet_bytes"], manifest["limits"]["max_limit"]) == (4096, 7)
@@ -207,15 +208,19 @@ def test_the_manifest_sums_up_what_is_enforced():
     assert "did:x:y" not in json.dumps(manifest)
 
 
+def policy_of(**settings: Any) -> dict[str, Any]:
+    manifest = build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok")
+    policy = manifest["policy"]
+    assert isinstance(policy, dict)
+    return policy
+
+
 @pytest.mark.req("R-325")
 def test_the_manifest_says_who_and_what_may_publish_here():
-    def policy(**settings: object) -> dict[str, object]:
-        return build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok")["policy"]
-
-    free = policy()
+    free = policy_of()
     assert free["accepts_public_packets"] and free["declined_types"] == [] and "accepted_types" not in free
     assert not free["plugins"] and free["abuse_table"]
-    strict = policy(
+    strict = policy_of(
         allowed_authors=("did:x:y",),
         allowed_types=("POST",),
         blocked_types=("VOTE",),
@@ -231,12 +236,8 @@ def test_the_manifest_says_who_and_what_may_publish_here():
 
 
 def test_retention_is_advertised_and_for_ever_is_no_number():
-    def policy(days: int) -> dict[str, object]:
-        settings = Settings(retention_days=days)
-        return build_manifest(settings, relay_id="d", ws_endpoint="w", status="ok")["policy"]
-
-    assert policy(30)["default_retention_days"] == 30
-    assert "default_retention_days" not in policy(0)
+    assert policy_of(retention_days=30)["default_retention_days"] == 30
+    assert "default_retention_days" not in policy_of(retention_days=0)
 
 
 @pytest.mark.req("R-003")

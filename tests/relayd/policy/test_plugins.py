@@ -7,6 +7,7 @@ import sys
 import threading
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Literal
 
 import pytest
 import structlog
@@ -41,7 +42,7 @@ def made(verdicts):
     """Make plug-ins by name; they are closed after the test."""
     opened: list[Plugins] = []
 
-    def make(timeout: float = LONG, failure: str = "refuse", **named) -> Plugins:
+    def make(timeout: float = LONG, failure: Literal["refuse", "accept"] = "refuse", **named) -> Plugins:
         opened.append(
             Plugins(named, timeout=timeout, failure=failure, clock=lambda: 1234, on_verdict=verdicts)
         )
@@ -81,7 +82,7 @@ class AsyncObject:
         return NO
 
 
-async def configured(answer: Refusal, request: PolicyRequest) -> Refusal | None:
+async def configured(answer: Refusal | None, request: PolicyRequest) -> Refusal | None:
     return answer
 
 
@@ -96,7 +97,7 @@ async def test_a_refusal_is_the_answer_whatever_kind_of_callable_gives_it(made, 
 
 
 async def test_a_plug_in_sees_the_packet_the_identity_and_the_time(made):
-    seen = []
+    seen: list[PolicyRequest] = []
     plugins = made(one=seen.append, two=lambda request: None)
     await plugins.check(PACKET, "did:strata:gateway")
     assert seen == [PolicyRequest(PACKET, "did:strata:gateway", 1234)]

@@ -19,7 +19,7 @@ from relayd.store.types import AbuseEntry, Declined, NewPacket
 
 ALICE, BOB = Identity(bytes(31) + b"a"), Identity(bytes(31) + b"b")
 HASH, OTHER_HASH = "0x" + "5" * 64, "0x" + "6" * 64
-HEADER = {"origin_type": "UNKNOWN", "genesis_media_hash": None, "edit_history": []}
+HEADER: dict[str, object] = {"origin_type": "UNKNOWN", "genesis_media_hash": None, "edit_history": []}
 
 
 def make(author: Identity = ALICE, type: str = "POST", *, media: tuple[str, ...] = ()) -> Packet:

@@ -43,6 +43,7 @@ def holder(data_dir: Path):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(data_dir)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )
+    assert process.stdout is not None
     try:
         pid, url = process.stdout.readline().split()
         yield process, int(pid), url
@@ -55,7 +56,8 @@ def holder(data_dir: Path):
 async def one(url: str) -> int:
     connection = await asyncpg.connect(url)
     try:
-        return await connection.fetchval("SELECT 1")
+        answer: int = await connection.fetchval("SELECT 1")
+        return answer
     finally:
         await connection.close()
 
@@ -68,6 +70,7 @@ async def test_it_is_a_database_that_keeps_what_was_stored(data_dir, packet):
         async with await Store.open(server.url) as store:
             await store.append([packet(1)], NOW)
         pid = server.pid
+        assert pid is not None
     assert not server.is_alive() and not alive(pid)
     async with EmbeddedPostgres(data_dir) as server, await Store.open(server.url) as store:
         assert (await store.find([packet(1).packet_id])) != {}
@@ -161,6 +164,7 @@ async def test_a_server_that_dies_is_started_again(data_dir, eventually):
     async with EmbeddedPostgres(data_dir) as server:
         supervisor = asyncio.create_task(server.supervise())
         first = server.pid
+        assert first is not None
         os.kill(first, signal.SIGKILL)
 
         async def back() -> bool:

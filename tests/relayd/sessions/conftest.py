@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from relayd.sessions import connection as connection_module
-from tests.relayd.sessions.connection_rig import (
-    Rig,
-)
+from tests.relayd.sessions.connection_rig import Rig
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(connection_module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     return clock
 
 
 @pytest.fixture
-async def rigs(clock: SimpleNamespace) -> Iterator[Any]:
+async def rigs(clock: SimpleNamespace) -> AsyncIterator[Any]:
     made: list[Rig] = []
 
     def make(**settings: Any) -> Rig:

@@ -47,7 +47,7 @@ def take(peer: Session, message: object, now: float = 0.0) -> Action:
 
 def error_of(action: Action) -> dict[str, Any]:
     assert isinstance(action, Answer | CloseConnection), action
-    message = json.loads(action.payload)
+    message: dict[str, Any] = json.loads(action.payload)
     assert message["type"] == "ERROR"
     assert message["reason"]
     assert message["code"] == action.code
@@ -74,8 +74,9 @@ def test_a_message_needs_no_client_msg_id(message):
 def test_unknown_and_null_members_change_nothing():
     null = dict.fromkeys(("authors", "types", "since", "until", "limit", "cursor", "order", "packet_ids"))
     opened = take(session(), subscribe(filters={**null, "x_new": 1}, gapless=None, x_new={"a": []}))
-    assert isinstance(opened, SubscriptionOpened)
-    assert opened.subscription.filter == take(session(), subscribe()).subscription.filter  # type: ignore[union-attr]
+    plain = take(session(), subscribe())
+    assert isinstance(opened, SubscriptionOpened) and isinstance(plain, SubscriptionOpened)
+    assert opened.subscription.filter == plain.subscription.filter
 
 
 MALFORMED = [

@@ -52,12 +52,13 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # A loop of its own, never set as the current one: the tests' loops come and go.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        external = os.environ.get("RELAYD_TEST_DATABASE_URL")
+        url = os.environ.get("RELAYD_TEST_DATABASE_URL")
         embedded = None
-        if external is None:
+        if url is None:
             embedded = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
             runner.run(embedded.start())
-        server = Server(runner, external or embedded.url)
+            url = embedded.url
+        server = Server(runner, url)
         try:
             server.make_template()
             yield server

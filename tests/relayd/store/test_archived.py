@@ -6,14 +6,16 @@ import asyncio
 import dataclasses
 import os
 import shutil
+from pathlib import Path
 
+import asyncpg
 import msgspec
 import pytest
 import structlog
-from strata.protocol.lake import GENESIS, Manifest, RowsDigest, day_of, encode, first_of_day, seal
+from strata.protocol.lake import GENESIS, Manifest, RowsDigest, day_of, decode, encode, first_of_day, seal
 
 from relayd.metrics import RETENTION_REASONS
-from relayd.store import Store, archived
+from relayd.store import Appended, Store, archived
 from relayd.store.archived import Reason
 from relayd.store.retention import Swept
 from relayd.store.types import DAY_SECONDS
@@ -29,8 +31,8 @@ HOUR = 3600
 class Lake:
     """The manifests of a lake, made from what the log holds as the archive makes them."""
 
-    folder: object
-    sql: object
+    folder: Path
+    sql: asyncpg.Connection
 
     async def rows(self):
         """What the log holds."""
@@ -385,9 +387,13 @@ async def test_pages_join_to_the_same_digest(keeper, lake, monkeypatch):
 
 
 async def test_manifests_are_read_again_only_when_the_folder_has_changed(keeper, lake, monkeypatch):
-    read = []
-    decode = archived.decode
-    monkeypatch.setattr(archived, "decode", lambda text, name: read.append(name) or decode(text, name))
+    read: list[str] = []
+
+    def recorded(text: bytes, name: str) -> Manifest:
+        read.append(name)
+        return decode(text, name)
+
+    monkeypatch.setattr(archived, "decode", recorded)
     await keeper.maintain(NOW + DAY_SECONDS)  # nothing is past retention: nobody is asked
     assert not read
     await lake.archive(first_of_day(TODAY) + 6)
@@ -449,7 +455,7 @@ async def test_the_log_takes_packets_while_a_day_is_compared(keeper, lake, packe
     """Nothing is locked meanwhile."""
     await lake.archive()
     digest_of = archived._digest
-    appended = []
+    appended: list[Appended] = []
 
     async def meanwhile(*arguments):
         if not appended:

@@ -30,15 +30,21 @@ def test_the_revision_we_ask_for_is_the_newest_migration():
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == REVISION == latest_revision()
 
 
+def script_location() -> Path:
+    location = alembic_config().get_main_option("script_location")
+    assert location is not None
+    return Path(location)
+
+
 def test_the_migrations_are_found_in_an_installed_wheel_first(tmp_path, monkeypatch):
     import relayd
 
     package = tmp_path / "relayd"
     package.mkdir()
     monkeypatch.setattr(relayd, "__file__", str(package / "__init__.py"))
-    assert Path(alembic_config().get_main_option("script_location")) == tmp_path / "migrations"
+    assert script_location() == tmp_path / "migrations"
     (package / "_migrations").mkdir()
-    assert Path(alembic_config().get_main_option("script_location")) == package / "_migrations"
+    assert script_location() == package / "_migrations"
 
 
 @pytest.mark.req("R-308")
@@ -76,7 +82,8 @@ async def test_a_migration_that_fails_leaves_nothing(empty_database):
 async def test_the_metadata_describes_what_the_migrations_make(database):
     def differences(connection: sa.Connection) -> list[object]:
         options = {"include_object": is_ours, "compare_type": True}
-        return compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+        found: list[object] = compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+        return found
 
     assert await asyncio.to_thread(run_sync, database, differences) == []
 

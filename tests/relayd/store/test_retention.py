@@ -9,7 +9,7 @@ from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.retention import EXEMPT_TYPES, Swept
-from relayd.store.types import DAY_SECONDS, day_of
+from relayd.store.types import DAY_SECONDS, StoredPacket, day_of
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
@@ -58,15 +58,15 @@ async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet
         # Every way to them still works.
         types = frozenset(EXEMPT_TYPES[:2])
         assert len(await bodies(store, LogQuery(types=types, ascending=False))) == 12
-        assert (await store.by_id(packet(2).packet_id, now))[2] == packet(2).body
+        stored = await store.by_id(packet(2).packet_id, now)
+        assert isinstance(stored, StoredPacket) and stored.body == packet(2).body
         assert isinstance(await store.by_id(packet(0).packet_id, now), Gone)
         assert await store.maintain(now) == Swept(0, 0)
 
 
 @pytest.mark.req("R-310", "R-108", "R-102")
 async def test_ids_outlive_their_packets_by_the_duplicate_window(database, packet):
-    settings = {"retention_days": 2, "dedup_window_seconds": 7 * DAY_SECONDS}
-    async with await Store.open(database, **settings) as store:
+    async with await Store.open(database, retention_days=2, dedup_window_seconds=7 * DAY_SECONDS) as store:
         await store.maintain(NOW)
         await store.append([packet(1), packet(2, expires_at=NOW + 1)], NOW)
         for day in range(1, 8):
@@ -80,8 +80,7 @@ async def test_ids_outlive_their_packets_by_the_duplicate_window(database, packe
 
 @pytest.mark.req("R-310")
 async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(database, packet, sql):
-    settings = {"retention_days": 2, "dedup_window_seconds": 2 * DAY_SECONDS}
-    async with await Store.open(database, **settings) as store:
+    async with await Store.open(database, retention_days=2, dedup_window_seconds=2 * DAY_SECONDS) as store:
         await store.maintain(NOW)
         await store.append([packet(1), packet(2, type="KEY_EVENT")], NOW)
         for day in range(1, 6):
@@ -89,7 +88,8 @@ async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(datab
             await store.append([packet(100 + day)], now)
             await store.maintain(now)
         assert await store.by_id(packet(1).packet_id, now) is None
-        assert (await store.by_id(packet(2).packet_id, now))[2] == packet(2).body
+        stored = await store.by_id(packet(2).packet_id, now)
+        assert isinstance(stored, StoredPacket) and stored.body == packet(2).body
         appended = await store.append([packet(2), packet(1)], now)
         assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
         # Look-ups by id probe few partitions, however long the relay has run.

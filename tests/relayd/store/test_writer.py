@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+from typing import Any
 
 import pytest
 
 from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
-from relayd.store.types import IdentitiesMoved
+from relayd.store.types import IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
 
@@ -48,20 +50,24 @@ def log():
     return FakeLog()
 
 
-@pytest.fixture
-def make(log):
-    def make(**options):
-        writer = Writer(
+class RecordingWriter(Writer[Any]):
+    """Keeps what it tells: each commit and each ticket that failed."""
+
+    def __init__(self, log: FakeLog, **options: Any) -> None:
+        self.committed: list[tuple[Appended, list[tuple[NewPacket, Any]], float]] = []
+        self.failed: list[Any] = []
+        super().__init__(
             log,
-            lambda appended, batch, seconds: writer.committed.append((appended, batch, seconds)),
-            lambda ticket: writer.failed.append(ticket),
+            lambda appended, batch, seconds: self.committed.append((appended, batch, seconds)),
+            self.failed.append,
             clock=lambda: NOW + 0.9,
             **options,
         )
-        writer.committed, writer.failed = [], []
-        return writer
 
-    return make
+
+@pytest.fixture
+def make(log):
+    return functools.partial(RecordingWriter, log)
 
 
 def tickets(writer):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from strata.protocol import packets
@@ -37,28 +38,31 @@ class MemoryStore:
     async def head(self) -> int:
         return self.log[-1].sequence if self.log else 0
 
-    async def tail(self, after: int, up_to: int, limit: int) -> list[LogEntry]:
-        found = [entry for entry in self.log if after < entry.sequence <= up_to]
+    async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]:
+        last = await self.head() if up_to is None else up_to
+        found = [entry for entry in self.log if after < entry.sequence <= last]
         return found[: min(limit, self.page_rows)]
 
-    async def find(self, ids: list[bytes]) -> dict[bytes, tuple[int, int]]:
-        return {name: self.places[name][1:] for name in ids if name in self.places}
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+        return {name: self.places[name][1:3] for name in ids if name in self.places}
 
     @property
     def identities(self) -> MemoryStore:
         return self
 
-    async def authors(self, types: set[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in types}
+    async def authors(self, types: Iterable[str]) -> set[str]:
+        wanted = set(types)
+        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in wanted}
 
-    async def packets_of(self, authors: list[str], types: set[str]) -> list[StoredPacket]:
+    async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
+        wanted = set(types)
         return [
             StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
             for entry in self.log
-            if entry.packet.author_id in authors and entry.packet.content_type in types
+            if entry.packet.author_id in authors and entry.packet.content_type in wanted
         ]
 
-    async def append(self, batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
+    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
         previous = await self.head()
         decisive = [entry.sequence for entry in self.log if entry.packet.content_type in IDENTITY_TYPES]
         if followed is not None and decisive and decisive[-1] > followed:
@@ -181,13 +185,13 @@ async def test_time_in_a_log_never_goes_back(identity):
 # Keys and origins: judged by what stood in the log before the packet.
 
 SECOND = Identity.from_seed(b"2" * 32)
-HEADER = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": []}
+HEADER: dict[str, object] = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": []}
 
 
 def rotated(identity: Identity) -> list[packets.Packet]:
     """A post by the new key too early, the rotation, then one by each key, the old one revoked."""
     new = SECOND.speaking_for(identity.did)
-    made = [
+    made: list[tuple[Identity, Mapping[str, object]]] = [
         (new, {"type": "POST", "text": "too early"}),
         (identity, add_content(f"{identity.did}#k2", new.public_key, valid_from=NOW)),
         (new, {"type": "POST", "text": "by the new one"}),
@@ -222,18 +226,18 @@ async def test_what_is_in_the_log_is_a_duplicate_whatever_became_of_its_key(iden
 
 
 @pytest.mark.req("R-074")
-async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identity):
+async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identity, monkeypatch):
     made, store = rotated(identity), MemoryStore()
     genuine = store.append
     others = [made[1], made[4]]
 
-    async def append(batch: list[NewPacket], now: int, followed: int | None = None) -> Appended:
+    async def append(batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
         if others:
             event = others.pop(0)
             await genuine([_new(event)], NOW)
         return await genuine(batch, now, followed)
 
-    store.append = append
+    monkeypatch.setattr(store, "append", append)
     summary = await bring_in(store, line(made[3], NOW + 5) + line(made[2], NOW + 6))
     assert (summary.stored, summary.reasons) == (1, {"key_revoked": 1})
     assert summary.lines == 2

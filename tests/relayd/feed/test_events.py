@@ -9,7 +9,7 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
-from strata.protocol.provenance import Downgrade, restore
+from strata.protocol.provenance import Downgrade, restore, served
 from strata.protocol.wire import Event, decode_relay_message
 
 from relayd.cursor import CursorCodec
@@ -23,7 +23,7 @@ CODEC = CursorCodec(bytes(32))
 NOW = 1000
 ALICE, BOB = Identity(bytes(31) + b"a"), Identity(bytes(31) + b"b")
 ATTESTATION = {"client_id": "did:strata:z6Mk", "client_version": "1", "client_signature": "0x" + "0" * 128}
-HEADER = {
+HEADER: dict[str, object] = {
     "origin_type": "SOFTWARE",
     "genesis_media_hash": None,
     "edit_history": [],
@@ -179,10 +179,12 @@ def test_a_peer_gets_what_was_signed_and_judges_it_itself(way, form):
 @pytest.mark.req("R-208", "R-211")
 def test_one_batch_goes_out_in_every_form_at_once_each_made_once(monkeypatch):
     made = []
-    genuine = events.served
-    monkeypatch.setattr(
-        events, "served", lambda *args, **options: made.append(args) or genuine(*args, **options)
-    )
+
+    def recorded(*arguments, **options):
+        made.append(arguments)
+        return served(*arguments, **options)
+
+    monkeypatch.setattr(events, "served", recorded)
     fanout = Fanout(CODEC, 0)
     asked = itertools.product(range(3), [False, True], [False, True])
     readers = {}

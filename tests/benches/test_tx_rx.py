@@ -18,7 +18,7 @@ from benches.tx_rx_floor import Messages
 from benches.tx_rx_ours import READING
 from benches.tx_rx_runs import Job, run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 PEERS = ["blocking sockets, batched", "asyncio BufferedProtocol"]
 LIBRARIES = ["pyzmq PUSH/PULL", "pyzmq DEALER/ROUTER", "grpc.aio stream"]

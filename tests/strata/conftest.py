@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+
 import pytest
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
 from tests.support.relays import ALL_EXTENSIONS, AUTHOR, OTHER, FakeRelay, NaiveRelay, make_packet
 
 
 @pytest.fixture(scope="session")
-def make():
+def make() -> Callable[..., Packet]:
     return make_packet
 
 
 @pytest.fixture(scope="session")
-def naive_relay():
+def naive_relay() -> type[NaiveRelay]:
     return NaiveRelay
 
 
 @pytest.fixture(scope="session")
-def identities():
+def identities() -> tuple[Identity, Identity]:
     return AUTHOR, OTHER
 
 
 @pytest.fixture(scope="session")
-def fake_relay():
+def fake_relay() -> type[FakeRelay]:
     return FakeRelay
 
 
 @pytest.fixture(params=[ALL_EXTENSIONS, ()], ids=["extended", "plain"])
-async def fake(request):
+async def fake(request: pytest.FixtureRequest) -> AsyncIterator[FakeRelay]:
     """A running relay, with all our additions and as RFC-0004 alone has it."""
     async with FakeRelay(NaiveRelay(request.param)) as relay:
         yield relay
 
 
 @pytest.fixture
-async def extended():
+async def extended() -> AsyncIterator[FakeRelay]:
     async with FakeRelay(NaiveRelay(ALL_EXTENSIONS)) as relay:
         yield relay
 
 
 @pytest.fixture
-async def plain():
+async def plain() -> AsyncIterator[FakeRelay]:
     async with FakeRelay(NaiveRelay()) as relay:
         yield relay

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from strata.protocol import fields, packets
-from strata.protocol.ids import Identity, public_key_from_did
+from strata.protocol.ids import Identity, Signer, public_key_from_did
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import (
     AI_MODEL,
@@ -92,7 +92,7 @@ def post(header: Mapping[str, Any], content: Mapping[str, Any] = MEDIA) -> Packe
     return packets.build(AUTHOR, content, timestamp=NOW, provenance_header=header, allow_unattested=True)
 
 
-def attested(header: Header, content: Mapping[str, Any] = MEDIA, client: Identity = CLIENT) -> Packet:
+def attested(header: Header, content: Mapping[str, Any] = MEDIA, client: Signer = CLIENT) -> Packet:
     """A packet with this header and the attestation of a client."""
     return attest(
         AUTHOR,

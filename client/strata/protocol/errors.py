@@ -61,30 +61,30 @@ it; a built-in class in brackets is a second base.
     │   └── EventsMissed                    events were dropped because nobody took them
     │
     │   strata.txrx
-    └── TxRxError                           a Tx or Rx cannot do what was asked:
-        ├── TxRxClosed                      no message passes any more
-        │   └── DeliveryTimeout             the other end acknowledged nothing in time
-        ├── InvalidAddress (ValueError)     the address is malformed
-        ├── AddressInUse                    another Rx has the address
-        ├── OversizedMessage                the message is larger than the limit
-        ├── OutboxFull                      `outbox_limit` messages wait already
-        ├── CodecError (ValueError)         the codec cannot encode or decode the message
-        ├── ProtocolViolation               the other end broke the protocol
-        │   └── FrameTooLarge               the other end announced a frame above the limit
-        ├── TxRxIOError                     the transport failed
-        └── SendError                       a message was not acknowledged; the error carries it
+    ├── TxRxError                           a Tx or Rx cannot do what was asked:
+    │   ├── TxRxClosed                      no message passes any more
+    │   │   └── DeliveryTimeout             the other end acknowledged nothing in time
+    │   ├── InvalidAddress (ValueError)     the address is malformed
+    │   ├── AddressInUse                    another Rx has the address
+    │   ├── OversizedMessage                the message is larger than the limit
+    │   ├── OutboxFull                      `outbox_limit` messages wait already
+    │   ├── CodecError (ValueError)         the codec cannot encode or decode the message
+    │   ├── ProtocolViolation               the other end broke the protocol
+    │   │   └── FrameTooLarge               the other end announced a frame above the limit
+    │   ├── TxRxIOError                     the transport failed
+    │   └── SendError                       a message was not acknowledged; the error carries it
+    │
+    │   strata.tools.sim
+    ├── Deadlock (AssertionError)           nothing in the simulation can go on
+    └── SimulationFailed (AssertionError)   a simulated run broke a property
 
-The tools have outcomes of their own, which are no StrataError:
+The conformance tool has outcomes of its own, which are no StrataError:
 
     Exception
     │   strata.tools.conformance
     ├── Failed                              a check found a fault
     ├── Skipped                             a check does not apply to the relay
     └── Throttled                           the relay's limits stopped a check
-    AssertionError
-    │   strata.tools.sim
-    ├── Deadlock                            nothing in the simulation can go on
-    └── SimulationFailed                    a simulated run broke a property
 
 Local and remote faults differ by type: `InvalidInput` is what we found, `RequestRefused` is what a peer said.
 Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5, RFC-0001 §11.1 and

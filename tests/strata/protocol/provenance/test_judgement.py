@@ -182,7 +182,7 @@ def test_a_manifest_replaces_the_key_in_the_client_id() -> None:
         def __init__(self, key: Identity) -> None:
             self.sign = key.sign
 
-    by_new, by_old = (attested(software_header(), client=Signing(key)) for key in (new, old))  # type: ignore[arg-type]
+    by_new, by_old = (attested(software_header(), client=Signing(key)) for key in (new, old))
     assert reason(by_new, manifest=manifest) is None
     assert reason(by_old, manifest=manifest) == "client_signature_invalid"
     assert reason(by_old, manifest=manifest, now=NOW - 1) is None  # the skew of 300 s after its end
@@ -337,7 +337,7 @@ class Expecting:
             raise InvalidPacket(ErrorCode.INVALID_ATTESTATION, "unsound", detail="unsound")
 
 
-def evidence(payload: str = "c291bmQ", **members: Any) -> dict[str, Any]:
+def evidence(payload: object = "c291bmQ", **members: Any) -> dict[str, Any]:
     return {"format": "test-evidence", "payload": payload, "nonce": None, **members}
 
 
@@ -349,7 +349,7 @@ def test_evidence_is_checked_by_the_verifier_of_its_format() -> None:
     assert verifier.told == [(None, HELLO, NOW)]
     unsound = hardware_header(attestation_evidence=evidence("dW5zb3VuZA"))
     assert refusal(attested(unsound), trust) == (ErrorCode.INVALID_ATTESTATION, "unsound")
-    for broken in (evidence("!"), evidence(payload=None), evidence(payload=4)):  # type: ignore[arg-type]
+    for broken in (evidence("!"), evidence(payload=None), evidence(payload=4)):
         header = hardware_header(attestation_evidence=broken)
         assert refusal(attested(header), trust) == (ErrorCode.INVALID_ATTESTATION, "malformed_evidence")
 

@@ -101,7 +101,7 @@ async def test_too_few_confirmations_in_time_is_a_timeout_and_leaves_nothing_beh
 
 
 @virtual
-async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
+async def test_a_refusal_by_all_is_raised_one_by_some_is_not(monkeypatch):
     world = three()
 
     def refuse(packet):
@@ -109,10 +109,11 @@ async def test_a_refusal_by_all_is_raised_one_by_some_is_not():
 
     async with world.pool(QUIET) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
-        world["a"].receive = refuse  # type: ignore[method-assign]
+        monkeypatch.setattr(world["a"], "receive", refuse)
         published = await pool.publish(packet(1))
         assert "stored" in published.copies.values()
-        world["b"].receive = world["c"].receive = refuse  # type: ignore[method-assign]
+        for name in "bc":
+            monkeypatch.setattr(world[name], "receive", refuse)
         with pytest.raises(RequestRefused, match="not here"):
             await pool.publish(packet(2))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
@@ -11,8 +12,8 @@ ALL = ["a", "b", "c"]
 
 
 def watch(**changes: float) -> PresenceWatch:
-    settings = {"copies": 2, "delay": 2.0, "attempts": 3, "capacity": 100} | changes
-    return PresenceWatch(**settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"copies": 2, "delay": 2.0, "attempts": 3, "capacity": 100}
+    return PresenceWatch(**settings | changes)
 
 
 def ids(lookup: Lookup) -> set[str]:

@@ -122,7 +122,7 @@ async def test_the_log_adds_up_what_is_alike_and_writes_when_it_ends(tmp_path):
         assert [relay.url for relay in file.relays()] == [R]
 
 
-async def test_a_failing_disk_costs_observations_and_nothing_else(tmp_path):
+async def test_a_failing_disk_costs_observations_and_nothing_else(tmp_path, monkeypatch):
     file = ScoreFile(tmp_path / "s.db")
     loop, tried = asyncio.get_running_loop(), asyncio.Event()
 
@@ -130,7 +130,7 @@ async def test_a_failing_disk_costs_observations_and_nothing_else(tmp_path):
         loop.call_soon_threadsafe(tried.set)
         raise ScoreFileError("disk full")
 
-    file.write = write  # type: ignore[method-assign]
+    monkeypatch.setattr(file, "write", write)
     log = ScoreLog(file, scores=list, wall=lambda: T)
     task = asyncio.create_task(log.run())
     log.put(saw())

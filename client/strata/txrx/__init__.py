@@ -1,4 +1,4 @@
-"""Tx and Rx, the two ends of a one-way typed channel, over memory, Unix sockets, TCP, TLS and relays.
+"""Tx and Rx: typed messages in one direction, over memory, Unix sockets, TCP, TLS and relays.
 
     address, rx = await serve("tcp:127.0.0.1:0", Reading)
     tx = await dial(address, Reading)

@@ -232,7 +232,10 @@ class World:
         taken = ("config", "encryption", "encoder", "decoder", "profile")
         own = {key: options.pop(key) for key in taken if key in options}
         return make_channel(
-            *(self.node(name), channel_id, topic, sender or name),
+            self.node(name),
+            channel_id,
+            topic,
+            sender or name,
             options=options,
             rng=random.Random(f"{name} {channel_id} {len(self.nodes)}"),
             **own,
@@ -281,7 +284,10 @@ def content_message(
 ) -> bytes:
     """What another participant says, whole in one segment."""
     return SdsMessage(
-        *(sender_id, message_id, "room", lamport),
+        sender_id,
+        message_id,
+        "room",
+        lamport,
         tuple(HistoryEntry(each) for each in follows),
         filter_with(),
         content=segment_of(payload, request_id),

@@ -129,6 +129,9 @@ class ScriptedNode:
     store_error: Exception | None = None
     subscribe_error: Exception | None = None
 
+    hub: object = field(init=False, repr=False, compare=False)
+    """The channels set it; until then the node is one without the attribute."""
+
     def __post_init__(self) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)

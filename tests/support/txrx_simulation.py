@@ -77,7 +77,7 @@ class World:
         seconds = chance.choice([0.5, 3.0, 20.0])
         for sender in self.senders:
             for _ in range(chance.randrange(1, 8)):
-                self.later(seconds, lambda sender=sender: sender.post_some())
+                self.later(seconds, sender.post_some)
         troubles = [self._cut, self._cut, self._cut, self._half_open, self._refuse, self._stall_reader]
         if not self.is_gentle:
             troubles += [self._restart, self._close_server, self._close_sender]
@@ -274,7 +274,9 @@ class Sender:
             self._world.later(self._delay, self._connect)
             self._delay = min(1.0, self._delay * 2)
         self.delivered += session.take_delivered()
-        self.returned += [(returned.token, returned.delivery) for returned in session.take_returned()]
+        for returned in session.take_returned():
+            assert returned.token is not None, "every message is posted with its number"
+            self.returned.append((returned.token, returned.delivery))
         if session.closed is not None and self._wire is not None:
             wire, self._wire = self._wire, None
             wire.leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.txrx.codecs import PART_BYTES, BytesCodec, MsgpackCodec, codec_for
+from strata.txrx.codecs import PART_BYTES, BytesCodec, MessageCodec, MsgpackCodec, codec_for
 from strata.txrx.errors import CodecError, ErrorKind
 from strata.txrx.framing import MAX_PARTS
 
@@ -36,6 +37,10 @@ class Circle(msgspec.Struct, tag=True):
 
 class Image(msgspec.Struct, tag=True):
     pixels: bytes
+
+
+SHAPE: Any = Circle | Image
+"""`type[T]` has no room for a union."""
 
 
 class Choosy(msgspec.Struct):
@@ -98,7 +103,7 @@ def test_dataclasses_come_back(message: Sample) -> None:
 @pytest.mark.req("T-084")
 @given(st.one_of(st.builds(Circle, st.floats(allow_nan=False)), st.builds(Image, BLOBS)))
 def test_unions_come_back(message: Circle | Image) -> None:
-    assert round_trip(codec_for(Circle | Image), message)[0] == message
+    assert round_trip(codec_for(SHAPE), message)[0] == message
 
 
 @given(BLOBS)
@@ -159,7 +164,11 @@ def test_64_mebibytes_in_a_field_take_no_memory_of_their_own() -> None:
 
 
 def test_what_can_change_after_it_was_posted_is_copied() -> None:
-    for codec, wrap in ((MsgpackCodec(Inner), Inner), (BytesCodec(), lambda value: value)):
+    ways: list[tuple[MessageCodec[Any], Callable[[Any], Any]]] = [
+        (MsgpackCodec(Inner), Inner),
+        (BytesCodec(), lambda value: value),
+    ]
+    for codec, wrap in ways:
         for size in (10, PART_BYTES):
             buffer = bytearray(b"a" * size)
             for value in (buffer, memoryview(buffer)):
@@ -181,22 +190,22 @@ def test_more_large_fields_than_a_frame_has_parts_go_in_the_body() -> None:
 @pytest.mark.parametrize(
     ("message_type", "message"),
     [
-        (Inner, Inner("text")),
-        (Inner, Inner(None)),
-        (Inner, Inner(b"", 5)),
-        (Inner, Inner(bytes(PART_BYTES), 5)),
+        (Inner, Inner("text")),  # type: ignore[arg-type]
+        (Inner, Inner(None)),  # type: ignore[arg-type]
+        (Inner, Inner(b"", 5)),  # type: ignore[arg-type]
+        (Inner, Inner(bytes(PART_BYTES), 5)),  # type: ignore[arg-type]
         (Inner, Inner(b"", "\ud800")),
         (Inner, Circle(1.0)),
         (Inner, None),
         (Outer, Outer(2**64, Inner(b""))),
-        (Outer, Outer("1", Inner(b""))),
-        (Outer, Outer(1, Inner(b""), blobs=[bytes(PART_BYTES), 1])),
-        (Outer, Outer(1, object())),
-        (Circle | Image, Inner(b"")),
+        (Outer, Outer("1", Inner(b""))),  # type: ignore[arg-type]
+        (Outer, Outer(1, Inner(b""), blobs=[bytes(PART_BYTES), 1])),  # type: ignore[list-item]
+        (Outer, Outer(1, object())),  # type: ignore[arg-type]
+        (SHAPE, Inner(b"")),
         (list[int], [1, "2"]),
         (str, "x" * PART_BYTES + "\ud800"),
         (msgspec.Raw, msgspec.Raw(b"\xc1")),
-        (Sample, Sample("yesterday")),
+        (Sample, Sample("yesterday")),  # type: ignore[arg-type]
         (bytes, "text"),
         (bytes, 5),
         (bytes, None),
@@ -220,7 +229,7 @@ def test_what_contains_itself_is_refused() -> None:
 
 def test_without_validation_the_other_end_finds_out() -> None:
     codec = MsgpackCodec(Inner, validate=False)
-    for wrong in (Inner("text"), Inner("x" * PART_BYTES), Inner(bytes(PART_BYTES), 5)):
+    for wrong in (Inner("text"), Inner("x" * PART_BYTES), Inner(bytes(PART_BYTES), 5)):  # type: ignore[arg-type]
         body, parts = codec.encode(wrong)
         with pytest.raises(CodecError):
             codec.decode(body, parts)
@@ -267,9 +276,7 @@ def test_bytes_have_a_body_or_a_part(body: bytes, parts: list[bytes]) -> None:
 
 
 @pytest.mark.req("T-083")
-@pytest.mark.parametrize(
-    "message_type", [Inner, Outer, Sample, Circle | Image, dict[Any, Any], set[Any], Any, Choosy]
-)
+@pytest.mark.parametrize("message_type", [Inner, Outer, Sample, SHAPE, dict[Any, Any], set[Any], Any, Choosy])
 def test_no_bytes_raise_anything_else(message_type: Any) -> None:
     """Whatever a peer sends is a message or a `CodecError`: nothing else, which would end more than it."""
     codec = codec_for(message_type)
@@ -279,7 +286,7 @@ def test_no_bytes_raise_anything_else(message_type: Any) -> None:
     refused = 0
     for _ in range(4000):
         if chance.random() < 0.5:
-            body = bytes(chance.choice(opcodes) for _ in range(chance.randrange(14)))
+            body = bytearray(chance.choice(opcodes) for _ in range(chance.randrange(14)))
         else:
             body = bytearray(chance.choice(whole))
             for _ in range(chance.randrange(3)):
@@ -305,4 +312,4 @@ def test_a_codec_of_ones_own_is_taken_as_it_is() -> None:
 
 def test_types_that_cannot_be_described_are_refused_at_once() -> None:
     with pytest.raises(CodecError, match="cannot be sent"):
-        codec_for(Circle | Inner)
+        codec_for(Circle | Inner)  # type: ignore[arg-type]

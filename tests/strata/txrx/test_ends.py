@@ -25,6 +25,7 @@ from strata.txrx import (
     serve_local,
 )
 from strata.txrx.dialing import NetTx
+from strata.txrx.serving import NetRx
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "tx-rx.md").read_text()
 
@@ -46,7 +47,7 @@ def test_channels_are_one_way() -> None:
     assert public(Tx) == sending | both
     assert public(Rx) == receiving | both
     ends = [kind for kind in vars(strata.txrx).values() if inspect.isclass(kind)]
-    assert [kind for kind in ends if issubclass(kind, Tx) and issubclass(kind, Rx)] == []
+    assert [kind for kind in ends if all(issubclass(kind, end) for end in (Tx, Rx))] == []
 
 
 @pytest.mark.req("T-003", "T-004")
@@ -160,9 +161,11 @@ async def test_small_frames_do_not_wait_for_more() -> None:
     address, rx = await serve("tcp:127.0.0.1:0", bytes)
     async with rx, await dial(address, bytes) as tx:
         await tx.send(b"message")
-        assert isinstance(tx, NetTx)
-        ours = tx._connection._transport.get_extra_info("socket")
+        assert isinstance(tx, NetTx) and isinstance(rx, NetRx)
+        carrier: Any = tx._connection
+        ours = carrier._transport.get_extra_info("socket")
         [theirs] = [connection._transport for connection in rx._hub.connections.values()]
+        assert theirs is not None
         for one in (ours, theirs.get_extra_info("socket")):
             assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 

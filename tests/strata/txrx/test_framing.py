@@ -25,17 +25,17 @@ def stream_of(frames: Iterable[Frame]) -> bytes:
     return b"".join(b"".join(frame_of(frame[0], frame[1:])) if frame else length(0) for frame in frames)
 
 
-def feed(reader: FrameReader, data: bytes, most: int = 1000) -> list:
+def feed(reader: FrameReader, data: bytes, most: int = 1000) -> list[Frame]:
     """Put in what fits, read, and so on."""
-    frames = []
-    data = memoryview(data)
-    while data:
+    frames: list[Frame] = []
+    left = memoryview(data)
+    while left:
         room = reader.get_buffer()
-        count = min(len(room), len(data))
+        count = min(len(room), len(left))
         assert count, "a reader that has been read takes more"
-        room[:count] = data[:count]
+        room[:count] = left[:count]
         reader.buffer_updated(count)
-        data = data[count:]
+        left = left[count:]
         while some := reader.read(most):
             frames += some
     return frames
@@ -82,7 +82,8 @@ def test_one_byte_at_a_time() -> None:
 @st.composite
 def numbered(draw: st.DrawFn) -> list[Frame]:
     """Messages mostly in sequence, with repetitions, gaps, parts, and frames that are no messages."""
-    frames, due = [], 0
+    frames: list[Frame] = []
+    due = 0
     for _ in range(draw(st.integers(0, 40))):
         number = draw(st.sampled_from([due] * 8 + [0, due + 1, 2**64 - 1]))
         due = number + 1 if number == due else due
@@ -98,7 +99,8 @@ def test_the_fast_way_reads_what_the_other_one_does(frames: list[Frame], cuts: l
     """Messages in sequence, as many as are whole; the rest is left for `read`, which goes on from there."""
     stream = stream_of(frames)
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
-    reader, out, due = FrameReader(LIMIT), [], 0
+    reader, due = FrameReader(LIMIT), 0
+    out: list[Frame] = []
     for begin, end in itertools.pairwise(places):
         data = stream[begin:end]
         while data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from strata.txrx.settings import ENVIRONMENT_PREFIX, TxRxOptions, TxRxSettings
@@ -125,7 +126,7 @@ def test_text_that_cannot_be_read_is_named(name: str, text: str, says: str) -> N
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TxRxSettings(**wrong)
 

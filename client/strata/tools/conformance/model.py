@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from strata.tools.conformance.context import Context
 
@@ -25,7 +26,7 @@ __all__ = [
     "Result",
 ]
 
-CheckFunction = Callable[[Context], Awaitable[None]]
+CheckFunction = Callable[[Context], Coroutine[Any, Any, None]]
 
 SECTIONS = {
     1: "JSON and canonical form",

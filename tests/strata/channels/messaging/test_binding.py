@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import pytest
 from strata.channels.messaging import InvalidContentTopic, MessageEnvelope, NodeError, check_content_topic
@@ -191,8 +192,8 @@ def test_a_repair_of_a_repair_embeds_the_original_and_not_the_first_repair():
     assert found is not None and found.canonical == original.canonical
 
 
-def forge(change) -> dict:
-    value = json.loads(packed(b"said by alice").canonical)
+def forge(change) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(packed(b"said by alice").canonical)
     change(value)
     return value
 
@@ -281,9 +282,24 @@ def test_no_character_is_refused_but_control_characters_whatever_this_python_kno
 @pytest.mark.parametrize(
     "topic",
     [
-        *("", "/", "chat", "chat/1/room/proto", " /chat", "POST", "/" + "x" * 256, "/" + "ä" * 128),
-        *("/a\x00b", "/a\nb", "/a\tb", "/a\x1b[31m", "/a\x7f", "/a\x85b", "/\x9f"),
-        *("/\ud800", "/a\udfff", "/\udc80b"),
+        "",
+        "/",
+        "chat",
+        "chat/1/room/proto",
+        " /chat",
+        "POST",
+        "/" + "x" * 256,
+        "/" + "ä" * 128,
+        "/a\x00b",
+        "/a\nb",
+        "/a\tb",
+        "/a\x1b[31m",
+        "/a\x7f",
+        "/a\x85b",
+        "/\x9f",
+        "/\ud800",
+        "/a\udfff",
+        "/\udc80b",
     ],
     ids=ascii,
 )

@@ -118,7 +118,7 @@ async def test_the_same_bytes_sent_twice_are_two_packets():
     first, second = relays.published
     assert first.content == second.content and first.timestamp == second.timestamp
     assert first.packet_id != second.packet_id
-    nonces = {packet.value["nonce"] for packet in relays.published}
+    nonces = {str(packet.value["nonce"]) for packet in relays.published}
     assert len(nonces) == 2 and all(len(bytes.fromhex(nonce[2:])) == 16 for nonce in nonces)
 
 
@@ -507,8 +507,12 @@ async def test_relays_that_go_one_by_one_and_come_back_are_told_in_order():
             "Disconnected",
         ]
         assert [str(event.health) for event in told.of(ContentTopicHealthChange)] == [
-            *("SUFFICIENTLY_HEALTHY", "MINIMALLY_HEALTHY", "UNHEALTHY", "MINIMALLY_HEALTHY"),
-            *("SUFFICIENTLY_HEALTHY", "NOT_SUBSCRIBED"),
+            "SUFFICIENTLY_HEALTHY",
+            "MINIMALLY_HEALTHY",
+            "UNHEALTHY",
+            "MINIMALLY_HEALTHY",
+            "SUFFICIENTLY_HEALTHY",
+            "NOT_SUBSCRIBED",
         ]
         assert {event.content_topic for event in told.of(ContentTopicHealthChange)} == {TOPIC}
 
@@ -519,7 +523,10 @@ async def test_there_are_events_of_connection_and_topics_and_none_of_shards():
     async with node_over(MadeRelays(Log())) as node:
         assert node.health_events.names == ("connection_status_change", "content_topic_health_change")
         assert set(node.message_events.names) == {
-            *("message_received", "message_sent", "message_propagated", "message_error"),
+            "message_received",
+            "message_sent",
+            "message_propagated",
+            "message_error",
         }
 
 

@@ -268,7 +268,8 @@ async def test_an_ephemeral_message_expires_at_relays_after_a_minute() -> None:
         build_packet(signer, sent.envelope, now=START, nonce="0x" + "00" * 16).value for sent in node.sent
     ]
     assert [packet.get("expires_at") for packet in packets] == [START + 60, START + 60, None]
-    assert [packet["content"].get("ephemeral") for packet in packets] == [True, True, None]
+    contents = [packet["content"] for packet in packets]
+    assert [isinstance(each, dict) and each.get("ephemeral") for each in contents] == [True, True, None]
 
 
 @pytest.mark.req("C-186")

@@ -69,7 +69,13 @@ FIELDS = {
     "message-acknowledged": {"message_id", "chunks_acknowledged", "total_chunks"},
     "sending-message-irrecoverable-error": {"message_id", "chunk_info", "error"},
     "message-received": {
-        *("payload", "timestamp", "content_topic", "pubsub_topic", "hash", "ephemeral", "meta"),
+        "payload",
+        "timestamp",
+        "content_topic",
+        "pubsub_topic",
+        "hash",
+        "ephemeral",
+        "meta",
     },
     "irretrievable-message": {"message_id", "retrieval_hint", "sender_id", "channel_id", "first_missing_at"},
     "ephemeral-message-dropped": {"message_id", "reason", "rate_limit_utilization"},
@@ -283,8 +289,11 @@ async def test_an_acknowledgement_that_overtakes_the_nodes_answer_waits_for_word
     acknowledge(node, *ids_of(node))
     await until(lambda: told.count(ReliableMessageDelivered))
     assert told.names == [
-        *("sending-message", "message-sent", "reliable:message:sent"),
-        *("message-acknowledged", "reliable:message:delivered"),
+        "sending-message",
+        "message-sent",
+        "reliable:message:sent",
+        "message-acknowledged",
+        "reliable:message:delivered",
     ]
 
 
@@ -647,7 +656,10 @@ async def test_a_message_that_never_comes_is_given_up_and_what_follows_it_delive
     alice, told, node = await lone(world, lost_message_timeout_ms=60_000, enable_repair=False)
     entry = HistoryEntry("a" * 64, b"h" * 32, "carol")
     message = SdsMessage(
-        *("bob", "b" * 64, "room", lamport(node)),
+        "bob",
+        "b" * 64,
+        "room",
+        lamport(node),
         (entry,),
         None,
         content=encode_segment(next(segment_message(b"a reply", SegmentationConfig()))),

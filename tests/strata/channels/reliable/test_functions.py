@@ -1096,7 +1096,7 @@ async def test_a_refused_message_of_the_node_is_told_and_harms_no_other() -> Non
 async def test_the_documents_names_of_functions_work_too() -> None:
     from strata.channels import reliable
 
-    assert reliable.createReliableChannel is create_reliable_channel  # type: ignore[attr-defined]
-    assert reliable.closeChannel is close_channel  # type: ignore[attr-defined]
-    assert ReliableChannel.sendEphemeral is ReliableChannel.send_ephemeral  # type: ignore[attr-defined]
-    assert ReliableChannel.isStarted is ReliableChannel.is_started  # type: ignore[attr-defined]
+    assert reliable.createReliableChannel is create_reliable_channel
+    assert reliable.closeChannel is close_channel
+    assert ReliableChannel.sendEphemeral is ReliableChannel.send_ephemeral
+    assert ReliableChannel.isStarted is ReliableChannel.is_started

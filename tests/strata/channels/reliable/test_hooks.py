@@ -169,7 +169,7 @@ async def test_what_the_hook_adds_counts_when_sizes_are_checked() -> None:
     async with opened(node, segment_size_bytes=100_000, encryption=Marking()):
         pass
     wide = make_channel(
-        *(node, "room", TOPIC, "alice"), encryption=Wide(), options={"segment_size_bytes": 100_000}
+        node, "room", TOPIC, "alice", encryption=Wide(), options={"segment_size_bytes": 100_000}
     )
     with pytest.raises(SegmentDoesNotFit) as refusal:
         await wide.open()

@@ -47,7 +47,7 @@ async def test_a_node_around_another_has_a_hub_of_its_own() -> None:
     node = ScriptedNode()
     outer = Wrapped(node)
     async with room(node) as inside, room(outer) as outside:
-        assert Hub.existing(node) is not Hub.existing(outer)  # type: ignore[arg-type]
+        assert Hub.existing(node) is not Hub.existing(outer)
         assert inside.is_started() and outside.is_started()
         with pytest.raises(AlreadyOpen):
             await room(outer).open()

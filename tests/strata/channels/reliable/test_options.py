@@ -92,13 +92,27 @@ ALIASES = {
     "sweep_in_buf_interval_ms": "sds.sweep_in_buf_interval_ms",
 }
 FREE = [
-    *("sds.acknowledgement_timeout_ms", "sds.max_retransmissions", "sds.causal_history_size"),
-    *("sds.bloom_filter_size", "sds.possible_acks_threshold", "sds.lost_message_timeout_ms"),
-    *("sds.expected_participants", "sds.max_repair_requests", "sds.sync_min_interval_ms"),
-    *("sds.sweep_in_buf_interval_ms", "segmentation.segment_size_bytes", "rate_limit.epoch_size_ms"),
-    *("segmentation.reassembly_timeout_ms", "rate_limit.messages_per_epoch"),
-    *("rate_limit.segments_per_epoch", "retrieve_frequency_ms", "process_task_min_elapse_ms"),
-    *("force_query_threshold_ms", "retention_seconds", "query_window_ms", "max_inbox_messages"),
+    "sds.acknowledgement_timeout_ms",
+    "sds.max_retransmissions",
+    "sds.causal_history_size",
+    "sds.bloom_filter_size",
+    "sds.possible_acks_threshold",
+    "sds.lost_message_timeout_ms",
+    "sds.expected_participants",
+    "sds.max_repair_requests",
+    "sds.sync_min_interval_ms",
+    "sds.sweep_in_buf_interval_ms",
+    "segmentation.segment_size_bytes",
+    "rate_limit.epoch_size_ms",
+    "segmentation.reassembly_timeout_ms",
+    "rate_limit.messages_per_epoch",
+    "rate_limit.segments_per_epoch",
+    "retrieve_frequency_ms",
+    "process_task_min_elapse_ms",
+    "force_query_threshold_ms",
+    "retention_seconds",
+    "query_window_ms",
+    "max_inbox_messages",
 ]
 """Options for which every whole number from 1 on will do."""
 
@@ -135,7 +149,7 @@ def test_both_predefined_values_have_the_names_of_the_documents() -> None:
     from strata.channels import rate_limit, reliable
 
     assert isinstance(reliable.DefaultReliableChannelOptions, ReliableChannelConfig)
-    assert rate_limit.DefaultRateLimitConfig == RateLimitConfig()  # type: ignore[attr-defined]
+    assert rate_limit.DefaultRateLimitConfig == RateLimitConfig()
 
 
 @settings(deadline=None)
@@ -228,8 +242,14 @@ def test_unknown_option_names_are_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("acknowledgementTimeoutMs", "segmentation.acknowledgement_timeout_ms", "sds.segment_size_bytes"),
-        *("rate_limit.auto_start", "sds.auto_start", "nonsense.auto_start", "sds.", "."),
+        "acknowledgementTimeoutMs",
+        "segmentation.acknowledgement_timeout_ms",
+        "sds.segment_size_bytes",
+        "rate_limit.auto_start",
+        "sds.auto_start",
+        "nonsense.auto_start",
+        "sds.",
+        ".",
     ],
 )
 def test_an_option_in_another_section_is_unknown(name: Any) -> None:

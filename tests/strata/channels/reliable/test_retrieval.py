@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,16 @@ from strata.channels.reliable.retrieval import ByHash, ByWindow, CatchingUp, Ret
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol.errors import ConnectionFailed
 
-from tests.support.scripted_node import START_MS, ScriptedNode, opened, said, settle, virtually
+from tests.support.scripted_node import (
+    START_MS,
+    Query,
+    ScriptedNode,
+    elapsed,
+    opened,
+    said,
+    settle,
+    virtually,
+)
 
 DAY_MS = 86_400_000
 
@@ -392,8 +402,10 @@ async def test_a_store_that_falls_silent_is_left_after_a_while() -> None:
     node = ScriptedNode()
 
     class Silent(ScriptedNode):
-        async def history(self, topic: str, *, since_ms: int):  # type: ignore[no-untyped-def]
-            self.queries.append((topic, since_ms))  # type: ignore[arg-type]
+        async def history(
+            self, topic: str, *, since_ms: int
+        ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+            self.queries.append(Query(elapsed(), topic, since_ms))
             await asyncio.Event().wait()
             yield []
 

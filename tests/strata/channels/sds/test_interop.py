@@ -49,7 +49,13 @@ def test_a_listener_follows_a_recorded_exchange() -> None:
             elif isinstance(event, MissingFound):
                 missed += [entry.message_id for entry in event.entries]
     assert delivered == [
-        *("one", "two", "three", "four, lost", "five, which waits for four", "six, also waiting", "seven"),
+        "one",
+        "two",
+        "three",
+        "four, lost",
+        "five, which waits for four",
+        "six, also waiting",
+        "seven",
     ]
     assert [entry.message_id for entry in carol.log()] == EXCHANGE["alice"] == EXCHANGE["bob"]
     assert missed == [EXCHANGE["alice"][3]]

@@ -49,7 +49,8 @@ IDS = {"request_id": "r1", "message_id": "m1"}
 
 def received(payload: bytes = b"hi", sender: str = "bob") -> MessageReceived:
     return MessageReceived(
-        **IDS,
+        request_id="r1",
+        message_id="m1",
         sender_id=sender,
         payload=payload,
         content_topic="/t",
@@ -192,7 +193,7 @@ def test_every_event_becomes_an_object_under_its_own_name():
     assert [each["event"] for each in records] == [each.name for each in made]
     assert {each["event"] for each in records} <= set(CHANNEL_EVENTS)
     assert records[1]["text"] == "hi" and "base64" not in records[1] and records[1]["hash"] == "0x01"
-    assert base64.b64decode(records[2]["base64"]) == b"\xff" and "text" not in records[2]
+    assert base64.b64decode(str(records[2]["base64"])) == b"\xff" and "text" not in records[2]
     assert event_record(made[0], OwnMessage("m1", line=7, text="x"))["line"] == 7
     assert "line" not in event_record(made[0], OwnMessage("m1", line=None, text="x"))
 
@@ -275,6 +276,7 @@ def run(tmp_path):
         )
         async with asyncio.timeout(60):
             if interrupt_after is not None:
+                assert process.stdin and process.stdout and process.stderr
                 process.stdin.write(stdin)
                 while interrupt_after not in await process.stdout.readline():
                     pass

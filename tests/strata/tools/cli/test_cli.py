@@ -68,7 +68,8 @@ def test_a_wrong_name_is_answered_with_the_nearest(words, nearest):
 def test_a_shell_can_complete_commands_and_options():
     def completed(words: str) -> list[str]:
         count = str(words.count(" "))
-        return cli(_STRATA_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count).stdout.split()
+        done: str = cli(_STRATA_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count).stdout
+        return done.split()
 
     assert completed("strata sub") == ["subscribe"]
     assert completed("strata context re") == ["remove"]

@@ -229,7 +229,8 @@ async def test_interrupting_ends_cleanly_and_keeps_the_position(run, extended, m
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert process.returncode == 130 and err == b""
-    assert PositionFile(state).load().cursor == "0:2"
+    position = PositionFile(state).load()
+    assert position is not None and position.cursor == "0:2"
     await extended.abandoned.wait()
 
 

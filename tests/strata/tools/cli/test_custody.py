@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 @pytest.fixture
 def relay(extended):
     """The naive relay, but for its received_at: keys have windows."""
-    received_at = {}
+    received_at: dict[str, int] = {}
     model = extended.model
 
     def stamp(event: wire.Event) -> wire.Event:

@@ -61,17 +61,23 @@ def event(**changes: object) -> dict[str, object]:
 
 
 def test_a_witness_has_nothing_against_sound_messages():
-    header = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": [], "camelCase": 1}
+    header: dict[str, object] = {
+        "origin_type": "SOFTWARE",
+        "genesis_media_hash": None,
+        "edit_history": [],
+        "camelCase": 1,
+    }
     claim = json.loads(forge.seal(AUTHOR, forge.members(PACKET, provenance_header=header)))
     served = {**claim, "provenance_header": {**header, "origin_type": "UNKNOWN"}}
     note = {"provenance": {"effective_origin_type": "UNKNOWN", "original_provenance_header": header}}
-    for message in (
+    sound: list[dict[str, object]] = [
         event(),
         event(packet=served, relay_annotations=note),
         {"type": "ERROR", "code": "invalid_schema", "reason": "no"},
         {"type": "OK", "packet_id": PACKET.packet_id, "status": "ACCEPTED"},
         {"type": "SOMETHING_NEW"},
-    ):
+    ]
+    for message in sound:
         assert see(message) == {}
 
 

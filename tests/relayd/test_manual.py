@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_reference_page_and_the_sample_file_are_in_step():
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page(), "run `make docs`"
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == settings_page(), "run `make docs`"
     assert (ROOT / "deploy" / "relayd.toml").read_text() == sample_file(), "run `make docs`"
 
 

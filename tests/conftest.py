@@ -1,4 +1,5 @@
-"""What every test shares: bytecode, the order of the run, the mark `unit`, the list of requirement rows."""
+"""What every test shares: bytecode, the order of the run, a Spark session, the mark `unit`, the list of
+requirement rows."""
 
 from __future__ import annotations
 
@@ -6,10 +7,15 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The run starts hundreds of Python processes, and each worker rewrites the assertions of every test file:
 # bytecode is kept even where the environment asks not to.
@@ -30,6 +36,14 @@ SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "mo
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 
+# A session that starts quickly; for tests, not for work.
+QUICK_SPARK = {
+    "spark.default.parallelism": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -39,15 +53,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the daily loop, and let the longest tests start first.
+    """Mark the tests of the daily loop; keep the tests of Spark together, and start the longest tests first.
 
-    A test says itself how long it may take: the mark `timeout`. The workers of a parallel run then end
-    together, and none waits for a long test that another worker has begun last.
+    Each worker of a parallel run begins with a share of the list, one after the other, and takes over from
+    the end of another share when it is done. The tests of Spark head the first share: one worker alone
+    starts a session and warms it up. The longest of the others head the second share, so no worker ends the
+    run with a long test that was begun last. A test says itself how long it may take: the mark `timeout`.
     """
     for item in items:
         if _is_unit(item):
             item.add_marker("unit")
-    items.sort(key=_timeout, reverse=True)
+    together = [item for item in items if _needs_spark(item)]
+    others = sorted((item for item in items if not _needs_spark(item)), key=_timeout, reverse=True)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    elsewhere = len(items) // workers * (workers - 1)
+    items[:] = together + others[elsewhere:] + others[:elsewhere]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A Spark session for all tests of a worker."""
+    from strata_pipeline.session import open_session
+
+    with open_session("tests", master="local[2]", conf=QUICK_SPARK) as session:
+        yield session
+
+
+def _needs_spark(item: pytest.Item) -> bool:
+    return not {"spark", "new_log"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _is_unit(item: pytest.Item) -> bool:

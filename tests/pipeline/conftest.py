@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline, and one PostgreSQL with a fresh log for each test."""
+"""One PostgreSQL for all tests of the pipeline, with a fresh log for each test."""
 
 from __future__ import annotations
 
@@ -9,26 +9,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
-from pyspark.sql import SparkSession
-from strata_pipeline.session import open_session
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
-
-# Starts in a few seconds; for tests, not for work.
-_QUICK = {
-    "spark.default.parallelism": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The session."""
-    with open_session("tests", master="local[2]", conf=_QUICK) as session:
-        yield session
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,13 @@ def test_help_and_completion_load_no_spark():
     assert not {"pyspark", "pyarrow", "pandas", "numpy"} & set(done.stdout.split())
 
 
+def test_planning_a_read_of_the_log_loads_neither_the_driver_nor_pandas():
+    code = "import sys, strata_pipeline.log.source; print(*sys.modules)"
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
+    assert not {"pandas", "adbc_driver_manager.dbapi"} & set(done.stdout.split())
+
+
 def test_without_its_packages_the_command_says_what_to_install():
     code = "import sys; sys.modules['pyspark'] = None; from strata_pipeline.cli import main; main()"
     done = subprocess.run(

@@ -1,5 +1,8 @@
 """Queries on the relay's database over ADBC. All of them only read.
 
+The driver is loaded with the first connection: it brings pandas along, and Spark plans each read of the log
+in processes of Python most of which connect to nothing.
+
     GRANT SELECT ON packets, packet_ids, log_head TO reader
 
 is enough. A replica works too: log_head is replicated together with the rows below it.
@@ -10,14 +13,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import adbc_driver_postgresql
 import pyarrow as pa
-from adbc_driver_postgresql import dbapi as adbc
 from strata.protocol.lake import Span
 
 from strata_pipeline.errors import LogError, LogUnavailable
 from strata_pipeline.log.spans import LogState
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql import dbapi as adbc
 
 __all__ = [
     "connect",
@@ -55,6 +61,8 @@ _PASSWORD = re.compile(r"(//[^/@:]*:)[^@]*@|(password=)[^&\s]+", re.IGNORECASE)
 
 def connect(url: str, application: str = "strata-pipeline") -> adbc.Connection:
     """A read-only connection. Raises `LogUnavailable`."""
+    from adbc_driver_postgresql import dbapi as adbc
+
     extras = [
         f"{name}={value}"
         for name, value in (("application_name", application), ("connect_timeout", "10"))
@@ -117,6 +125,8 @@ def literal(value: int | bytes) -> str:
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
     """Turn errors of the driver into errors with advice and without the password."""
+    from adbc_driver_postgresql import dbapi as adbc
+
     try:
         yield
     except (adbc.Error, pa.ArrowException, OSError) as error:

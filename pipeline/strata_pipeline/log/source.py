@@ -25,10 +25,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -52,6 +51,9 @@ from strata_pipeline.log.conditions import Conditions
 from strata_pipeline.log.database import connect, log_state, read_span
 from strata_pipeline.log.spans import LogState, advance, share_out
 from strata_pipeline.schemas import schema
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql import dbapi as adbc
 
 __all__ = ["FORMAT", "RelayLog"]
 

@@ -24,11 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
+from relayd.logs import get_logger
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+
+_logger = get_logger(__name__)
 
 _MAJOR = 18
 _USER = "relayd"
@@ -36,7 +39,8 @@ _PORT = 5432
 _MAX_SOCKET_BYTES = 100
 _MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
-_BACKOFF = (0.1, 0.5, 2.0, 5.0, 10.0)
+_BACKOFF_SECONDS = (0.1, 5.0)
+"""Between two tries to bring a dead server back: at first, and at most."""
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _SETTINGS = {
@@ -132,21 +136,23 @@ class EmbeddedPostgres:
         self._release()
 
     async def supervise(self) -> None:
-        """Start the server again whenever it dies, until `stop` or cancellation.
+        """Start the server again whenever it dies, until `stop` or cancellation, however often that fails.
 
-        Raises `EmbeddedPostgresError` when it does not come up again after several tries.
+        What keeps a server down, such as a full disk, is mended from outside, and that takes its time. Each
+        failure is logged with the server's last words.
         """
         while not self._stopping:
             assert self._server is not None, "start() comes first"
             await self._server.exited.wait()
-            for delay in _BACKOFF:
+            delay, longest = _BACKOFF_SECONDS
+            while not self._stopping:
                 try:
                     await self._start_server()
                     break
-                except EmbeddedPostgresError:
+                except (EmbeddedPostgresError, OSError) as error:
+                    _logger.error("embedded_postgres_down", problem=str(error), retry_in=delay)
                     await asyncio.sleep(delay)
-            else:
-                raise EmbeddedPostgresError(f"the embedded PostgreSQL keeps dying; {self._last_words()}")
+                    delay = min(delay * 2, longest)
 
     def _prepare(self) -> None:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import structlog
 
-from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
 from relayd.postgres.binaries import Owner, is_reachable
 from relayd.store import Store, migrate
 
@@ -174,6 +175,36 @@ async def test_a_server_that_dies_is_started_again(data_dir, eventually):
                 return False
 
         await eventually(back)
+        supervisor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await supervisor
+
+
+async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eventually, monkeypatch):
+    monkeypatch.setattr(embedded, "_BACKOFF_SECONDS", (0.01, 0.02))
+    async with EmbeddedPostgres(data_dir) as server:
+        configuration = data_dir / "postgres-18" / "postgresql.conf"
+        configuration.write_text("nonsense = 1\n")
+        with structlog.testing.capture_logs() as logged:
+            supervisor = asyncio.create_task(server.supervise())
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+
+            async def tried_often() -> bool:
+                return len(logged) > 6
+
+            await eventually(tried_often)
+            configuration.write_text("")
+
+            async def back() -> bool:
+                try:
+                    return await one(server.url) == 1
+                except (OSError, asyncpg.PostgresError):
+                    return False
+
+            await eventually(back)
+        assert {entry["event"] for entry in logged} == {"embedded_postgres_down"}
+        assert "nonsense" in logged[0]["problem"]
         supervisor.cancel()
         with pytest.raises(asyncio.CancelledError):
             await supervisor

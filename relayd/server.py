@@ -99,7 +99,7 @@ async def database(settings: Settings, stop: asyncio.Event | None = None) -> Asy
     """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
 
     Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that dies
-    inside the block is brought back. An error of ours while that is done sets `stop` and is raised at the end.
+    inside the block is brought back. An error of ours in doing so sets `stop` and is raised at the end.
     """
     if settings.database_url is not None:
         await migrate(settings.database_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,12 @@ def test_the_judge_finds_each_broken_promise(
 
 def test_a_run_in_which_a_fault_or_a_check_is_missing_is_not_good() -> None:
     operations = ("publish", "event", "page walk", "get by id", "auth", "reader")
-    report = Report(1, 1.0, ("reset",), fired={"reset": 1}, checked=dict.fromkeys(operations, 1))
-    assert report.is_good
-    report.fired = {}
-    assert report.idle == ["reset"]
-    assert not report.is_good
-    report.fired, report.checked["auth"] = {"reset": 1}, 0
-    assert report.idle == ["auth"]
+    good = Report(1, 1.0, ("reset",), fired={"reset": 1}, checked=dict.fromkeys(operations, 1))
+    assert good.is_good
+    without_fault = replace(good, fired={})
+    assert without_fault.idle == ["reset"]
+    assert not without_fault.is_good
+    without_check = replace(good, checked={**good.checked, "auth": 0})
+    assert without_check.idle == ["auth"]
+    assert not without_check.is_good
+    assert not replace(good, broken=["a promise"]).is_good

@@ -23,17 +23,36 @@ struct page {
 
 static struct page *page;
 
-__attribute__((constructor)) static void open_page(void) {
+/* Looked up before the program runs: dlsym may allocate, and PostgreSQL writes from signal handlers. */
+#define REAL(name) real_##name
+#define LOOK_UP(name) real_##name = (__typeof__(real_##name))dlsym(RTLD_NEXT, #name)
+static __typeof__(&write) REAL(write);
+static __typeof__(&pwrite) REAL(pwrite);
+static __typeof__(&pwrite64) REAL(pwrite64);
+static __typeof__(&pwritev) REAL(pwritev);
+static __typeof__(&pwritev64) REAL(pwritev64);
+static __typeof__(&posix_fallocate) REAL(posix_fallocate);
+static __typeof__(&posix_fallocate64) REAL(posix_fallocate64);
+static __typeof__(&fsync) REAL(fsync);
+static __typeof__(&fdatasync) REAL(fdatasync);
+
+__attribute__((constructor)) static void begin(void) {
+    LOOK_UP(write);
+    LOOK_UP(pwrite);
+    LOOK_UP(pwrite64);
+    LOOK_UP(pwritev);
+    LOOK_UP(pwritev64);
+    LOOK_UP(posix_fallocate);
+    LOOK_UP(posix_fallocate64);
+    LOOK_UP(fsync);
+    LOOK_UP(fdatasync);
     const char *path = getenv("DISK_FAULTS");
-    if (path == NULL) return;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return;
     void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (at != MAP_FAILED) page = at;
 }
-
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static int hit(int error) {
     __atomic_add_fetch(&page->hit, 1, __ATOMIC_RELAXED);

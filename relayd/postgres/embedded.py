@@ -157,7 +157,7 @@ class EmbeddedPostgres:
                     delay = min(delay * 2, longest)
 
     async def _until_down(self, server: ServerProcess) -> None:
-        """Wait until the server has died; end one that has given up, which would refuse everybody for ever."""
+        """Wait until the server has died; end one that has given up and would refuse everybody for ever."""
         suspicions = 0
         while not server.exited.is_set():
             with contextlib.suppress(TimeoutError):

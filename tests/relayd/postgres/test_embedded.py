@@ -213,7 +213,7 @@ async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eve
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that the server has given up")
 async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eventually, monkeypatch):
-    """PostgreSQL 18 stays up and refuses everybody when a sync fails during the recovery from a failed sync."""
+    """PostgreSQL 18 stays up and refuses everybody when a sync fails while it recovers from a failed sync."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
     with FaultyDisk() as disk:
         for name, value in disk.environ.items():

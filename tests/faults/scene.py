@@ -29,6 +29,7 @@ WORKERS = 2
 HOURS = 6.0
 _LONGEST_DISK_FAULT = 10.0
 _TRIES = 10
+_DATABASE_AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _SETTINGS: dict[str, object] = {
     "publish_timeout": 10,
     "ping_interval": 2,
@@ -163,7 +164,7 @@ class Scene:
         return False
 
     async def _end_backends(self, fault: Fault) -> bool:
-        with contextlib.suppress(OSError, asyncpg.PostgresError, TimeoutError):
+        with contextlib.suppress(*_DATABASE_AWAY):
             connection = await self._database()
             try:
                 ended = await connection.fetchval(
@@ -179,7 +180,7 @@ class Scene:
         """Take every connection that the database has left, while the relay has to come back for its own."""
         taken: list[asyncpg.Connection] = []
         try:
-            with contextlib.suppress(OSError, asyncpg.PostgresError, TimeoutError):
+            with contextlib.suppress(*_DATABASE_AWAY):
                 while True:
                     taken.append(await self._database())
             if taken:
@@ -189,7 +190,7 @@ class Scene:
                     [connection.get_server_pid() for connection in taken],
                 )
             await asyncio.sleep(fault.lasts)
-        except (OSError, asyncpg.PostgresError, TimeoutError):
+        except _DATABASE_AWAY:
             pass
         finally:
             for connection in taken:

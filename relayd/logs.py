@@ -59,7 +59,7 @@ def configure(
         rendering.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
     else:
         rendering += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=rendering))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -95,6 +95,13 @@ def truncated_address(address: str) -> str:
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
     return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do without a line that the stream does not take, as on a full disk; any other error is a bug."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

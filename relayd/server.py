@@ -98,8 +98,8 @@ def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
 async def database(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
     """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
 
-    Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that keeps
-    dying sets `stop` and is raised at the end of the block.
+    Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that dies
+    inside the block is brought back. An error of ours in doing so sets `stop` and is raised at the end.
     """
     if settings.database_url is not None:
         await migrate(settings.database_url)

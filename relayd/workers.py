@@ -105,7 +105,7 @@ def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
 async def _revive(workers: list[_Worker]) -> None:
     for worker in workers:
         if not worker.is_alive():
-            _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code)
+            _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code, problem=worker.problem())
             forget_process(worker.pid)
             await asyncio.sleep(_RESTART_PAUSE)
             worker.start()
@@ -146,6 +146,14 @@ class _Worker:
             return StoreError("a worker process ended while starting")
         return said
 
+    def problem(self) -> str | None:
+        """What a worker that has ended said of the reason."""
+        said: dict[str, str] | Exception | None = None
+        with contextlib.suppress(EOFError, OSError):
+            while self._pipe.poll():
+                said = self._pipe.recv()
+        return str(said) if isinstance(said, Exception) else None
+
     async def ended(self) -> None:
         await asyncio.to_thread(self._process.join)
 
@@ -180,7 +188,8 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     except (StoreError, server.PortTaken, TlsError, ConfigurationError) as error:
-        pipe.send(error)
+        with contextlib.suppress(OSError):  # the parent has gone
+            pipe.send(error)
 
 
 @contextlib.asynccontextmanager

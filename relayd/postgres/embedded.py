@@ -24,11 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
+from relayd.logs import get_logger
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+
+_logger = get_logger(__name__)
 
 _MAJOR = 18
 _USER = "relayd"
@@ -36,7 +39,10 @@ _PORT = 5432
 _MAX_SOCKET_BYTES = 100
 _MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
-_BACKOFF = (0.1, 0.5, 2.0, 5.0, 10.0)
+_BACKOFF_SECONDS = (0.1, 5.0)
+"""Between two tries to bring a dead server back: at first, and at most."""
+_CHECK_INTERVAL = 2.0
+_LOOKED_AT = 2000
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _SETTINGS = {
@@ -132,21 +138,36 @@ class EmbeddedPostgres:
         self._release()
 
     async def supervise(self) -> None:
-        """Start the server again whenever it dies, until `stop` or cancellation.
+        """Start the server again whenever it dies or gives up, until `stop` or cancellation.
 
-        Raises `EmbeddedPostgresError` when it does not come up again after several tries.
+        It tries as often as it takes: what keeps a server down, such as a full disk, is mended from outside.
+        Each failure is logged with the server's last words.
         """
         while not self._stopping:
             assert self._server is not None, "start() comes first"
-            await self._server.exited.wait()
-            for delay in _BACKOFF:
+            await self._until_down(self._server)
+            delay, longest = _BACKOFF_SECONDS
+            while not self._stopping:
                 try:
                     await self._start_server()
                     break
-                except EmbeddedPostgresError:
+                except (EmbeddedPostgresError, OSError) as error:
+                    _logger.error("embedded_postgres_down", problem=str(error), retry_in=delay)
                     await asyncio.sleep(delay)
-            else:
-                raise EmbeddedPostgresError(f"the embedded PostgreSQL keeps dying; {self._last_words()}")
+                    delay = min(delay * 2, longest)
+
+    async def _until_down(self, server: ServerProcess) -> None:
+        """Wait until the server has died; end one that has given up and would refuse everybody for ever."""
+        suspicions = 0
+        while not server.exited.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_INTERVAL):
+                    await server.exited.wait()
+            # One look may fall between two processes; a server that shuts down has neither.
+            suspicions = suspicions + 1 if server.has_given_up() and self._state() != "stopping" else 0
+            if suspicions > 1:
+                _logger.error("embedded_postgres_gave_up", problem=self._last_words())
+                await server.stop(timeout=1.0)
 
     def _prepare(self) -> None:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -272,18 +293,27 @@ class EmbeddedPostgres:
         return (self._cluster / "password").read_text()
 
     def _is_ready(self, pid: int) -> bool:
+        return self._pid_file()[:1] == [str(pid)] and self._state() == "ready"
+
+    def _state(self) -> str | None:
+        """What the server says of itself: `starting`, `ready`, `stopping`; None before it says anything."""
+        lines = self._pid_file()
+        return lines[7].strip() if len(lines) > 7 else None
+
+    def _pid_file(self) -> list[str]:
         try:
-            lines = (self._cluster / "postmaster.pid").read_text().split("\n")
+            return (self._cluster / "postmaster.pid").read_text().split("\n")
         except (FileNotFoundError, PermissionError):
-            return False
-        return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
+            return []
 
     def _last_words(self) -> str:
         try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+            lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return f"the end of {self._log}: " + " | ".join(lines)
+        # While it is down, the server tells each client so: that would hide the reason.
+        telling = [line for line in lines[-_LOOKED_AT:] if "FATAL:  the database system is" not in line]
+        return f"the end of {self._log}: " + " | ".join(telling[-5:])
 
     def _release(self) -> None:
         if self._alias is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 __all__ = ["ServerProcess", "is_postgres"]
 
 _LINUX: bool = sys.platform == "linux"
+_NEEDED = ("postgres: startup", "postgres: walwriter")
 
 
 class ServerProcess:
@@ -74,8 +75,21 @@ class ServerProcess:
         if started[0] is not None:
             raise started[0]
 
+    def has_given_up(self) -> bool:
+        """Whether the server runs without the process that would recover it, or write its log.
+
+        PostgreSQL 18 stays like that, and refuses everybody for good, after a recovery that failed to sync.
+        Only Linux tells; elsewhere the answer is no.
+        """
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            titles = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+        except OSError:
+            return False
+        return not any(title.startswith(_NEEDED) for title in titles)
+
     async def stop(self, timeout: float = 60.0) -> None:
-        """Fast shutdown; immediate when that takes too long (the log replays at the next start)."""
+        """Fast shutdown; immediate after `timeout` seconds (the log replays at the next start)."""
         for sign, patience in ((signal.SIGINT, timeout), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
             if not self.is_alive():
                 break

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -105,3 +106,17 @@ def test_an_exception_is_told_on_its_line(stream):
         logs.get_logger("relayd.test").exception("failed")
     (line,) = lines(stream)
     assert "ValueError: broken" in str(line["exception"])
+
+
+def test_a_stream_that_takes_nothing_costs_the_line_and_nothing_else(stream, monkeypatch, capsys):
+    logs.configure("json", "info", stream)
+
+    def full(text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "write", full)
+        logs.get_logger("relayd.test").info("lost")
+    logs.get_logger("relayd.test").info("kept")
+    assert [line["event"] for line in lines(stream)] == ["kept"]
+    assert capsys.readouterr().err == ""

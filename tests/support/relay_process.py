@@ -31,10 +31,11 @@ class RelayFailed(AssertionError):
     """The relay did not do what a healthy one does; the message ends with its log."""
 
 
-def environment(settings: Mapping[str, object]) -> dict[str, str]:
+def environment(settings: Mapping[str, object], *, python_path: str | None = None) -> dict[str, str]:
     """This process's environment with exactly these settings of the relay, by name."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RELAYD_")}
-    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    paths = [str(ROOT), str(ROOT / "client")]
+    clean["PYTHONPATH"] = os.pathsep.join(paths if python_path is None else [python_path, *paths])
     return clean | {f"RELAYD_{name.upper()}": _text(value) for name, value in settings.items()}
 
 
@@ -54,13 +55,20 @@ class RelayProcess:
         arguments: tuple[str, ...] = (),
         port: int = 0,
         from_scratch: bool = False,
+        environ: Mapping[str, str] | None = None,
+        python_path: str | None = None,
         **settings: object,
     ) -> None:
-        """`from_scratch`: the relay makes its data folder itself, as on its first day."""
+        """`from_scratch`: the relay makes its data folder itself, as on its first day.
+
+        `environ` is added to the environment of the process, `python_path` comes before all other paths.
+        """
         self.folder = folder
         self.log = folder / "relay.log"
         self.port = port
         self.arguments = arguments
+        self.environ = dict(environ or {})
+        self.python_path = python_path
         self.settings: dict[str, object] = {"log_format": "json", **settings}
         self.prepared: Path | None = None
         """The data folder that is copied before the first start."""
@@ -78,9 +86,12 @@ class RelayProcess:
         command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=environment(self.settings), cwd=self.folder
+                command, stdout=subprocess.PIPE, stderr=log, env=self._environment(), cwd=self.folder
             )
         return self.process
+
+    def _environment(self) -> dict[str, str]:
+        return environment(self.settings, python_path=self.python_path) | self.environ
 
     def start(self) -> RelayProcess:
         """Start, and wait for the ready line."""
@@ -158,8 +169,18 @@ class RelayProcess:
 
     def postgres(self) -> psutil.Process:
         """The embedded PostgreSQL server."""
-        pid_file = next(Path(str(self.settings["data_dir"])).glob("postgres-*/postmaster.pid"))
-        return psutil.Process(int(pid_file.read_text().split("\n", 1)[0]))
+        return psutil.Process(self.postgres_pid())
+
+    def postgres_pid(self) -> int:
+        """The number of the embedded PostgreSQL's process; OSError or ValueError while there is none."""
+        return int((self._cluster() / "postmaster.pid").read_text().split("\n", 1)[0])
+
+    def database_url(self) -> str:
+        """The embedded database, for a superuser of this machine."""
+        return f"postgresql://relayd@/relayd?host={self._cluster()}&port=5432"
+
+    def _cluster(self) -> Path:
+        return next(Path(str(self.settings["data_dir"])).glob("postgres-??"))
 
     def rss(self) -> int:
         """Resident bytes of the relay process itself."""

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import structlog
 
-from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
 from relayd.postgres.binaries import Owner, is_reachable
 from relayd.store import Store, migrate
+from tests.faults.disk import FaultyDisk
 
 NOW = 1_790_000_000
 
@@ -177,6 +179,65 @@ async def test_a_server_that_dies_is_started_again(data_dir, eventually):
         supervisor.cancel()
         with pytest.raises(asyncio.CancelledError):
             await supervisor
+
+
+async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eventually, monkeypatch):
+    monkeypatch.setattr(embedded, "_BACKOFF_SECONDS", (0.01, 0.02))
+    async with EmbeddedPostgres(data_dir) as server:
+        configuration = data_dir / "postgres-18" / "postgresql.conf"
+        configuration.write_text("nonsense = 1\n")
+        with structlog.testing.capture_logs() as logged:
+            supervisor = asyncio.create_task(server.supervise())
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+
+            async def tried_often() -> bool:
+                return len(logged) > 6
+
+            await eventually(tried_often)
+            configuration.write_text("")
+
+            async def back() -> bool:
+                try:
+                    return await one(server.url) == 1
+                except (OSError, asyncpg.PostgresError):
+                    return False
+
+            await eventually(back)
+        assert {entry["event"] for entry in logged} == {"embedded_postgres_down"}
+        assert "nonsense" in logged[0]["problem"]
+        supervisor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await supervisor
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that the server has given up")
+async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eventually, monkeypatch):
+    """PostgreSQL 18 stays up and refuses everybody when a sync fails while it recovers from a failed sync."""
+    monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
+    with FaultyDisk() as disk:
+        for name, value in disk.environ.items():
+            monkeypatch.setenv(name, value)
+        async with EmbeddedPostgres(data_dir) as server:
+            supervisor = asyncio.create_task(server.supervise())
+            connection = await asyncpg.connect(server.url)
+            await connection.execute("CREATE TABLE kept (value int)")
+            disk.fail(failing=True)
+            with pytest.raises((asyncpg.PostgresError, OSError)):
+                await connection.execute("INSERT INTO kept VALUES (1)")
+            await eventually(lambda: "pg_control" in (data_dir / "postgres.log").read_text())
+            disk.fail(failing=False)
+
+            async def back() -> bool:
+                try:
+                    return await one(server.url) == 1
+                except (OSError, asyncpg.PostgresError):
+                    return False
+
+            await eventually(back, timeout=60.0)
+            supervisor.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await supervisor
 
 
 async def test_a_server_that_cannot_start_says_why(data_dir):

@@ -1,0 +1,107 @@
+"""What was promised and what was seen: the judge of a run.
+
+Core: it is told what happened and by whom, and keeps the list of broken promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Ledger", "Reading"]
+
+_SHOWN = 3
+
+
+class Reading:
+    """One reader of the whole log: what it got, in order, and the cursor behind the last."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.packets: list[str] = []
+        self.cursor: str | None = None
+        self._seen: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.packets)
+
+    def take(self, packet_id: str, cursor: str) -> bool:
+        """Note a packet; False where this reader has had it."""
+        is_new = packet_id not in self._seen
+        self._seen.add(packet_id)
+        self.packets.append(packet_id)
+        self.cursor = cursor
+        return is_new
+
+    def missing(self, packets: Iterable[str]) -> list[str]:
+        """Which of these this reader has not had."""
+        return [packet for packet in packets if packet not in self._seen]
+
+
+class Ledger:
+    """What publishers were told, what readers got, and which promises were broken."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, int] = {}
+        """Packet id to the `received_at` of its OK."""
+        self.readings: list[Reading] = []
+        self.broken: list[str] = []
+        """Each broken promise in a sentence; the first few of a kind stand for all."""
+        self.checked: Counter[str] = Counter()
+        """How many operations of each kind were checked."""
+        self._times: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
+        """How many requests were refused, by code. A refusal promises nothing."""
+
+    def breaks(self, promise: str, *details: object) -> None:
+        """A promise was broken."""
+        self.broken.append(": ".join([promise, *map(str, details)]))
+
+    def reading(self, name: str) -> Reading:
+        """A new reader."""
+        reading = Reading(name)
+        self.readings.append(reading)
+        return reading
+
+    def ok(self, packet_id: str, received_at: int) -> None:
+        """A publisher was told OK."""
+        self.checked["publish"] += 1
+        self.acknowledged[packet_id] = received_at
+        self._timed(packet_id, received_at)
+
+    def _timed(self, packet_id: str, received_at: int) -> None:
+        known = self._times.setdefault(packet_id, received_at)
+        if known != received_at:
+            self.breaks("received_at of a packet changed", packet_id, f"{known} and {received_at}")
+
+    def event(self, reading: Reading, packet_id: str, received_at: int, cursor: str) -> None:
+        """A reader of the whole log got a packet."""
+        self.checked["event"] += 1
+        if not reading.take(packet_id, cursor):
+            self.breaks("a packet was delivered twice", f"to {reading.name}", packet_id)
+        self._timed(packet_id, received_at)
+
+    def page_walk(self, asked: Iterable[str], packets: Sequence[str]) -> None:
+        """A reader paged through the log, after these packets were acknowledged."""
+        self.checked["page walk"] += 1
+        got = set(packets)
+        if len(got) != len(packets):
+            self.breaks("a page repeated a packet", len(packets) - len(got))
+        for packet_id in [packet for packet in asked if packet not in got][:_SHOWN]:
+            self.breaks("pages left out an acknowledged packet", packet_id)
+
+    def by_id(self, packet_id: str, status: int) -> None:
+        """A GET of an acknowledged packet was answered."""
+        self.checked["get by id"] += 1
+        if status == 404:
+            self.breaks("an acknowledged packet was not found", packet_id)
+
+    def close(self, log: Sequence[str]) -> None:
+        """Everything is quiet, and a new reader got this log: compare it with all that was said before."""
+        self.page_walk(self.acknowledged, log)
+        for reading in self.readings:
+            self.checked["reader"] += 1
+            if reading.packets != list(log):
+                missing = reading.missing(log)
+                what = f"{len(reading)} of {len(log)} packets, without {missing[:_SHOWN]}"
+                self.breaks("a reader's log is not the log", reading.name, what)

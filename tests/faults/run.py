@@ -1,0 +1,122 @@
+"""One run: load, faults, quiet, and what the judge says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.ledger import Ledger
+from tests.faults.load import Load
+from tests.faults.scene import Scene
+from tests.faults.schedule import KINDS, Fault, draw
+
+__all__ = ["Report", "run"]
+
+QUIET = 60.0
+_METRICS = (
+    "relayd_connections",
+    "relayd_subscriptions",
+    "relayd_subscriptions_behind",
+    "relayd_publish_queue",
+)
+_OPERATIONS = ("publish", "event", "page walk", "get by id", "auth", "reader")
+
+
+@dataclass
+class Report:
+    """What happened in a run, and what was broken."""
+
+    seed: int
+    seconds: float
+    kinds: tuple[str, ...]
+    fired: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    disk_hits: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing was broken, every kind of fault took place and every kind of check was made."""
+        return not self.broken and not self.idle
+
+    @property
+    def idle(self) -> list[str]:
+        """Faults that never took place, and checks that never were made: a run with one proves too little."""
+        operations = [name for name in _OPERATIONS if not self.checked.get(name)]
+        return [*(kind for kind in self.kinds if not self.fired.get(kind)), *operations]
+
+    def as_json(self) -> str:
+        """One line for programs."""
+        return json.dumps({**vars(self), "idle": self.idle, "good": self.is_good})
+
+
+async def run(
+    seed: int,
+    seconds: float,
+    *,
+    kinds: tuple[str, ...] = tuple(KINDS),
+    folder: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Run a relay for `seconds` under the faults of `seed`, let it become quiet, and judge.
+
+    The relay's files are in `folder` and stay there; without one they are removed.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="relayd-faults-") as temporary:
+            return await run(seed, seconds, kinds=kinds, folder=Path(temporary), progress=progress)
+    tracks = draw(seed, seconds, kinds)
+    count = sum(map(len, tracks.values()))
+    ledger = Ledger()
+    async with Scene(folder, seed=seed) as scene:
+
+        def told(fault: Fault) -> None:
+            progress(f"{sum(scene.fired.values()):4}/{count} {fault.kind:16} {len(ledger.acknowledged)} OK")
+
+        load = Load(scene.network.url, scene.relay.http, ledger, seed=seed)
+        load.start()
+        await scene.run(tracks.values(), told)
+        progress("quiet")
+        await load.stop(QUIET)
+        await _nothing_left(scene, ledger)
+        hits = scene.disk.hits
+    return Report(
+        seed,
+        seconds,
+        kinds,
+        dict(scene.fired),
+        dict(ledger.checked),
+        dict(ledger.refused),
+        hits,
+        ledger.broken,
+    )
+
+
+async def _nothing_left(scene: Scene, ledger: Ledger) -> None:
+    """Everybody has gone: the relay must hold nothing for anybody, and have had no accident of its own."""
+    if not scene.relay.is_running():
+        ledger.breaks("the relay has ended", scene.relay.last_words(5))
+        return
+    left: dict[str, float] = {}
+    for _ in range(100):
+        left = {name: value for name in _METRICS if (value := await _metric(scene, name))}
+        if not left and not scene.network.connections:
+            break
+        await asyncio.sleep(0.1)
+    if left:
+        ledger.breaks("the relay holds something for nobody", left)
+    log = scene.relay.log.read_text(errors="replace").splitlines()
+    for line in [line for line in log if "Traceback" in line][:3]:
+        ledger.breaks("the log shows an accident", line[:2000])
+    exit_code = await asyncio.to_thread(scene.relay.stop)
+    if exit_code:
+        ledger.breaks("the relay did not stop cleanly", exit_code)
+
+
+async def _metric(scene: Scene, name: str) -> float:
+    return await asyncio.to_thread(scene.relay.metric, name)

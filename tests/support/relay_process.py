@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.support.databases import copy_of_empty, copy_of_migrated
+from tests.support.forks import RELAYD, ForkedProcess
 
 __all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 
@@ -56,7 +57,7 @@ class RelayProcess:
         from_scratch: bool = False,
         **settings: object,
     ) -> None:
-        """`from_scratch`: the relay makes its data folder itself, as on its first day."""
+        """`from_scratch`: the relay makes its data folder itself, as on its first day, and is no fork."""
         self.folder = folder
         self.log = folder / "relay.log"
         self.port = port
@@ -67,19 +68,25 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        self.process: subprocess.Popen[bytes] | None = None
+        self.from_scratch = from_scratch
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the process without waiting for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.prepared is not None:
             copy_of_migrated(self.prepared)
-        command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
+        arguments = ["serve", "--port", str(self.port), *self.arguments]
+        settings = environment(self.settings)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=environment(self.settings), cwd=self.folder
-            )
+            if self.from_scratch:
+                command = [sys.executable, "-m", "relayd", *arguments]
+                self.process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, env=settings, cwd=self.folder
+                )
+            else:
+                self.process = ForkedProcess(RELAYD, arguments, env=settings, cwd=self.folder, stderr=log)
         return self.process
 
     def start(self) -> RelayProcess:

@@ -1,8 +1,8 @@
 """One run of a bench of Tx/Rx: a receiver and a sender, each a process of its own, and what they measured.
 
-A fresh pair for every run, so that no contestant inherits another's threads, memory or warm caches. All of
-them do the same: some messages to warm up, then as many as fit into the time, with at most `Job.window`
-under way, until the last has been acknowledged.
+A fresh pair for every run, so that no contestant inherits another's threads, memory or warm caches: forks of
+a process that has imported all of them and run none. All of them do the same: some messages to warm up, then
+as many as fit into the time, with at most `Job.window` under way, until the last has been acknowledged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +34,8 @@ _PARTS_OF_WINDOW = 4
 _FRAME_LIMIT = 128 * 2**20
 _START_SECONDS = 30.0
 _SPARE_SECONDS = 60.0
+_IMPORTED = ["benches.tx_rx", "benches.tx_rx_floor", "benches.tx_rx_ours", "benches.tx_rx_peers"]
+"""Once, by the process whose forks carry out the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +242,11 @@ class _Process:
     """One of the two processes. It is killed where it does not end by itself."""
 
     def __init__(self, target: Callable[..., None], job: Job, *arguments: str) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_IMPORTED)
         self._job = job
         self._pipe, self._theirs = context.Pipe()
-        self._process: SpawnProcess = context.Process(
+        self._process: ForkServerProcess = context.Process(
             target=target, args=(self._theirs, job, *arguments), daemon=True
         )
 

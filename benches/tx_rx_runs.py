@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import time
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ import trustme
 from strata.txrx import TxRxSettings
 
 from benches.peer import BenchError
+from benches.processes import fork_context
 
 __all__ = ["AsyncLink", "BlockingLink", "Contestant", "Job", "Run", "Sent", "run"]
 
@@ -34,8 +34,6 @@ _PARTS_OF_WINDOW = 4
 _FRAME_LIMIT = 128 * 2**20
 _START_SECONDS = 30.0
 _SPARE_SECONDS = 60.0
-_IMPORTED = ["benches.tx_rx", "benches.tx_rx_floor", "benches.tx_rx_ours", "benches.tx_rx_peers"]
-"""Once, by the process whose forks carry out the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +240,7 @@ class _Process:
     """One of the two processes. It is killed where it does not end by itself."""
 
     def __init__(self, target: Callable[..., None], job: Job, *arguments: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED)
+        context = fork_context()
         self._job = job
         self._pipe, self._theirs = context.Pipe()
         self._process: ForkServerProcess = context.Process(

@@ -189,6 +189,7 @@ class _Server:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
+        environment["PYTHONUTF8"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "client")])
         with theirs:
             self._process = subprocess.Popen(

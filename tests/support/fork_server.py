@@ -47,19 +47,20 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, int] = {}
     while True:
-        readable, _, _ = select.select([control, woken], [], [])
+        readable, _, _ = select.select([control.fileno(), woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
             _tell_of_the_ended(running)
-        if control in readable:
+        if control.fileno() in readable:
             data, descriptors, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 4)
             if not data:
                 return None
             request: dict[str, Any] = json.loads(data)
             pid = os.fork()
             if not pid:
-                for own in (control, woken, wake, *running.values()):
-                    own.close() if isinstance(own, socket.socket) else os.close(own)
+                control.close()
+                for own in (woken, wake, *running.values()):
+                    os.close(own)
                 _become(request, descriptors)
                 return request
             *standard, running[pid] = descriptors

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tests.support.forks import STRATA, run_fork
 
@@ -11,9 +13,22 @@ __all__ = ["run_strata", "strata_command"]
 
 
 def strata_command(
-    *arguments: object, stdin: bytes = b"", timeout: float = 60.0, **environment: object
+    *arguments: object, stdin: bytes = b"", timeout: float = 60.0, **environment: str | Path
 ) -> tuple[int, str, str]:
     """Exit code, standard output, standard error; `environment` is set beside what is set already."""
+    return _command(arguments, stdin, environment, timeout)
+
+
+async def run_strata(
+    *arguments: object, stdin: bytes = b"", **environment: str | Path
+) -> tuple[int, str, str]:
+    """As `strata_command`, beside a relay in the same event loop."""
+    return await asyncio.to_thread(_command, arguments, stdin, environment)
+
+
+def _command(
+    arguments: Sequence[object], stdin: bytes, environment: Mapping[str, str | Path], timeout: float = 60.0
+) -> tuple[int, str, str]:
     code, out, err = run_fork(
         STRATA,
         [str(each) for each in arguments],
@@ -23,8 +38,3 @@ def strata_command(
     )
     assert b"Traceback" not in err, err.decode()
     return code, out.decode(), err.decode()
-
-
-async def run_strata(*arguments: object, stdin: bytes = b"", **environment: object) -> tuple[int, str, str]:
-    """As `strata_command`, beside a relay in the same event loop."""
-    return await asyncio.to_thread(strata_command, *arguments, stdin=stdin, **environment)

@@ -15,7 +15,7 @@ from tests.support.strata_command import strata_command
 def strata(tmp_path):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         done = strata_command(*arguments, timeout=90, XDG_CONFIG_HOME=tmp_path)
-        return subprocess.CompletedProcess(arguments, *done)
+        return subprocess.CompletedProcess([*map(str, arguments)], *done)
 
     return run
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.support.databases import copy_of_empty, copy_of_migrated
+from tests.support.forks import RELAYD, ForkedProcess
 
 __all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 
@@ -59,9 +60,10 @@ class RelayProcess:
         python_path: str | None = None,
         **settings: object,
     ) -> None:
-        """`from_scratch`: the relay makes its data folder itself, as on its first day.
+        """`from_scratch`: the relay makes its data folder itself, as on its first day, and is no fork.
 
-        `environ` is added to the environment of the process, `python_path` comes before all other paths.
+        `environ` is added to the environment of the process, `python_path` comes before all other paths;
+        with either the relay is no fork.
         """
         self.folder = folder
         self.log = folder / "relay.log"
@@ -75,19 +77,25 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        self.process: subprocess.Popen[bytes] | None = None
+        self._is_fork = not (from_scratch or environ or python_path)
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the process without waiting for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.prepared is not None:
             copy_of_migrated(self.prepared)
-        command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
+        arguments = ["serve", "--port", str(self.port), *self.arguments]
+        environ = self._environment()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=self._environment(), cwd=self.folder
-            )
+            if self._is_fork:
+                self.process = ForkedProcess(RELAYD, arguments, env=environ, cwd=self.folder, stderr=log)
+            else:
+                command = [sys.executable, "-m", "relayd", *arguments]
+                self.process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=self.folder
+                )
         return self.process
 
     def _environment(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ No I/O: a `Sink` carries a subscriber's bytes away, and says when its queue is f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from relayd.cursor import CursorCodec
@@ -32,8 +32,9 @@ _RECENT_ENTRIES: Final = 2048
 class Sink(Protocol):
     """One connection, as the fan-out sees it."""
 
-    def deliver(self, frames: bytes, events: int) -> bool:
-        """Take frames for one subscription, to be written when the batch is through.
+    @property
+    def deliver(self) -> Callable[[bytes, int], bool]:
+        """Takes frames for one subscription, and how many they are, to be written when the batch is through.
 
         False means the outbound queue is full and nothing was taken.
         """
@@ -179,15 +180,23 @@ class Fanout:
         joined: dict[tuple[bytes, bool, bool], bytes] = {}
         sinks = self._sinks
         count, delivered = len(tails), 0
+        frames = head = with_cursor = signed = None
         for subscription in members:
-            shape = (subscription.head, subscription.live_cursors, subscription.signed)
-            frames = joined.get(shape)
-            if frames is None:
-                kind = shape[1:]
-                half = halves.get(kind)
-                if half is None:
-                    half = halves[kind] = [tail.encoded(*kind) for tail in tails]
-                frames = joined[shape] = event_frames(subscription.head, half)
+            # Neighbours are mostly alike: a comparison costs less than a look into `joined`.
+            if (
+                frames is None
+                or subscription.head != head
+                or subscription.live_cursors is not with_cursor
+                or subscription.signed is not signed
+            ):
+                head, with_cursor, signed = subscription.head, subscription.live_cursors, subscription.signed
+                frames = joined.get((head, with_cursor, signed))
+                if frames is None:
+                    half = halves.get((with_cursor, signed))
+                    if half is None:
+                        half = [tail.encoded(with_cursor, signed) for tail in tails]
+                        halves[with_cursor, signed] = half
+                    frames = joined[head, with_cursor, signed] = event_frames(head, half)
             if sinks[subscription].deliver(frames, count):
                 delivered += count
             else:

@@ -62,7 +62,6 @@ class Connection:
     __slots__ = (
         "_auth",
         "_backlog",
-        "_events_sent",
         "_has_room",
         "_http_task",
         "_is_websocket",
@@ -74,6 +73,7 @@ class Connection:
         "_responder",
         "_session",
         "_visitor",
+        "deliver",
         "id",
         "socket",
     )
@@ -82,6 +82,8 @@ class Connection:
         self.id = next(_numbers)
         """Its number in the logs of this process."""
         self.socket = WebSocket(relay, self)
+        self.deliver = self.socket.deliver
+        """The fan-out's way to the outbox, with no call in between."""
         self._relay = relay
         self._responder = responder
         self._path = path
@@ -95,7 +97,6 @@ class Connection:
         self._has_room = True
         self._is_websocket = False
         self._http_task: asyncio.Task[None] | None = None
-        self._events_sent = 0
         self._publishes = 0
 
     # Opening and closing: called by the socket.
@@ -169,7 +170,7 @@ class Connection:
             reason=reason,
             identity=self._session.identity,
             publishes=self._publishes,
-            events=self._events_sent,
+            events=self.socket.events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
@@ -292,12 +293,6 @@ class Connection:
             self._regulate()
 
     # Subscriptions: called by the fan-out and the backlog.
-
-    def deliver(self, frames: bytes, events: int) -> bool:
-        if not self.socket.offer(frames):
-            return False
-        self._events_sent += events
-        return True
 
     def fell_behind(self, subscription: Subscription) -> None:
         self._backlog.add(subscription)

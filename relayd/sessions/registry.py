@@ -36,6 +36,9 @@ class Registry:
         self.sockets: set[OpenSocket] = set()
         self.draining = False
         self._dirty: list[OpenSocket] = []
+        self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
+        """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
+        called once for each subscriber of each batch."""
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -50,16 +53,14 @@ class Registry:
         self.sockets.discard(socket)
         self._changed.set()
 
-    def wants_flush(self, socket: OpenSocket) -> None:
-        """A socket has queued bytes; they are written at the end of this step."""
-        self._dirty.append(socket)
-
     def flush(self) -> None:
         """End a step: write to each socket that has something, once."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
-            for socket in dirty:
+        dirty = self._dirty
+        try:
+            for socket in dirty:  # those that are added meanwhile too
                 socket.flush()
+        finally:
+            dirty.clear()
         self._changed.set()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:

@@ -78,6 +78,7 @@ class WebSocket(asyncio.Protocol):
         "_handler",
         "_held",
         "_liveness",
+        "_outbound_limit",
         "_outbox",
         "_outbox_bytes",
         "_paused",
@@ -86,7 +87,10 @@ class WebSocket(asyncio.Protocol):
         "_relay",
         "_resumed",
         "_suspended",
+        "_tally",
         "_transport",
+        "_wants_flush",
+        "events_sent",
         "opened_at",
     )
 
@@ -97,9 +101,15 @@ class WebSocket(asyncio.Protocol):
         self._protocol = ServerProtocol(max_size=settings.max_frame_bytes)
         self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        # What each delivery needs is held here rather than looked up: it runs once for each subscriber.
+        self._tally = relay.tally
+        self._wants_flush = relay.registry.wants_flush
+        self._outbound_limit = settings.outbound_queue_bytes
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._paused = False
+        self.events_sent = 0
+        """EVENTs of live feeds that were taken."""
         self._reading = self._allowed = True
         self._resumed: asyncio.Future[None] | None = None
         self._fragments: list[bytes] = []
@@ -208,20 +218,23 @@ class WebSocket(asyncio.Protocol):
 
     def queue(self, frames: bytes) -> None:
         """Add whole frames to the outbox; they are written when the step ends."""
-        if not self._outbox:
-            self._relay.registry.wants_flush(self)
-        self._outbox.append(frames)
+        outbox = self._outbox
+        if not outbox:
+            self._wants_flush(self)
+        outbox.append(frames)
         self._outbox_bytes += len(frames)
 
-    def offer(self, frames: bytes) -> bool:
-        """Queue whole frames if there is room for them; False means that nothing was queued."""
-        if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
+    def deliver(self, frames: bytes, events: int) -> bool:
+        """Queue EVENTs of a live feed if there is room for them; False means that nothing was queued."""
+        if self._paused or self._outbox_bytes > self._outbound_limit:
             return False
         # As in `queue`, without the call: this runs once for each subscriber of each batch.
-        if not self._outbox:
-            self._relay.registry.wants_flush(self)
-        self._outbox.append(frames)
+        outbox = self._outbox
+        if not outbox:
+            self._wants_flush(self)
+        outbox.append(frames)
         self._outbox_bytes += len(frames)
+        self.events_sent += events
         return True
 
     def flush(self) -> None:
@@ -230,11 +243,11 @@ class WebSocket(asyncio.Protocol):
         if not outbox:
             return
         data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
-        self._outbox = []
+        outbox.clear()
         self._outbox_bytes = 0
         if not self._close_sent:
             self._transport.write(data)
-            self._relay.tally.bytes_sent += len(data)
+            self._tally.bytes_sent += len(data)
 
     async def writable(self) -> None:
         """Wait until the transport has room. Cancelling it changes nothing."""

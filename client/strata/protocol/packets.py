@@ -33,6 +33,7 @@ __all__ = [
     "build",
     "byte_hash",
     "check_freshness",
+    "id_holds",
     "observed_at",
     "verify_signature",
 ]
@@ -204,6 +205,21 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
 def verify_signature(packet: Packet, public_key: bytes) -> bool:
     """Whether the packet's signature verifies under this key (R-023). Releases the interpreter lock."""
     return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
+
+
+def id_holds(raw: bytes) -> bool:
+    """Whether what claims to be a packet has the id of its bytes, however malformed it is otherwise.
+
+    True also where that cannot be told: for what has no canonical form, and for a packet whose provenance
+    header a relay may have downgraded (R-209).
+    """
+    try:
+        value, _, signed = canonical.parse_without(raw, _UNSIGNED)
+    except InvalidPacket:
+        return True
+    if type(value) is not dict:
+        return False
+    return "provenance_header" in value or value.get("packet_id") == f"0x{blake3(signed).hexdigest()}"
 
 
 def observed_at(packet: Packet, received_at: int | None) -> int:

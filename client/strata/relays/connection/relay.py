@@ -83,7 +83,11 @@ class PacketRelay:
             refresh_interval=options.key_refresh_interval,
         )
         self._keys = KeyFetcher(
-            ring, self._identity_packets, timeout=options.key_timeout, name=f"strata-relay-keys {shown(url)}"
+            ring,
+            self._identity_packets,
+            announced=lambda: self.announced,
+            timeout=options.key_timeout,
+            name=f"strata-relay-keys {shown(url)}",
         )
         self._ring = ring if options.resolve_keys else None
 

@@ -244,6 +244,9 @@ class Statistics:
     events_tampered: int = 0
     """Packets that are not what their author signed, dropped: the id or the signature fails. A packet
     that the relay downgraded with an annotation does not count (R-342)."""
+    events_forged: int = 0
+    """Tampered and invalid packets that the relay alone can account for: the id fails, or the signature does
+    by the keys that this relay has told in full. It may also fail for want of the author's newer keys."""
     events_expired: int = 0
     """Packets received after their own `expires_at`, dropped (R-337)."""
     events_unasked: int = 0

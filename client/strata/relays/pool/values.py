@@ -80,7 +80,7 @@ class Standing(enum.StrEnum):
     BACKUP = "backup"
     """Slow or unsteady, yet of use when the active ones fail."""
     BLACKLISTED = "blacklisted"
-    """Lies, or does not answer at all: not contacted until its sentence is over."""
+    """Lies: not contacted until its sentence is over. A relay that does not answer is a backup."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,12 @@ def build_relay(
     faults = Faults(lambda place: metrics.faults[place].inc())
     tally, registry = Tally(), Registry(faults)
     cursors = CursorCodec(store.secrets.cursor_key)
-    fanout = Fanout(cursors, head, form=settings.provenance_downgrade)
+    fanout = Fanout(
+        cursors,
+        head,
+        form=settings.provenance_downgrade,
+        on_fault=lambda error: faults.caught("feed", error),
+    )
 
     def dispatched(delivered: int) -> None:
         tally.live_events += delivered
@@ -80,7 +85,7 @@ def build_relay(
         on_change=lambda author, digest: admission.identity_applied(author, digest),
         faults=faults,
     )
-    budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=clock)
+    budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=clock, faults=faults)
 
     def passed(entries: Sequence[LogEntry]) -> None:
         identities.observe(entries)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -23,6 +24,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
+from relayd.faults import Faults
 from relayd.store.types import DAY_SECONDS, LogEntry, TrustRow, first_sequence_of_day
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
@@ -31,10 +33,11 @@ BUDGETED_TYPES: Final = frozenset({"TRUST_EDGE", "TRUST_REVOCATION"})
 WINDOW_SECONDS: Final = DAY_SECONDS
 _STRONG: Final = 0.5
 """An edge above this strength is a strong one."""
-_MAX_READ: Final = 10_000
-"""Acts read of one identity, the newest: more than any budget in use; an import may bring more."""
-_MAX_KEPT: Final = 100_000
-"""Acts kept of all identities, some 20 MB; beyond it the identity that was quiet longest is forgotten."""
+_MAX_READ: Final = 1000
+"""Acts kept of one identity, the newest, or twice its budgets where those are larger: an import, or a relay
+with other budgets on the same log, may bring more than fit."""
+_MAX_AUTHORS: Final = 1024
+"""Identities whose acts are kept; beyond it the one that was quiet longest is read again when it returns."""
 
 
 class TrustAct(enum.Enum):
@@ -79,14 +82,23 @@ _EDGE_DECODER = msgspec.json.Decoder(_Edge)
 class TrustBudgets:
     """The budgets of all identities; `limits` may leave a budget out, or hold 0, for no limit."""
 
-    def __init__(self, log: _Log, limits: Mapping[TrustAct, int], *, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: _Log,
+        limits: Mapping[TrustAct, int],
+        *,
+        clock: Callable[[], int],
+        faults: Faults | None = None,
+    ) -> None:
         self._log = log
+        self._faults = faults or Faults()
         self._limits = {budget: limit for budget, limit in limits.items() if limit}
         self._clock = clock
-        self._on_their_way: dict[tuple[str, TrustAct], set[bytes]] = {}
+        self._max_acts = max(_MAX_READ, 2 * sum(self._limits.values()))
+        # By author and packet id.
+        self._on_their_way: dict[str, dict[bytes, TrustAct]] = {}
         # In order of last use.
         self._known: OrderedDict[str, _Acts] = OrderedDict()
-        self._kept = 0
 
     async def take(self, packet: Packet) -> None:
         """Count a trust packet, until `settled` says what became of it.
@@ -99,34 +111,45 @@ class TrustBudgets:
         if limit is None:
             return
         # Reserved before the wait, so that several at once cannot all be the last one that fits.
-        under_way = self._on_their_way.setdefault((packet.author_id, budget), set())
-        under_way.add(packet.digest)
-        before = frozenset(under_way)
+        mine = self._on_their_way.setdefault(packet.author_id, {})
+        mine[packet.digest] = budget
+        before = {packet_id for packet_id, act in mine.items() if act is budget}
         try:
             received = await self._received(packet.author_id, budget)
             if len(before | received.keys()) > limit:
                 times = sorted(received.values())
                 raise _over(limit, times, len(before - received.keys()), self._clock())
         except BaseException:
-            self._release(packet, budget)
+            self.settled(packet)
             raise
 
     def settled(self, packet: Packet, received_at: int | None = None) -> None:
-        """The packet is in the log since `received_at`, or refused: call it once for each `take` that
-        returned."""
-        budget = _act(packet.content_type, trust_strength(packet))
-        if budget in self._limits:
-            self._release(packet, budget)
-            if received_at is not None:
-                self._count(packet.author_id, packet.digest, received_at, budget)
+        """The packet is in the log since `received_at`, or refused: call it after each `take` that returned.
+
+        The same packet may be published twice at once; then the second call changes nothing.
+        """
+        mine = self._on_their_way.get(packet.author_id, {})
+        act = mine.pop(packet.digest, None)
+        if not mine:
+            self._on_their_way.pop(packet.author_id, None)
+        if act is not None and received_at is not None:
+            self._count(packet.author_id, packet.digest, received_at, act)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, in sequence and without a gap; the feed calls this."""
+        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
         for entry in entries:
             new = entry.packet
             if new.content_type in BUDGETED_TYPES and new.author_id in self._known:
-                strength = fields.number(_EDGE_DECODER.decode(new.body).content.strength)
-                self._count(new.author_id, new.packet_id, entry.received_at, _act(new.content_type, strength))
+                try:
+                    self._observe(entry)
+                except Exception as error:
+                    self._faults.caught("identity", error)
+                    self._known.pop(new.author_id, None)  # what is kept may be wrong now: it is read again
+
+    def _observe(self, entry: LogEntry) -> None:
+        new = entry.packet
+        strength = fields.number(_EDGE_DECODER.decode(new.body).content.strength)
+        self._count(new.author_id, new.packet_id, entry.received_at, _act(new.content_type, strength))
 
     async def close(self) -> None:
         """End the reads under way."""
@@ -134,12 +157,6 @@ class TrustBudgets:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _release(self, packet: Packet, budget: TrustAct) -> None:
-        under_way = self._on_their_way.get((packet.author_id, budget), set())
-        under_way.discard(packet.digest)  # the same packet may be published twice at once
-        if not under_way:
-            self._on_their_way.pop((packet.author_id, budget), None)
 
     async def _received(self, author: str, budget: TrustAct) -> dict[bytes, int]:
         """The packets that count against this budget, and when they were received."""
@@ -162,13 +179,13 @@ class TrustBudgets:
         """Start reading the acts of an identity."""
         acts = _Acts()
         acts.reading = asyncio.create_task(self._read(author, acts), name="trust-budget")
-        acts.reading.add_done_callback(lambda task: self._read_ended(author, acts, task))
+        acts.reading.add_done_callback(functools.partial(self._read_ended, author, acts))
         self._known[author] = acts
         return acts
 
     async def _read(self, author: str, acts: _Acts) -> None:
         after = first_sequence_of_day(max(0, (self._clock() - WINDOW_SECONDS) // DAY_SECONDS))
-        rows = await self._log.trust_acts(author, BUDGETED_TYPES, after=after, most=_MAX_READ)
+        rows = await self._log.trust_acts(author, BUDGETED_TYPES, after=after, most=self._max_acts)
         for row in rows:
             acts.received[row.packet_id] = row.received_at, _act(row.content_type, row.strength)
 
@@ -177,7 +194,6 @@ class TrustBudgets:
         if task.cancelled() or task.exception() is not None:
             self._known.pop(author, None)  # who waits is told, and the next one reads again
             return
-        self._kept += len(acts.received)
         self._make_room()
 
     def _count(self, author: str, packet_id: bytes, received_at: int, act: TrustAct) -> None:
@@ -185,21 +201,14 @@ class TrustBudgets:
         if acts is None or packet_id in acts.received:
             return
         acts.received[packet_id] = received_at, act
-        if acts.reading is None:
-            self._kept += 1
-            if len(acts.received) > _MAX_READ:
-                self._forget(author)
+        if len(acts.received) > self._max_acts and acts.reading is None:
+            del self._known[author]
+        else:
             self._make_room()
 
     def _make_room(self) -> None:
-        for author in list(self._known) if self._kept > _MAX_KEPT else ():
-            if self._known[author].reading is None:
-                self._forget(author)
-            if self._kept <= _MAX_KEPT:
-                return
-
-    def _forget(self, author: str) -> None:
-        self._kept -= len(self._known.pop(author).received)
+        while len(self._known) > _MAX_AUTHORS:
+            self._known.popitem(last=False)
 
 
 def _act(content_type: str, strength: float | None) -> TrustAct:

@@ -7,6 +7,7 @@ load and never multiply.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +47,7 @@ class Gathering(Generic[J]):
 
     def _begin(self, jobs: list[J]) -> None:
         self._task = asyncio.create_task(self._work(jobs), name=self._name)
-        self._task.add_done_callback(lambda task: self._ended(jobs, task))
+        self._task.add_done_callback(functools.partial(self._ended, jobs))
 
     def _ended(self, jobs: list[J], task: asyncio.Task[None]) -> None:
         self._task = None

@@ -55,6 +55,7 @@ _log = structlog.get_logger("relayd.admission")
 _LARGE_BYTES = 16_384
 """Above this a packet is parsed off the loop: its canonical form may take milliseconds."""
 _RECENT_IDS = 65_536
+_DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -178,7 +179,7 @@ class Admission:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
         if request.is_parsed and request.packet.digest in self._recent:
             request.verdict = PublishVerdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
-        if request.verdict is not PublishVerdict.PENDING:
+        if request.verdict in _DECIDED:
             self._advance_from(request)
             return
         known = self._knowledge(request.packet)
@@ -212,7 +213,7 @@ class Admission:
             request.downgrade = trace(request.packet, request.known, self.trust, now)
         except InvalidPacket as error:
             request.origin_refused(error)
-        request.verdict = PublishVerdict.PASSED
+        request.verdict = PublishVerdict.CHECKED
 
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
         for request in requests:
@@ -224,7 +225,7 @@ class Admission:
         if request.verdict is PublishVerdict.PENDING:  # a large packet: only now is it known what it is
             self._route(request)
             return
-        if request.verdict is PublishVerdict.PASSED:
+        if request.verdict is PublishVerdict.CHECKED:
             self._finish(request)
         self._advance_from(request)
 
@@ -240,6 +241,8 @@ class Admission:
             task.add_done_callback(functools.partial(self._task_ended, request))
         elif request.origin_refusal is not None:
             request.refuse(request.origin_refusal)
+        else:
+            request.verdict = PublishVerdict.PASSED
         request.is_finished = True
 
     async def _finish_later(self, request: PublishRequest) -> None:
@@ -318,11 +321,11 @@ class Admission:
         request.lane.forget(request)
         self.failed(request, _FAULT)
         self._let_out(request.lane)
+        self._on_flush()
 
     def _lost_together(self, requests: list[PublishRequest], error: BaseException) -> None:
         for request in requests:
             self.lost(request, error)
-        self._on_flush()
 
     def _end(self, request: PublishRequest, *, stored_at: int | None = None) -> bool:
         """Give back all that a request holds; False where that is done already. Never raises.
@@ -366,7 +369,7 @@ class Admission:
             return
         lane.is_advancing = True
         requests = lane.requests
-        while requests and requests[0].verdict is not PublishVerdict.PENDING:
+        while requests and requests[0].verdict in _DECIDED:
             request = requests[0]
             try:
                 if not self._leaves(request):

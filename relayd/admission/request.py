@@ -43,9 +43,11 @@ class Publisher(Protocol):
 
 
 class PublishVerdict(enum.Enum):
-    """How far the checks have come."""
+    """How far the checks have come. The first two are for the relay to go on with, the others decide."""
 
     PENDING = enum.auto()
+    CHECKED = enum.auto()
+    """Passed what the threads check; the loop has to look at what may have to wait for something."""
     PASSED = enum.auto()
     REFUSED = enum.auto()
 

@@ -78,8 +78,7 @@ class VerifyPool(Generic[J]):
         try:
             self._share_out(jobs)
         except Exception as error:
-            for job in jobs:
-                self._on_failed(job, error)
+            self._tell(_Checked([], [(job, error) for job in jobs], 0.0))
 
     def _share_out(self, jobs: list[J]) -> None:
         if len(jobs) == 1 and not self._under_way and self._is_quick(jobs[0]):
@@ -112,7 +111,11 @@ class VerifyPool(Generic[J]):
         for job, error in failed:
             self._on_failed(job, error)
         failed.clear()  # errors hold their frames, and those this list
-        self._on_checked(passed, seconds)
+        try:
+            self._on_checked(passed, seconds)
+        except Exception as error:
+            for job in passed:
+                self._on_failed(job, error)
 
     def close(self) -> None:
         """Stop the threads after what they are doing; queued jobs are dropped."""

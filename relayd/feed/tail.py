@@ -120,7 +120,13 @@ class Tail:
             self._skip_to(self._target)
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
-        delivered = self._fanout.dispatch(entries, self._clock())
+        delivered, before = 0, self._fanout.position
+        try:
+            delivered = self._fanout.dispatch(entries, self._clock())
+        except Exception as error:
+            if self._fanout.position == before:
+                raise  # nothing was delivered: they come again
+            self._faults.caught("feed", error)
         # After the position has moved: a caller that is told here may append behind these entries at once.
         # These entries do not come again, so a fault in one of the three must not keep them from the others.
         try:

@@ -125,8 +125,8 @@ class Writer(Generic[Ticket]):
     async def run(self) -> None:
         """Commit batches until cancelled; uncommitted packets then stay queued, their tickets unanswered."""
         while True:
-            await self._filled.wait()
             try:
+                await self._filled.wait()
                 self._take()
                 await self._commit()
             except Exception as error:

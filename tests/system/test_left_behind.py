@@ -72,3 +72,12 @@ async def test_nothing_of_refused_publishes_is_kept(relay: RelayProcess):
         grown = relay.rss() - before
     # 58 MB were sent; what the allocator keeps is a few frames' worth.
     assert grown < 40 * 2**20, f"{grown >> 20} MB are kept"
+
+
+@pytest.mark.req("R-214", "R-242")
+async def test_a_burst_meets_every_check(client: BareClient):
+    who = new_identity()
+    claim = {"extra": {"provenance_header": {"origin_type": "AI_MODEL", "edit_history": []}}}
+    answers = await client.publish_all([make(who), *(make(who, **claim) for _ in range(20))])
+    assert [answer["type"] for answer in answers] == ["OK"] + ["ERROR"] * 20
+    assert {answer["code"] for answer in answers[1:]} == {"missing_proof"}

@@ -37,6 +37,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from strata.protocol.errors import ErrorCode
 
+from relayd.faults import FAULT_PLACES
 from relayd.version import VERSION
 
 __all__ = [
@@ -178,6 +179,13 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         build_info.labels(VERSION).set(1)
+        self.faults = Counters(
+            registry,
+            "relayd_faults_total",
+            "Faults of the relay itself, by where they were caught; the log names each.",
+            "place",
+            FAULT_PLACES,
+        )
         self._add_connections(registry)
         self._add_publishing(registry)
         self._add_delivery(registry)

@@ -16,15 +16,18 @@ whether it was that one.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
 
+from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
@@ -57,9 +60,22 @@ class _Loading:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.observed: list[tuple[Packet, int]] = []
 
+    def fail(self, error: BaseException) -> None:
+        """Tell all who wait, unless they have been told."""
+        if self.done.done():
+            return
+        # Without its frames, which hold this: the circle would keep all that waits until a collection.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        self.done.set_exception(error)
+        self.done.exception()  # seen: perhaps nobody waits any more
+
 
 class Identities:
-    """Who may sign for whom. `on_change(packet)` is called when the feed has brought an identity packet."""
+    """Who may sign for whom.
+
+    `on_change(author, digest)` is called when the feed has brought an identity packet of this author with
+    this id, whatever came of it.
+    """
 
     def __init__(
         self,
@@ -67,14 +83,16 @@ class Identities:
         bootstrap: Bootstrap,
         rules: KeyRules,
         *,
-        on_change: Callable[[Packet], None] = lambda packet: None,
+        on_change: Callable[[str, bytes], None] = lambda author, digest: None,
         max_chains: int = _CACHED_CHAINS,
+        faults: Faults | None = None,
     ) -> None:
         self.generation = 0
         self.rules = rules
         self._log = log
         self._bootstrap = bootstrap
         self._on_change = on_change
+        self._faults = faults or Faults()
         self._max_chains = max_chains
         # The DIDs whose keys cannot be read from the DID alone.
         self._special: set[str] = set(bootstrap.names())
@@ -125,18 +143,43 @@ class Identities:
         return chain
 
     async def load(self, dids: Iterable[str]) -> None:
-        """Read these DIDs' chains and manifests, in as few reads as may be. Raises `StoreError`."""
+        """Read these DIDs' chains and manifests, in as few reads as may be.
+
+        Waits for all of them, and raises `StoreError`, or what else the first that failed met.
+        """
         wanted = list(dict.fromkeys(dids))
         fresh = [did for did in wanted if did not in self._loading]
-        for did in fresh:
-            self._loading[did] = _Loading()
-        waiting = [self._loading[did].done for did in wanted]
         for start in range(0, len(fresh), _AUTHORS_PER_READ):
-            task = asyncio.create_task(self._read(fresh[start : start + _AUTHORS_PER_READ]), name="keys")
-            self._reads.add(task)
-            task.add_done_callback(self._reads.discard)
-        for done in waiting:
-            await asyncio.shield(done)
+            self._begin(fresh[start : start + _AUTHORS_PER_READ])
+        waiting = [self._loading[did].done for did in wanted]
+        if not waiting:
+            return
+        await asyncio.wait(waiting)
+        try:
+            for done in waiting:
+                done.result()
+        finally:
+            del done, waiting  # see `_Loading.fail`
+
+    def _begin(self, dids: list[str]) -> None:
+        """Start one read; whatever comes of it, who waits for it is told."""
+        loading = {did: _Loading() for did in dids}
+        task = asyncio.create_task(self._read(loading), name="keys")
+        self._loading |= loading
+        self._reads.add(task)
+        task.add_done_callback(functools.partial(self._read_ended, loading))
+
+    def _read_ended(self, loading: dict[str, _Loading], task: asyncio.Task[None]) -> None:
+        self._reads.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):
+            self._faults.caught("identity", error)
+        for did, one in loading.items():
+            self._loading.pop(did, None)
+            if error is None:
+                one.done.cancel()  # those that are done stay so
+            else:
+                one.fail(error)
 
     async def close(self) -> None:
         """End the reads under way; who waits for one is cancelled."""
@@ -145,16 +188,39 @@ class Identities:
         await asyncio.gather(*self._reads, return_exceptions=True)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, in sequence and without a gap; the feed calls this."""
+        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
         for entry in entries:
-            if entry.packet.content_type in DECISIVE_TYPES:
-                packet = _parsed(entry.packet.body)
-                if packet is None:
-                    continue
-                if packet.content_type == _MANIFEST:
-                    self._observe_manifest(packet, entry.received_at)
-                else:
-                    self._observe_event(packet, entry.received_at)
+            new = entry.packet
+            if new.content_type not in DECISIVE_TYPES:
+                continue
+            try:
+                self._observe(entry)
+            except Exception as error:
+                self._faults.caught("identity", error)
+                # What is known of this author may be wrong now: read it anew before anything else counts.
+                self._chains.pop(new.author_id, None)
+                self._manifests.pop(new.author_id, None)
+                if (loading := self._loading.pop(new.author_id, None)) is not None:
+                    loading.fail(error)
+                (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
+            if new.content_type != _MANIFEST:
+                self.generation += 1
+                self._tell(new.author_id, new.packet_id)
+
+    def _observe(self, entry: LogEntry) -> None:
+        packet = _parsed(entry.packet.body)
+        if packet is None:
+            return
+        if packet.content_type == _MANIFEST:
+            self._observe_manifest(packet, entry.received_at)
+        else:
+            self._observe_event(packet, entry.received_at)
+
+    def _tell(self, author: str, digest: bytes) -> None:
+        try:
+            self._on_change(author, digest)
+        except Exception as error:
+            self._faults.caught("identity", error)
 
     def _observe_event(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
@@ -164,8 +230,6 @@ class Identities:
             loading.observed.append((packet, received_at))
         if chain is not None:
             self._keep(did, _applied(chain, packet, received_at))
-        self.generation += 1
-        self._on_change(packet)
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
@@ -176,31 +240,26 @@ class Identities:
         if is_first or did in self._manifests:
             self._keep_manifest(packet, received_at)
 
-    async def _read(self, dids: list[str]) -> None:
-        """One read for several DIDs; every caller that waits for one of them gets the outcome."""
-        loading = {did: self._loading[did] for did in dids}
-        try:
-            rows = await self._log.packets_of(dids, DECISIVE_TYPES)
-        except StoreError as error:
-            for one in loading.values():
-                one.done.set_exception(error)
-                one.done.exception()  # seen: perhaps no caller waits any more
-            return
-        except asyncio.CancelledError:
-            for one in loading.values():
-                one.done.cancel()
-            raise
-        finally:
-            for did in dids:
-                del self._loading[did]
-        packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
+    async def _read(self, loading: dict[str, _Loading]) -> None:
+        """One read for several DIDs. What this raises goes to everybody who waits for one of them."""
+        rows = await self._log.packets_of(list(loading), DECISIVE_TYPES)
+        for did in loading:
+            self._loading.pop(did, None)
+        packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in loading}
         for row in rows:
             packet = _parsed(row.body)
             if packet is not None:
                 packets[packet.author_id].append((packet, row.received_at))
         for did, one in loading.items():
-            self._loaded(did, packets[did], one.observed)
-            one.done.set_result(None)
+            if one.done.done():  # it failed meanwhile
+                continue
+            try:
+                self._loaded(did, packets[did], one.observed)
+            except Exception as error:  # of this one, and the others are read
+                self._faults.caught("identity", error)
+                one.fail(error)
+            else:
+                one.done.set_result(None)
 
     def _loaded(self, did: str, stored: list[tuple[Packet, int]], observed: list[tuple[Packet, int]]) -> None:
         known = {packet.packet_id for packet, _ in stored}
@@ -236,7 +295,7 @@ class Identities:
 def _parsed(body: bytes) -> Packet | None:
     """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
     try:
-        return Packet.parse(body)
+        return Packet.parse(body, max_depth=DEEPEST)
     except InvalidPacket as error:
         _log.error("log_holds_no_packet", code=error.code, detail=error.detail)
         return None

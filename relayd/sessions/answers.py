@@ -20,6 +20,7 @@ from relayd.access.limits import Excess
 __all__ = [
     "auth_ok_payload",
     "error_payload",
+    "fault_payload",
     "frame_too_large_payload",
     "limited_payload",
     "missing_payload",
@@ -164,6 +165,18 @@ def frame_too_large_payload(max_packet_bytes: int) -> bytes:
             code=ErrorCode.PACKET_TOO_LARGE,
             reason=f"the frame is larger than any packet of {max_packet_bytes} bytes can be",
             max_bytes=max_packet_bytes,
+        )
+    )
+
+
+def fault_payload(client_msg_id: str | None = None, subscription_id: str | None = None) -> bytes:
+    """The ERROR for a message on which the relay itself failed."""
+    return encode(
+        Error(
+            code=ErrorCode.INTERNAL_ERROR,
+            reason="the relay failed on this message; connect again",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
         )
     )
 

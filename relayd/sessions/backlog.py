@@ -12,7 +12,6 @@ import random
 import time
 from typing import Final, Protocol
 
-import structlog
 from strata.protocol.errors import ErrorCode
 
 from relayd.feed.fanout import Sink
@@ -23,8 +22,6 @@ from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
-
-_log = structlog.get_logger("relayd.sessions.backlog")
 
 _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
@@ -91,10 +88,17 @@ class Backlog:
     async def _run(self) -> None:
         try:
             await self._serve()
-        except Exception:
+        except Exception as error:
             # Our bug, and the reader's position is known: send it away to resume by cursor.
-            _log.exception("backlog_failed", connection=self._connection.id)
+            self._relay.faults.caught("backlog", error)
+            self._fail()
+
+    def _fail(self) -> None:
+        try:
             self._socket.close(1011, "internal error; resume by cursor")
+        except Exception as error:
+            self._relay.faults.caught("backlog", error)
+            self._socket.abort()
 
     async def _serve(self) -> None:
         while self._behind:

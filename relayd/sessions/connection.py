@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance import served
+from strata.protocol.wire import read_ids
 from websockets.http11 import Request
 
 from relayd.access.auth import Authentication
@@ -26,10 +27,10 @@ from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
 from relayd.relay import Relay
-from relayd.sessions.answers import ok_payload, refusal_payload
+from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
-from relayd.sessions.http_requests import HttpResponder, respond
+from relayd.sessions.http_requests import HttpResponder, fault_response, respond
 from relayd.sessions.session import (
     Action,
     Answer,
@@ -48,6 +49,8 @@ __all__ = ["Connection"]
 
 _log = structlog.get_logger("relayd.sessions.connection")
 _numbers = itertools.count(1)
+
+_FAULT: Final = "internal error; resume by cursor"
 
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
@@ -141,11 +144,16 @@ class Connection:
     async def _answer(self, request: Request, now: float) -> None:
         try:
             response = await respond(request, self._responder, self._relay.access, self._visitor, now)
-        except Exception:
-            _log.exception("http_failed", connection=self.id)
+            self.socket.respond(response)
+        except Exception as error:
+            self._relay.faults.caught("http", error)
+            self._fail_http()
+
+    def _fail_http(self) -> None:
+        try:
+            self.socket.respond(fault_response())
+        except Exception:  # half a response is on its way already
             self.socket.abort()
-            return
-        self.socket.respond(response)
 
     def closing(self) -> None:
         for subscription in list(self._session.subscriptions.values()):
@@ -181,7 +189,21 @@ class Connection:
 
     def received(self, data: bytes, is_text: bool, now: float) -> None:
         session = self._session
-        self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
+        try:
+            self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
+        except Exception as error:
+            self._failed_on(data, error)
+
+    def _failed_on(self, data: bytes, error: Exception) -> None:
+        """A fault of ours on a message. Nobody knows what of it has taken effect: the peer hears that it
+        failed, and comes back on a new connection."""
+        self._relay.faults.caught("message", error)
+        try:
+            self.answer(fault_payload(*read_ids(data)), ErrorCode.INTERNAL_ERROR)
+            self.socket.close(1011, _FAULT)
+        except Exception as again:
+            self._relay.faults.caught("message", again)
+            self.socket.abort()
 
     def _act(self, action: Action, now: float) -> None:
         metrics = self._relay.metrics
@@ -260,7 +282,6 @@ class Connection:
         duplicate_of: bytes | None = None,
         queued: bool = False,
     ) -> None:
-        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         packet, downgrade = request.packet, request.downgrade
         annotations = None
         if downgrade is not None:
@@ -275,22 +296,32 @@ class Connection:
             annotations=annotations,
         )
         self._answered(payload)
+        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        self._answered(refusal_payload(error, request.client_msg_id))
         metrics = self._relay.metrics
         metrics.publishes[error.code].inc()
         metrics.errors_sent[error.code].inc()
-        self._answered(refusal_payload(error, request.client_msg_id))
+
+    def publish_unanswerable(self) -> None:
+        self._pending_publishes -= 1
+        self.socket.abort()
 
     def room_again(self) -> None:
         self._regulate()
 
     def _answered(self, payload: bytes) -> None:
-        self._pending_publishes -= 1
+        """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))
+        self._pending_publishes -= 1
         if not self._has_room:
-            self._regulate()
+            try:
+                self._regulate()
+            except Exception as error:
+                self._relay.faults.caught("message", error)
+                self.socket.abort()  # nothing would be read from it any more
 
     # Subscriptions: called by the fan-out and the backlog.
 

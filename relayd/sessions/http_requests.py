@@ -18,7 +18,7 @@ from relayd.access.gate import Access, Turnaway, Visitor
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
 
-__all__ = ["HttpResponder", "rejection", "respond"]
+__all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
 """Paths that serve packets or their contents, as a subscription would."""
@@ -36,6 +36,11 @@ def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
     if turnaway.retry_after is not None:
         response.headers["Retry-After"] = str(turnaway.retry_after)
     return response
+
+
+def fault_response() -> Response:
+    """The response to a request on which the relay itself failed."""
+    return _response(error_response(500, "internal_error", "the relay failed on this request"))
 
 
 async def respond(

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from relayd.faults import Faults
+
 __all__ = ["OpenSocket", "Registry"]
 
 
@@ -32,7 +34,8 @@ class OpenSocket(Protocol):
 class Registry:
     """The open sockets. While `draining`, no socket reads and no new one becomes a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self._faults = faults or Faults()
         self.sockets: set[OpenSocket] = set()
         self.draining = False
         self._dirty: list[OpenSocket] = []
@@ -54,13 +57,16 @@ class Registry:
         self._changed.set()
 
     def flush(self) -> None:
-        """End a step: write to each socket that has something, once."""
+        """End a step: write to each socket that has something, once. Never raises."""
         dirty = self._dirty
-        try:
-            for socket in dirty:  # those that are added meanwhile too
+        for socket in dirty:  # those that are added meanwhile too
+            try:
                 socket.flush()
-        finally:
-            dirty.clear()
+            except Exception as error:
+                # What it was to send is lost, so its peer must not wait for it; others get theirs.
+                self._faults.caught("write", error)
+                socket.abort()
+        dirty.clear()
         self._changed.set()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:

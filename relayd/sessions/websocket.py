@@ -186,8 +186,11 @@ class WebSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.clear()
-        self._handler.closing()
         self._relay.registry.remove(self)
+        try:
+            self._handler.closing()
+        except Exception as error:
+            self._relay.faults.caught("message", error)  # it has gone all the same
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))

@@ -13,7 +13,7 @@ import msgspec
 
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool, translate_errors
-from relayd.store.types import StoredPacket
+from relayd.store.types import StoredPacket, TrustRow
 
 __all__ = ["INDEXED", "IdentityReader"]
 
@@ -37,10 +37,23 @@ ORDER BY p.sequence
 # OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
 # which it takes for cheaper where a day has no statistics yet.
 
+_MAX_NUMBER: Final = 32
+"""Characters of the longest number in canonical form, and some."""
+
 _BY_KEY: Final = """
 SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1
 """
+
+
+_TRUST: Final = f"""
+SELECT packet_id, received_at, content_type,
+    CASE WHEN content_type = 'TRUST_EDGE'::bytea
+        THEN left((convert_from(body, 'UTF8')::json #> '{{content,strength}}')::text, {_MAX_NUMBER}) END
+FROM packets WHERE author_id = $1 AND {INDEXED} AND content_type = ANY ($2::bytea[]) AND sequence > $3
+ORDER BY sequence DESC LIMIT $4
+"""
+# `#>` and not `#>>`: the latter would unescape every string of the body, and refuse a NUL.
 
 
 class _Author(msgspec.Struct):
@@ -51,10 +64,15 @@ _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
 
 
 class IdentityReader:
-    """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`."""
+    """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`.
 
-    def __init__(self, lookups: Pool) -> None:
+    Trust packets are read over `budgets`, a pool of their own: PostgreSQL has to look into each body, and
+    whoever published large ones must hold up neither the feed nor anybody's AUTH.
+    """
+
+    def __init__(self, lookups: Pool, budgets: Pool | None = None) -> None:
         self._lookups = lookups
+        self._budgets = budgets or lookups
 
     async def authors(self, types: Iterable[str]) -> set[str]:
         """Everybody who has published a packet of these types."""
@@ -81,9 +99,29 @@ class IdentityReader:
                 )
         return [StoredPacket(*row) for row in rows]
 
+    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
+        """This author's trust packets after the sequence `after`, the newest first, at most so many.
+
+        No body is sent, whatever its size: PostgreSQL gives the strength alone.
+        """
+        async with self._budgets.lease() as connection:
+            with translate_errors():
+                rows = await connection.fetch(
+                    _TRUST, string_key(author), [string_key(type_) for type_ in types], after, most
+                )
+        return [TrustRow(row[0], row[1], row[2].decode(), _number(row[3])) for row in rows]
+
     async def by_key(self, key: bytes) -> StoredPacket | None:
         """The stored packet with this equivalence key."""
         async with self._lookups.lease() as connection:
             with translate_errors():
                 row = await connection.fetchrow(_BY_KEY, key)
         return None if row is None else StoredPacket(*row)
+
+
+def _number(text: str | None) -> float | None:
+    """The number that a piece of canonical JSON is, if it is one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -112,12 +112,13 @@ class Store:
 
         lookups = pool(url, _LOOKUP_CONNECTIONS, "relayd lookups")
         pages = pool(url, read_connections, "relayd pages")
+        budgets = pool(url, 1, "relayd budgets")
         replica = pool(read_url, read_connections, "relayd pages") if read_url is not None else None
         store = cls(
             Log(url, connect_timeout=connect_timeout, append_timeout=append_timeout),
             Reader(lookups, pages, replica, read_timeout=read_timeout),
-            IdentityReader(lookups),
-            [pool for pool in (lookups, pages, replica) if pool is not None],
+            IdentityReader(lookups, budgets),
+            [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
             Retention(
                 retention_days=retention_days,
                 dedup_window_seconds=dedup_window_seconds,

@@ -33,6 +33,7 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "StoredPacket",
+    "TrustRow",
     "UnsafeDatabase",
     "day_of",
     "first_sequence_of_day",
@@ -145,6 +146,16 @@ class StoredPacket(NamedTuple):
     received_at: int
     body: bytes
     annotation: bytes | None = None
+
+
+class TrustRow(NamedTuple):
+    """What a budget needs to know of one trust packet of the log."""
+
+    packet_id: bytes
+    received_at: int
+    content_type: str
+    strength: float | None
+    """None where `content.strength` is no number, or stands nowhere."""
 
 
 class Page(NamedTuple):

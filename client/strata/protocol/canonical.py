@@ -36,10 +36,14 @@ import rfc8785
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
-__all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "canonicalize", "encode", "parse", "parse_without"]
+__all__ = ["DEEPEST", "MAX_DEPTH", "MAX_SAFE_INTEGER", "canonicalize", "encode", "parse", "parse_without"]
 
 MAX_DEPTH = 64
 """Objects and arrays that may be nested in one another (R-321)."""
+
+DEEPEST = 512
+"""Nesting that whoever reads an admitted packet allows for: as deep as a relay can be told to admit. One
+depth for all readers, so that none stumbles over what another has let in."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (R-012)."""

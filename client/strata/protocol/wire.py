@@ -42,6 +42,7 @@ __all__ = [
     "decode_client_message",
     "decode_relay_message",
     "encode",
+    "read_ids",
 ]
 
 MAX_ID_BYTES = 128
@@ -243,6 +244,15 @@ def decode_relay_message(data: bytes | bytearray | memoryview | str) -> RelayMes
         return _RELAY_DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _explain(data, error, _RELAY_TYPES) from None
+
+
+def read_ids(data: bytes | bytearray | memoryview) -> tuple[str | None, str | None]:
+    """The `client_msg_id` and `subscription_id` of a message, as far as they can be read. Never raises."""
+    try:
+        ids = _IDS_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None, None
+    return _readable_id(ids.client_msg_id), _readable_id(ids.subscription_id)
 
 
 def _check_id(value: str | None, name: str, message: ClientMessage) -> None:

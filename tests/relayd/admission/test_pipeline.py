@@ -11,9 +11,10 @@ from strata.protocol import packets
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
 
-from relayd.policy import Policy
+from relayd.admission.budgets import TrustAct
+from relayd.policy import Plugins, Policy, PolicyRequest
 from relayd.policy.rules import Lists
-from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, tampered
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, signed, tampered
 
 
 def blocking(*authors: Identity) -> Policy:
@@ -186,3 +187,31 @@ def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptan
         await rig.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.req("R-214", "R-242")
+@pytest.mark.parametrize("first", ["good", "tampered"])
+async def test_what_leaves_the_lane_with_others_of_its_batch_has_met_every_check(first):
+    """The threads are through with all of a batch before the loop has looked at the first of them."""
+    asked: list[str] = []
+
+    async def plugin(request: PolicyRequest) -> None:
+        asked.append(request.packet.packet_id)
+
+    for plugins in (Plugins(), Plugins({"asked": plugin})):
+        rig, peer = Rig(plugins=plugins, budgets={TrustAct.STRONG_EDGES: 1}), Peer()
+        edge = {"type": "TRUST_EDGE", "from": ALICE.did, "to": BOB.did, "strength": 0.9, "created_at": NOW}
+        rig.publish(peer, _raw(first, 1), "first")
+        rig.publish(
+            peer, signed(ALICE, {"type": "POST"}, provenance_header={"origin_type": "AI_MODEL"}), "origin"
+        )
+        for number in range(3):
+            rig.publish(peer, signed(ALICE, {**edge, "number": number}), f"edge {number}")
+        good = made(2)
+        rig.publish(peer, good, "good")
+        answers = dict(await rig.answers(peer, 6))
+        assert answers["origin"] == ErrorCode.MISSING_PROOF
+        assert [answers[f"edge {number}"] for number in range(3)].count("ok") == 1
+        assert answers["good"] == "ok"
+        await rig.close()
+    assert packets.Packet.parse(good).packet_id in asked

@@ -142,7 +142,7 @@ async def test_a_read_that_fails_is_told_to_all_and_tried_again(log):
 @pytest.mark.req("R-074")
 async def test_the_feed_brings_a_chain_forward(log):
     changed: list[str] = []
-    identities = directory(log, on_change=lambda packet: changed.append(packet.author_id))
+    identities = directory(log, on_change=lambda author, digest: changed.append(author))
     before = identities.generation
     post = packets.build(BOB, {"type": "POST"}, timestamp=NOW)
     identities.observe([log.add(post), log.add(revocation())])

@@ -15,14 +15,16 @@ make the score:
 denial of an unknown relay halves its score; a relay with a thousand good answers has more credit. A correctly
 annotated downgrade is no offence (R-342): it is not reported here as bad.
 
-Everything seen lowers the score, but `Evidence` alone can blacklist: what no honest relay brings about,
-however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough of it makes a backup.
+Everything seen lowers the score, but only `Evidence` blacklists at once: what no honest relay brings about,
+however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough of it makes a backup. A relay
+is *gone* when it could not be reached in 24 different hours of the window in which another relay could, and
+was reached in none.
 
     honesty      = (verified + 20) / (verified + 20 + 20 · forged) · (found + 20) / (found + 20 + 20 · denied)
 
     ACTIVE ──score < 0.30──▶ BACKUP ──score ≥ 0.40──▶ ACTIVE
        └──────────┬─────────────┘
-            honesty < 0.30
+        honesty < 0.30, or gone
                   ▼
              BLACKLISTED ──sentence served──▶ BACKUP, its offences forgotten, its strikes not
 
@@ -57,6 +59,7 @@ WINDOW_SECONDS = 7 * 86_400
 _BUCKET_SECONDS = 3600
 _TO_BACKUP, _TO_ACTIVE = 0.30, 0.40
 _MIN_HONESTY = 0.30
+_HOURS_GONE = 24
 _FIRST_SENTENCE, _SENTENCE_GROWTH = 3600.0, 4
 _HALF_LATENCY = 0.5
 _HALF_RATE = 256 * 1024
@@ -94,6 +97,7 @@ Suspicion = Literal[
 ]
 """What is bad here, an outage, a slow link, a gap or a difference of versions may bring about too."""
 
+_REACH = (Aspect.CONNECT, Aspect.PING)
 _INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.FORM, Aspect.PRESENCE, Aspect.CONSISTENCY)
 
 
@@ -228,7 +232,7 @@ class Reputation:
                 return None
             self._forgive(record)
         score = self.score(url, now)
-        if _honesty(self._evidence(url, now)) < _MIN_HONESTY:
+        if _honesty(self._evidence(url, now)) < _MIN_HONESTY or self._is_gone(url):
             record.strikes += 1
             record.blacklisted_until = now + _sentence(record.strikes)
             record.standing = Standing.BLACKLISTED
@@ -240,9 +244,24 @@ class Reputation:
 
     def _forgive(self, record: _Record) -> None:
         """A sentence served: the same offences must not lead to another one."""
-        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, Aspect.CONNECT, Aspect.PING)]:
+        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, *_REACH)]:
             del record.buckets[key]
         record.standing = Standing.BACKUP
+
+    def _is_gone(self, url: str) -> bool:
+        """Whether only this relay was out of reach, not this client, and for too long for an outage."""
+        mine = self._records[url].buckets
+        hours = {hour for (hour, kind), count in mine.items() if kind in _REACH and count.bad}
+        if len(hours) < _HOURS_GONE or any(mine[key].good for key in mine if key[1] in _REACH):
+            return False
+        others = [record.buckets for other, record in self._records.items() if other != url]
+        reached = {
+            hour
+            for buckets in others
+            for (hour, kind), count in buckets.items()
+            if kind in _REACH and count.good
+        }
+        return len(hours & reached) >= _HOURS_GONE
 
     def _evidence(self, url: str, now: float) -> dict[Evidence, _Count]:
         totals = self._totals(url, now)

@@ -154,6 +154,40 @@ def test_a_relay_that_never_answers_comes_last_and_is_welcome_again_when_it_does
     assert flaky.judge(R, T) is not Standing.BLACKLISTED
 
 
+def of_another(good: int, bad: int, hour: int) -> Observation:
+    return Observation("wss://other.example/strata", T + hour * HOUR, Aspect.CONNECT, good, bad)
+
+
+@pytest.mark.req("R-344")
+def test_a_relay_that_is_gone_for_a_day_is_left_alone():
+    reputation = Reputation()
+    for hour in range(24):
+        assert reputation.judge(R, T + hour * HOUR) is not Standing.BLACKLISTED
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(1, 0, hour))
+    now = T + 24 * HOUR
+    assert reputation.judge(R, now) is Standing.BLACKLISTED
+    assert reputation.judge(R, now + HOUR) is Standing.BACKUP, "after an hour it has another chance"
+
+
+@pytest.mark.req("R-344")
+def test_a_client_without_a_network_leaves_no_relay_alone():
+    reputation = Reputation()
+    for hour in range(72):
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(0, 3, hour))
+    assert reputation.judge(R, T + 72 * HOUR) is Standing.BACKUP
+
+
+@pytest.mark.req("R-344")
+def test_one_answer_within_the_window_and_a_relay_is_not_gone():
+    reputation = seen(saw(Aspect.CONNECT, 1, at=T))
+    for hour in range(72):
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(1, 0, hour))
+    assert reputation.judge(R, T + 72 * HOUR) is Standing.BACKUP
+
+
 @given(st.lists(observations, max_size=30), st.sampled_from(get_args(Suspicion)), st.integers(0, 10**9))
 def test_no_suspicion_changes_whether_a_relay_is_blacklisted(some, kind, bad):
     without, added = seen(*some), seen(*some, saw(kind, 0, bad))

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
-from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
@@ -295,7 +294,7 @@ class Identities:
 def _parsed(body: bytes) -> Packet | None:
     """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
     try:
-        return Packet.parse(body, max_depth=DEEPEST)
+        return Packet.read(body)
     except InvalidPacket as error:
         _log.error("log_holds_no_packet", code=error.code, detail=error.detail)
         return None

@@ -77,7 +77,7 @@ async def test_nothing_of_refused_publishes_is_kept(relay: RelayProcess):
 @pytest.mark.req("R-214", "R-242")
 async def test_a_burst_meets_every_check(client: BareClient):
     who = new_identity()
-    claim = {"extra": {"provenance_header": {"origin_type": "AI_MODEL", "edit_history": []}}}
-    answers = await client.publish_all([make(who), *(make(who, **claim) for _ in range(20))])
+    claim = {"provenance_header": {"origin_type": "AI_MODEL", "edit_history": []}}
+    answers = await client.publish_all([make(who), *(make(who, extra=claim) for _ in range(20))])
     assert [answer["type"] for answer in answers] == ["OK"] + ["ERROR"] * 20
     assert {answer["code"] for answer in answers[1:]} == {"missing_proof"}

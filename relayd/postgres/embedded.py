@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
+from relayd import failpoints
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
@@ -139,6 +140,8 @@ class EmbeddedPostgres:
         while not self._stopping:
             assert self._server is not None, "start() comes first"
             await self._server.exited.wait()
+            if failpoints.ARMED:
+                await failpoints.reached("postgres.supervise")
             for delay in _BACKOFF:
                 try:
                     await self._start_server()

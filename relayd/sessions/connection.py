@@ -21,6 +21,7 @@ from strata.protocol.provenance import served
 from strata.protocol.wire import read_ids
 from websockets.http11 import Request
 
+from relayd import failpoints
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
 from relayd.access.refusals import Refusals
@@ -108,6 +109,8 @@ class Connection:
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
+        if failpoints.ARMED:
+            failpoints.hit("sessions.accept")
         access, sockets = self._relay.access, len(self._relay.registry)
         return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
 
@@ -146,6 +149,8 @@ class Connection:
 
     async def _answer(self, request: Request, now: float) -> None:
         try:
+            if failpoints.ARMED:
+                await failpoints.reached("http.respond")
             response = await respond(request, self._responder, self._relay.access, self._visitor, now)
             self.socket.respond(response)
         except Exception as error:

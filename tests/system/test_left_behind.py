@@ -82,7 +82,7 @@ async def test_nothing_of_refused_publishes_is_kept(relay: RelayProcess):
 async def test_a_burst_meets_every_check(client: BareClient):
     who = new_identity()
     claims = [json.loads(refused("origin", str(number)))["packet"] for number in range(20)]
-    texts = [make(who).canonical, *(json.dumps(claim) for claim in claims)]
+    texts = [make(who).canonical.decode(), *map(json.dumps, claims)]
     for number, text in enumerate(texts):
         await client.send(publish_text(text, str(number)))
     answers = [await client.answer(str(number)) for number in range(len(texts))]
@@ -93,7 +93,11 @@ async def test_a_burst_meets_every_check(client: BareClient):
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     """A relay that takes fifty refusals an hour from one connection, and this machine for anybody."""
-    settings = {"refused_limit": 50, "limit_window_seconds": 3600, "unlimited_addresses": ["192.0.2.0/24"]}
+    settings: dict[str, Any] = {
+        "refused_limit": 50,
+        "limit_window_seconds": 3600,
+        "unlimited_addresses": ["192.0.2.0/24"],
+    }
     with running(RelayProcess(tmp_path_factory.mktemp("strict"), **settings)) as process:
         yield process
         assert not process.complaints()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from strata.protocol.documents import method_id
 from strata.protocol.keys import add_content
+from strata.protocol.packets import build
 
 from relayd.failpoints import POINTS
 from tests.support.bare_client import open_client, publish_text
@@ -28,7 +30,8 @@ async def test_every_place_is_reached(tmp_path: Path):
     who, key = new_identity(), new_identity()
     relay = RelayProcess(tmp_path, workers=2, failpoints="*=delay:0")
     with running(relay):
-        event = make(who, **add_content(method_id(who.did, "k"), key.public_key, valid_from=1))
+        content = add_content(method_id(who.did, "k"), key.public_key, valid_from=1)
+        event = build(who, content, timestamp=int(time.time()))
         # Connections until both workers have one: each hears of what the other commits.
         for _ in range(40):
             async with open_client(relay.ws) as client:

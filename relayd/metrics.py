@@ -80,6 +80,7 @@ CLOSE_REASONS = (
     "protocol_error",
     "too_large",
     "malformed",
+    "refused",
     "ping_timeout",
     "slow_consumer",
     "lost",

@@ -23,6 +23,7 @@ from typing import Final
 
 import structlog
 
+from relayd import failpoints
 from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
 from relayd.http.api import HttpApi, MetricsApi
@@ -140,6 +141,8 @@ async def serve(
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
+    if failpoints.ARMED:
+        await failpoints.reached("server.start")
     store = await Store.open(
         database_url,
         read_url=settings.read_database_url,
@@ -351,6 +354,8 @@ class _Process:
         """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
         admission, registry = self._relay.admission, self._relay.registry
         registry.draining = True
+        if failpoints.ARMED:
+            await failpoints.reached("server.drain")
         _log.info("draining", connections=len(registry), publishes=admission.pending)
         for socket in list(registry.sockets):
             socket.stop_reading()
@@ -379,6 +384,9 @@ class _Process:
                 up = False
                 if self._database_up:
                     _log.error("database_lost", problem=str(error))
+            except Exception as error:
+                up = False
+                self._relay.faults.caught("background", error)
             if up and not self._database_up:
                 _log.info("database_back")
             self._database_up = up
@@ -393,6 +401,8 @@ class _Process:
                 await self._store.maintain(int(time.time()))
             except StoreError as error:
                 _log.warning("maintenance_failed", problem=str(error))
+            except Exception as error:
+                self._relay.faults.caught("background", error)
             await asyncio.sleep(_MAINTENANCE_INTERVAL)
 
     async def _refresh_policy(self) -> None:
@@ -402,6 +412,8 @@ class _Process:
                 self._abuse = await self._store.abuse(self._relay.clock())
             except StoreError as error:
                 _log.warning("abuse_table_unread", problem=str(error))
+            except Exception as error:
+                self._relay.faults.caught("background", error)
             else:
                 self._apply_policy()
             await asyncio.sleep(self._settings.abuse_refresh_interval)
@@ -417,6 +429,8 @@ class _Process:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
         relay = self._relay
         try:
+            if failpoints.ARMED:
+                failpoints.hit("server.reload")
             reread = read_again(self._settings)
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=str(error))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
+from relayd import failpoints
 from relayd.admission.pipeline import Admission, PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
@@ -71,6 +72,8 @@ class Commits:
         self._metrics.commit_seconds.observe(seconds)
 
     def _answer(self, packet: NewPacket, request: PublishRequest, place: Disposition) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("admission.answer")
         outcome, _, received_at, duplicate_of = place
         if outcome is Outcome.STORED:
             self._admission.committed(request, received_at, duplicate=False)

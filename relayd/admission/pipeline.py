@@ -37,6 +37,7 @@ from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
+from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
 from relayd.admission.checks import judge, to_store, trace, weigh
 from relayd.admission.gathering import Gathering
@@ -146,6 +147,8 @@ class Admission:
         self._step(request, self._enter)
 
     def _enter(self, request: PublishRequest) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("admission.submit")
         if len(request.raw) > _LARGE_BYTES:
             self._pool.put(request)
             return
@@ -199,6 +202,8 @@ class Admission:
 
     def _check(self, request: PublishRequest) -> None:
         """For a large packet all up to the signature, for others the signature and all after it."""
+        if failpoints.ARMED:
+            failpoints.hit("admission.verify")
         if not request.is_parsed:
             self._examine(request)
             return

@@ -265,6 +265,12 @@ class Settings:
     auth_limit: _Limit = _setting(
         60, "AUTHs from one address in each window; 0 means no limit.", unit="messages"
     )
+    refused_limit: _Limit = _setting(
+        1200,
+        "Refused messages of one connection in each window, after which it is closed with 1008;"
+        " 0 means no limit.",
+        unit="messages",
+    )
     connection_limit: _Limit = _setting(
         600, "Connections opened from one address in each window; 0 means no limit.", unit="connections"
     )

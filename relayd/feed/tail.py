@@ -15,6 +15,7 @@ from typing import Protocol
 
 import structlog
 
+from relayd import failpoints
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.store.types import LogEntry, StoreError
@@ -109,6 +110,8 @@ class Tail:
                 pause = min(pause * 2, _RETRY_SECONDS[1])
 
     async def _read(self) -> None:
+        if failpoints.ARMED:
+            await failpoints.reached("feed.tail.read")
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
         # Our own commits may have moved the feed while we were reading.
         position = self._fanout.position
@@ -122,6 +125,8 @@ class Tail:
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
         delivered, before = 0, self._fanout.position
         try:
+            if failpoints.ARMED:
+                failpoints.hit("feed.dispatch")
             delivered = self._fanout.dispatch(entries, self._clock())
         except Exception as error:
             if self._fanout.position == before:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import msgspec
 from strata.protocol import canonical
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.documents import document_hash, is_document_hash
 from strata.protocol.equivalence import document_key
 from strata.protocol.ids import base58_decode, is_did
@@ -84,10 +85,10 @@ class IdentityApi:
         row = await self._by_key(document_key(digest))
         if row is None:
             return error_response(404, "not_found", "no document with this hash is known here")
-        packet = Packet.parse(row.body)
+        packet = Packet.read(row.body)
         if packet.author_id in self._declined().authors:
             return error_response(410, "gone", "this relay serves nothing of this DID")
-        document = canonical.encode(packet.content["document"])
+        document = canonical.encode(packet.content["document"], max_depth=DEEPEST)
         assert document_hash(document) == text
         return Response(200, JSON, document, _FOR_EVER)
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
-from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
 
+from relayd import failpoints
 from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.store.types import LogEntry, StoredPacket, StoreError
@@ -208,6 +208,8 @@ class Identities:
                 self._tell(new.author_id, new.packet_id)
 
     def _observe(self, entry: LogEntry) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("identity.observe")
         packet = _parsed(entry.packet.body)
         if packet is None:
             return
@@ -242,6 +244,8 @@ class Identities:
 
     async def _read(self, loading: dict[str, _Loading]) -> None:
         """One read for several DIDs. What this raises goes to everybody who waits for one of them."""
+        if failpoints.ARMED:
+            await failpoints.reached("identity.read")
         rows = await self._log.packets_of(list(loading), DECISIVE_TYPES)
         for did in loading:
             self._loading.pop(did, None)
@@ -295,7 +299,7 @@ class Identities:
 def _parsed(body: bytes) -> Packet | None:
     """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
     try:
-        return Packet.parse(body, max_depth=DEEPEST)
+        return Packet.read(body)
     except InvalidPacket as error:
         _log.error("log_holds_no_packet", code=error.code, detail=error.detail)
         return None

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import Auth, encode
 
+from relayd import failpoints
 from relayd.access.auth import CHALLENGE_BYTES, Attempt, verify_attempt
 from relayd.access.gate import Visitor
 from relayd.frames import text_frame
@@ -117,6 +118,8 @@ class AuthExchange:
     async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
         relay = self._relay
         try:
+            if failpoints.ARMED:
+                await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 keys = await relay.identities.resolve(attempt.author_id)
             verify_attempt(attempt, keys, relay.clock())

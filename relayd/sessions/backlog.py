@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from strata.protocol.errors import ErrorCode
 
+from relayd import failpoints
 from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
@@ -140,6 +141,8 @@ class Backlog:
 
     async def _read_page(self, subscription: Subscription, read: Read) -> None:
         relay = self._relay
+        if failpoints.ARMED:
+            await failpoints.reached("sessions.page")
         started = time.perf_counter()
         page = await relay.store.page(
             read.query, read.limit, relay.clock(), max_bytes=relay.settings.outbound_queue_bytes

@@ -21,8 +21,10 @@ from strata.protocol.provenance import served
 from strata.protocol.wire import read_ids
 from websockets.http11 import Request
 
+from relayd import failpoints
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
+from relayd.access.refusals import Refusals
 from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
@@ -72,6 +74,7 @@ class Connection:
         "_path",
         "_pending_publishes",
         "_publishes",
+        "_refusals",
         "_relay",
         "_responder",
         "_session",
@@ -91,6 +94,8 @@ class Connection:
         self._responder = responder
         self._path = path
         self._visitor = Visitor()
+        settings = relay.settings
+        self._refusals = Refusals(settings.refused_limit, settings.limit_window_seconds)
         authentication = Authentication(relay.relay_id, relay.settings.challenge_lifetime)
         self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
         self._auth = AuthExchange(relay, self, self.socket, self._session, self._visitor)
@@ -105,6 +110,8 @@ class Connection:
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
+        if failpoints.ARMED:
+            failpoints.hit("sessions.accept")
         access, sockets = self._relay.access, len(self._relay.registry)
         return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
 
@@ -143,6 +150,8 @@ class Connection:
 
     async def _answer(self, request: Request, now: float) -> None:
         try:
+            if failpoints.ARMED:
+                await failpoints.reached("http.respond")
             response = await respond(request, self._responder, self._relay.access, self._visitor, now)
             self.socket.respond(response)
         except Exception as error:
@@ -233,6 +242,8 @@ class Connection:
                 self.socket.close(action.close_code, action.reason, action.cause)
             case UnknownUnsubscribe():
                 metrics.messages_received["UNSUBSCRIBE"].inc()
+                if self._is_one_too_many(ErrorCode.INVALID_SCHEMA):
+                    self._close_refused()
 
     def _refuse(self, refusal: Answer) -> None:
         metrics = self._relay.metrics
@@ -245,8 +256,20 @@ class Connection:
 
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR that belongs to no publish."""
-        self._relay.metrics.errors_sent[code].inc()
+        is_last = self._is_one_too_many(code)
         self.socket.queue(text_frame(payload))
+        self._relay.metrics.errors_sent[code].inc()
+        if is_last:
+            self._close_refused()
+
+    def _is_one_too_many(self, code: ErrorCode) -> bool:
+        """Count a refusal; where no limit holds for the address, none holds for refusals."""
+        if self._visitor.charged is None:
+            return False
+        return self._refusals.is_one_too_many(code, time.monotonic())
+
+    def _close_refused(self) -> None:
+        self.socket.close(1008, "too many refused messages", "refused")
 
     def _regulate(self) -> None:
         """Let the socket read, or not; where the whole relay is full, ask to be told of room again."""
@@ -299,7 +322,8 @@ class Connection:
         self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        self._answered(refusal_payload(error, request.client_msg_id))
+        is_last = self._is_one_too_many(error.code)
+        self._answered(refusal_payload(error, request.client_msg_id), is_last=is_last)
         metrics = self._relay.metrics
         metrics.publishes[error.code].inc()
         metrics.errors_sent[error.code].inc()
@@ -311,17 +335,19 @@ class Connection:
     def room_again(self) -> None:
         self._regulate()
 
-    def _answered(self, payload: bytes) -> None:
+    def _answered(self, payload: bytes, *, is_last: bool = False) -> None:
         """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))
         self._pending_publishes -= 1
-        if not self._has_room:
-            try:
+        try:
+            if not self._has_room:
                 self._regulate()
-            except Exception as error:
-                self._relay.faults.caught("message", error)
-                self.socket.abort()  # nothing would be read from it any more
+            if is_last and self.socket.is_open:
+                self._close_refused()
+        except Exception as error:
+            self._relay.faults.caught("message", error)
+            self.socket.abort()  # nothing would be read from it any more
 
     # Subscriptions: called by the fan-out and the backlog.
 

@@ -81,5 +81,9 @@ class Registry:
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""
         for socket in sockets:
-            socket.check_deadlines(now)
+            try:
+                socket.check_deadlines(now)
+            except Exception as error:
+                self._faults.caught("message", error)
+                socket.abort()
         self.flush()

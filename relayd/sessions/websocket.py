@@ -26,6 +26,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
 from websockets.server import ServerProtocol
 
+from relayd import failpoints
 from relayd.access.gate import Turnaway
 from relayd.frames import FrameReader, text_frame
 from relayd.relay import Relay
@@ -142,8 +143,15 @@ class WebSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        if not self._handler.accepted(peer[0] if peer else None):
+        try:
+            peer = transport.get_extra_info("peername")
+            is_welcome = self._handler.accepted(peer[0] if peer else None)
+        except Exception as error:
+            self._relay.faults.caught("message", error)
+            self._close_reason = "internal_error"
+            self._transport.abort()
+            return
+        if not is_welcome:
             self._close_reason = "too_many_connections"
             self._transport.abort()
             return
@@ -245,6 +253,8 @@ class WebSocket(asyncio.Protocol):
         outbox = self._outbox
         if not outbox:
             return
+        if failpoints.ARMED:
+            failpoints.hit("sessions.write")
         data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
         outbox.clear()
         self._outbox_bytes = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 
+from relayd import failpoints
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.queries import CHANNEL, HEAD
 from relayd.store.types import StoreError, StoreUnavailable
@@ -88,5 +89,7 @@ class Doorbell:
         raise StoreUnavailable("the connection was lost")
 
     def _ring(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("store.notify")
         if pid != self._own_pid():
             self._callback(int(str(payload)))

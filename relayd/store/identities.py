@@ -37,23 +37,25 @@ ORDER BY p.sequence
 # OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
 # which it takes for cheaper where a day has no statistics yet.
 
-_MAX_NUMBER: Final = 32
-"""Characters of the longest number in canonical form, and some."""
-
 _BY_KEY: Final = """
 SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1
 """
 
+_MAX_NUMBER: Final = 32
+"""Characters of the longest number in canonical form, and some."""
 
 _TRUST: Final = f"""
 SELECT packet_id, received_at, content_type,
     CASE WHEN content_type = 'TRUST_EDGE'::bytea
-        THEN left((convert_from(body, 'UTF8')::json #> '{{content,strength}}')::text, {_MAX_NUMBER}) END
+        THEN left(
+            (replace(convert_from(body, 'UTF8'), '\\u0000', '\\u0001')::json #> '{{content,strength}}')::text,
+            {_MAX_NUMBER}
+        ) END
 FROM packets WHERE author_id = $1 AND {INDEXED} AND content_type = ANY ($2::bytea[]) AND sequence > $3
 ORDER BY sequence DESC LIMIT $4
 """
-# `#>` and not `#>>`: the latter would unescape every string of the body, and refuse a NUL.
+# PostgreSQL has no text with a NUL, and would refuse the whole body for one that nobody asks for.
 
 
 class _Author(msgspec.Struct):

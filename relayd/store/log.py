@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 from strata.protocol.keys import IDENTITY_TYPES
 
+from relayd import failpoints
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.types import (
@@ -96,6 +97,14 @@ class Log:
         middle = len(batch) // 2
         return await self._refused(batch[:middle], now) + await self._refused(batch[middle:], now)
 
+    async def _append(self, connection: asyncpg.Connection[Any], *values: object) -> asyncpg.Record:
+        if failpoints.ARMED:
+            await failpoints.reached("store.append.before_commit")
+        row = await connection.fetchrow(_APPEND, *values)
+        if failpoints.ARMED:
+            await failpoints.reached("store.append.after_commit")
+        return row
+
     async def _run(
         self, batch: list[NewPacket], now: int, followed: int | None, *, keep: bool = True
     ) -> asyncpg.Record:
@@ -121,7 +130,7 @@ class Log:
                     with translate_errors():
                         if keep:
                             # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
-                            return await connection.fetchrow(_APPEND, now, *columns)
+                            return await self._append(connection, now, *columns)
                         trial = connection.transaction()
                         await trial.start()
                         try:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import asyncpg
 
+from relayd import failpoints
 from relayd.store.columns import entry
 from relayd.store.connection import Pool, translate_errors
 from relayd.store.declined import covers
@@ -76,6 +77,8 @@ class Reader:
         """
         if not ids:
             return {}
+        if failpoints.ARMED:
+            await failpoints.reached("store.lookup")
         async with self._guarded(self._lookups) as connection:
             rows = await connection.fetch(FIND, list(ids))
         return {row[0]: (row[1], row[2]) for row in rows}

@@ -21,6 +21,7 @@ import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import day_text
 
+from relayd import failpoints
 from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.queries import HEAD
@@ -105,6 +106,8 @@ class Retention:
         The connection is for this alone: closing it ends the turn. Raises `StoreUnavailable`. Cancelling
         leaves every packet either where it was or removed.
         """
+        if failpoints.ARMED:
+            await failpoints.reached("store.retention")
         with translate_errors():
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _SWEEP_LOCK):
                 return Swept(0, 0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from strata.protocol.ids import Identity
+from websockets.exceptions import ConnectionClosed
 
 from tests.support.bare_client import BareClient, open_client, publish_text
 from tests.support.made_packets import make, new_identity, seal
-from tests.support.relay_process import RelayProcess
+from tests.support.relay_process import RelayProcess, running
 
 
 def trust(who: Identity, type: str, **members: Any) -> bytes:
@@ -77,7 +81,48 @@ async def test_nothing_of_refused_publishes_is_kept(relay: RelayProcess):
 @pytest.mark.req("R-214", "R-242")
 async def test_a_burst_meets_every_check(client: BareClient):
     who = new_identity()
-    claim = {"extra": {"provenance_header": {"origin_type": "AI_MODEL", "edit_history": []}}}
-    answers = await client.publish_all([make(who), *(make(who, **claim) for _ in range(20))])
+    claims = [json.loads(refused("origin", str(number)))["packet"] for number in range(20)]
+    texts = [make(who).canonical.decode(), *map(json.dumps, claims)]
+    for number, text in enumerate(texts):
+        await client.send(publish_text(text, str(number)))
+    answers = [await client.answer(str(number)) for number in range(len(texts))]
     assert [answer["type"] for answer in answers] == ["OK"] + ["ERROR"] * 20
     assert {answer["code"] for answer in answers[1:]} == {"missing_proof"}
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay that takes fifty refusals an hour from one connection, and this machine for anybody."""
+    settings: dict[str, Any] = {
+        "refused_limit": 50,
+        "limit_window_seconds": 3600,
+        "unlimited_addresses": ["192.0.2.0/24"],
+    }
+    with running(RelayProcess(tmp_path_factory.mktemp("strict"), **settings)) as process:
+        yield process
+        assert not process.complaints()
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("kind", ["publish", "publish limit", "unknown type", "binary", "unsubscribe"])
+async def test_who_is_refused_again_and_again_is_sent_away(strict: RelayProcess, kind: str):
+    frames: dict[str, str | bytes] = {
+        "publish": refused("stale", ""),
+        "publish limit": publish_text(b'{"packet_id":7}'),
+        "unknown type": '{"type":"A"}',
+        "binary": b"A",
+        "unsubscribe": '{"type":"UNSUBSCRIBE","subscription_id":"x"}',
+    }
+    async with open_client(strict.ws) as client, open_client(strict.ws) as beside:
+        for _ in range(40):
+            await client.send(frames[kind])
+        await client.barrier()  # the next forty-first
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(40):
+                await client.send(frames[kind])
+            while True:
+                await client.receive()
+        assert client.socket.close_code == 1008
+        assert client.socket.close_reason == "too many refused messages"
+        assert (await beside.publish(make(new_identity())))["type"] == "OK"
+    assert strict.metric("relayd_connections_closed_total", reason="refused") >= 1

@@ -19,7 +19,7 @@ import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical, ids
-from strata.protocol.canonical import MAX_DEPTH
+from strata.protocol.canonical import DEEPEST, MAX_DEPTH
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.fields import is_content_id
 
@@ -114,8 +114,8 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     ) -> Packet:
         """Check a packet that arrived, in the order of relay.md §11 (5, 6, 7).
 
-        A relay refuses media without a provenance header (R-033); a reader, who passes
-        `media_needs_header=False`, takes such a packet for one of unknown origin (R-036, A-015).
+        A relay refuses media without a provenance header (R-033); a reader takes such a packet for one of
+        unknown origin (R-036, A-015): see `read`.
 
         Raises `InvalidPacket`: `invalid_schema` for schema and canonical form, `packet_too_large` if the
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
@@ -157,6 +157,17 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
             signature_bytes,
             value,
         )
+
+    @classmethod
+    def read(
+        cls, raw: bytes | bytearray | memoryview | msgspec.Raw, *, max_bytes: int | None = None
+    ) -> Packet:
+        """Read a packet that some relay has taken: stored, sent or archived.
+
+        Relays differ in what they take. So every reader allows for the deepest nesting that one may be told
+        to take, and for media without a header. Raises `InvalidPacket` as `parse` does.
+        """
+        return cls.parse(raw, max_bytes=max_bytes, max_depth=DEEPEST, media_needs_header=False)
 
     @property
     def content(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 
 import msgspec
@@ -110,3 +112,51 @@ async def test_a_packet_is_found_by_its_equivalence_key(store, packet):
     sequence = (await store.append([keyed], NOW)).dispositions[0].sequence
     assert await store.identities.by_key(b"k" * 32) == (sequence, NOW, keyed.body, None)
     assert await store.identities.by_key(b"x" * 32) is None
+
+
+@pytest.mark.req("R-241", "R-242")
+@pytest.mark.parametrize(
+    ("strength", "read"),
+    [
+        (0.9, 0.9),
+        (1, 1.0),
+        (1e-9, 1e-9),
+        ("x", None),
+        ("nan", None),
+        ("\0" * 40, None),
+        (True, None),
+        (None, None),
+        ({"strength": 1}, None),
+        ([0.9] * 40, None),
+    ],
+    ids=repr,
+)
+async def test_of_a_trust_packet_the_strength_alone_is_read(store, packet, strength, read):
+    def edge(number: int, type: str, **more):
+        content = {"note": '"strength":0.1 \0 \u2028', "type": type, "x": {"strength": 0.2}, **more}
+        body = json.dumps({"content": content, "z": "x" * 100_000}).encode()
+        return msgspec.structs.replace(packet(number, author="did:strata:a", type=type), body=body)
+
+    rows = [edge(1, "TRUST_EDGE", strength=strength), edge(2, "TRUST_REVOCATION", strength=strength)]
+    await store.append([*rows, packet(3, author="did:strata:a"), packet(4, author="did:strata:b")], NOW)
+    await store.append([edge(5, "TRUST_EDGE")], NOW + 1)
+    types = ("TRUST_EDGE", "TRUST_REVOCATION")
+    found = await store.identities.trust_acts("did:strata:a", types, after=0, most=9)
+    assert [(row.packet_id, row.received_at, row.content_type, row.strength) for row in found] == [
+        (packet(5).packet_id, NOW + 1, "TRUST_EDGE", None),
+        (rows[1].packet_id, NOW, "TRUST_REVOCATION", None),
+        (rows[0].packet_id, NOW, "TRUST_EDGE", read),
+    ]
+    assert await store.identities.trust_acts("did:strata:a", types, after=0, most=1) == found[:1]
+
+
+async def test_trust_packets_are_read_over_a_connection_of_their_own(store, packet):
+    """However long that takes, the feed, AUTH and packets by id do not wait for it."""
+    reader = store.identities
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(reader._budgets.lease())
+        waiting = asyncio.create_task(reader.trust_acts("did:strata:a", ["TRUST_EDGE"], after=0, most=1))
+        assert await store.head() == 0
+        assert await store.tail(0, None, 9) == [] and await reader.packets_of(["did:strata:a"], KEYS) == []
+        assert not waiting.done()
+    assert await waiting == []

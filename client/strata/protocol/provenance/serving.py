@@ -101,7 +101,7 @@ def restore(
     finding = (annotations or {}).get("provenance")
     finding = finding if type(finding) is dict else {}
     try:
-        packet = Packet.parse(raw, max_bytes=max_bytes, media_needs_header=False)
+        packet = Packet.read(raw, max_bytes=max_bytes)
     except InvalidPacket as error:
         if error.detail != "packet_id_mismatch":
             raise
@@ -112,7 +112,7 @@ def restore(
 def _rebuild(
     raw: bytes, finding: dict[str, object], mismatch: InvalidPacket, max_bytes: int | None
 ) -> tuple[Packet, str | None]:
-    value: Any = canonical.parse(raw)[0]
+    value: Any = canonical.parse(raw, max_depth=DEEPEST)[0]
     served_header = header_of(value)
     if served_header is None:
         raise mismatch  # a relay downgrades what claims something, and leaves the header in place
@@ -126,8 +126,8 @@ def _rebuild(
         ]
     for header in candidates:
         try:
-            text = canonical.encode({**value, "provenance_header": header})
-            packet = Packet.parse(text, max_bytes=max_bytes, media_needs_header=False)
+            text = canonical.encode({**value, "provenance_header": header}, max_depth=DEEPEST)
+            packet = Packet.read(text, max_bytes=max_bytes)
         except InvalidPacket:
             continue
         served_as = read_origin(served_header.get("origin_type"))

@@ -146,7 +146,7 @@ def author_of(event: QueuedEvent) -> str | None:
 def _restore(event: QueuedEvent) -> tuple[Packet, str | None]:
     """The packet as its author signed it, and the origin it may be credited with (R-209, R-212)."""
     try:
-        packet = Packet.parse(event.packet, media_needs_header=False)
+        packet = Packet.read(event.packet)
         if event.annotations is None and packet.value.get("provenance_header") is None:
             return packet, None
     except InvalidPacket as error:

@@ -65,9 +65,11 @@ def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Dow
 
     Raises `InvalidPacket` for a claim that needs a proof and has none.
     """
-    return judge_provenance(
+    downgrade = judge_provenance(
         packet, now=now, trust=trust, keys_of=known.keys_of, manifest_of=known.manifests.get
     )
+    # Found once, here: the packet is served by copying bytes, however often that is.
+    return None if downgrade is None else downgrade.placed(packet.canonical)
 
 
 def _change(packet: Packet, chain: KeyChain, now: int) -> bool:

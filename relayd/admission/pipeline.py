@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
@@ -45,9 +46,14 @@ __all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"
 
 _log = structlog.get_logger("relayd.admission")
 
-_LARGE_BYTES = 16_384
-"""Above this a packet is parsed off the loop: its canonical form may take milliseconds."""
+_LARGE_BYTES, _MANY_VALUES = 16_384, 512
+"""Above either a packet is parsed off the loop: its canonical form may take milliseconds."""
 _RECENT_IDS = 65_536
+
+
+def _is_dear(raw: bytes) -> bool:
+    size = len(raw)
+    return size > _LARGE_BYTES or (size > _MANY_VALUES and canonical.most_values(raw) > _MANY_VALUES)
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -69,6 +75,7 @@ class AdmissionLimits:
     max_packet_bytes: int
     max_json_depth: int
     max_packet_age_seconds: int
+    max_json_values: int = 32_768
     publish_queue_bytes: int = 64 * 2**20
 
 
@@ -123,7 +130,7 @@ class Admission:
             self._checked,
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
-            is_quick=lambda request: len(request.raw) <= _LARGE_BYTES,
+            is_quick=lambda request: not _is_dear(request.raw),
         )
 
     # In.
@@ -133,7 +140,7 @@ class Admission:
         self.pending += 1
         self.pending_bytes += len(request.raw)
         request.lane.requests.append(request)
-        if len(request.raw) > _LARGE_BYTES:
+        if _is_dear(request.raw):
             self._pool.put(request)
             return
         self._examine(request)
@@ -156,7 +163,12 @@ class Admission:
         limits = self._limits
         try:
             request.parsed(
-                Packet.parse(request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth)
+                Packet.parse(
+                    request.raw,
+                    max_bytes=limits.max_packet_bytes,
+                    max_depth=limits.max_json_depth,
+                    max_values=limits.max_json_values,
+                )
             )
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:

@@ -105,6 +105,9 @@ class Settings:
     max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
         64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
     )
+    max_json_values: Annotated[int, Meta(ge=1024, le=1_048_576)] = _setting(
+        32_768, "Most numbers, strings, arrays and objects in a packet, in all.", unit="values"
+    )
     max_packet_age_seconds: _LongSeconds = _setting(
         86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
     )

@@ -58,6 +58,7 @@ def _limits(settings: Settings) -> dict[str, int]:
         "max_packet_bytes": settings.max_packet_bytes,
         "max_frame_bytes": settings.max_frame_bytes,
         "max_json_depth": settings.max_json_depth,
+        "max_json_values": settings.max_json_values,
         "default_limit": settings.default_limit,
         "max_limit": settings.max_limit,
         "max_subscriptions": settings.max_subscriptions,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strata.protocol import packets
+from strata.protocol import canonical, packets
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
 
+from relayd.admission.checks import weigh
 from relayd.policy import Policy
 from relayd.policy.rules import Lists
-from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, tampered
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, signed, tampered
 
 
 def blocking(*authors: Identity) -> Policy:
@@ -105,6 +108,32 @@ async def test_a_refusal_needs_no_database(rig):
     rig.publish(peer, made(1, timestamp=NOW - 99_999), "m")
     await rig.until(lambda: len(peer.answers) == 1)
     assert peer.answers == [("m", ErrorCode.TIMESTAMP_TOO_OLD)]
+
+
+@pytest.mark.req("R-321")
+async def test_a_packet_of_too_many_values_is_refused_before_it_is_read(rig, monkeypatch):
+    peer = Peer()
+    monkeypatch.setattr(canonical, "_decode", None)
+    rig.publish(peer, b'{"content":[' + b"1e-9," * 32_768 + b"1]}", "m")
+    await rig.until(lambda: len(peer.answers) == 1)
+    assert peer.answers == [("m", ErrorCode.INVALID_SCHEMA)]
+    assert peer.errors["m"].detail == "too_many_values"
+
+
+async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypatch):
+    read_on: list[threading.Thread] = []
+
+    def noted(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
+        read_on.append(threading.current_thread())
+        weigh(packet, policy, now, max_age_seconds=max_age_seconds)
+
+    monkeypatch.setattr("relayd.admission.pipeline.weigh", noted)
+    peer = Peer()
+    texts: list[dict[str, object]] = [{"text": "x" * 4000}, {"list": [1.5] * 600}, {"text": "x" * 20_000}]
+    for number, content in enumerate(texts):
+        rig.publish(peer, signed(ALICE, {"type": "POST", **content}), f"m{number}")
+        await rig.until(lambda: len(peer.answers) == len(read_on) == number + 1)  # noqa: B023
+    assert [thread is threading.main_thread() for thread in read_on] == [True, False, False]
 
 
 @pytest.mark.req("R-192", "R-199", "R-200")

@@ -145,6 +145,7 @@ def _admission_limits(settings: Settings) -> AdmissionLimits:
         max_packet_bytes=settings.max_packet_bytes,
         max_json_depth=settings.max_json_depth,
         max_json_values=settings.max_json_values,
+        max_identity_bytes=settings.max_identity_bytes,
         max_packet_age_seconds=settings.max_packet_age_seconds,
         publish_queue_bytes=settings.publish_queue_bytes,
     )

@@ -34,7 +34,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
-from relayd.admission.checks import judge, to_store, trace, weigh
+from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace, weigh
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
@@ -76,6 +76,7 @@ class AdmissionLimits:
     max_json_depth: int
     max_packet_age_seconds: int
     max_json_values: int = 32_768
+    max_identity_bytes: int = 16_384
     publish_queue_bytes: int = 64 * 2**20
 
 
@@ -170,6 +171,7 @@ class Admission:
                     max_values=limits.max_json_values,
                 )
             )
+            require_room(request.packet, limits.max_identity_bytes)
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:
             request.refuse(error)
@@ -208,6 +210,7 @@ class Admission:
                 return
             now = self._clock()
             request.queued = judge(request.packet, request.known, now)
+            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
             try:
                 request.downgrade = trace(request.packet, request.known, self.trust, now)
             except InvalidPacket as error:

@@ -102,6 +102,12 @@ class Settings:
     max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
         262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
     )
+    max_identity_bytes: Annotated[int, Meta(ge=4096, le=1_048_576)] = _setting(
+        16_384,
+        "Largest packet of the types that are kept for ever (key events, approvals, DID documents, client"
+        " manifests, relay descriptors); an author's chain holds 64 times as much.",
+        unit="bytes",
+    )
     max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
         64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
     )

@@ -56,6 +56,7 @@ def build_manifest(
 def _limits(settings: Settings) -> dict[str, int]:
     return {
         "max_packet_bytes": settings.max_packet_bytes,
+        "max_identity_bytes": settings.max_identity_bytes,
         "max_frame_bytes": settings.max_frame_bytes,
         "max_json_depth": settings.max_json_depth,
         "max_json_values": settings.max_json_values,

@@ -7,15 +7,17 @@ nothing. The index serves a query only if the query repeats its condition, hence
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+from strata.protocol.lake import HASHED
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool, translate_errors
-from relayd.store.types import StoredPacket
+from relayd.store.types import DAY_SECONDS, StoredPacket
 
-__all__ = ["INDEXED", "IdentityReader"]
+__all__ = ["FIRST_AUTHORS", "INDEXED", "AuthorsPage", "AuthorsPlace", "IdentityReader"]
 
 INDEXED: Final = (
     "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
@@ -23,9 +25,15 @@ INDEXED: Final = (
 )
 
 _AUTHORS: Final = f"""
-SELECT DISTINCT ON (author_id) author_id, CASE WHEN get_byte(author_id, 0) = 255 THEN body END
-FROM packets WHERE {INDEXED} AND content_type = ANY ($1::bytea[])
+SELECT author_id, max(sequence), bool_or(content_type IN
+    ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea)),
+    bool_or(content_type = 'CLIENT_MANIFEST'::bytea)
+FROM (SELECT author_id, sequence, content_type FROM packets
+    WHERE {INDEXED} AND (author_id, sequence) > ($1, $2) ORDER BY author_id, sequence LIMIT $3) AS page
+GROUP BY author_id ORDER BY author_id
 """
+
+_ONE_BODY: Final = f"SELECT body FROM packets WHERE author_id = $1 AND {INDEXED} LIMIT 1"
 
 _PACKETS: Final = f"""
 SELECT p.sequence, p.received_at, p.body
@@ -37,6 +45,18 @@ ORDER BY p.sequence
 # OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
 # which it takes for cheaper where a day has no statistics yet.
 
+_MANIFESTS: Final = f"""
+SELECT newest.sequence, newest.received_at, newest.body FROM unnest($1::bytea[]) AS wanted (author)
+CROSS JOIN LATERAL (SELECT received_at FROM packets
+    WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
+    ORDER BY sequence DESC LIMIT 1) AS last
+CROSS JOIN LATERAL (SELECT sequence, received_at, body FROM packets
+    WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
+        AND sequence > (last.received_at / {DAY_SECONDS}) << 32 AND received_at = last.received_at
+    ORDER BY packet_id LIMIT 1) AS newest
+"""
+# R-236: of the last second's manifests the one with the smallest id. A second lies within one day.
+
 _BY_KEY: Final = """
 SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1
@@ -45,6 +65,27 @@ WHERE i.packet_id = $1
 
 class _Author(msgspec.Struct):
     author_id: str
+
+
+_AUTHORS_PAGE_ROWS: Final = 5000
+
+
+class AuthorsPlace(NamedTuple):
+    """Where a page of authors ended: the last author's key, and the sequence of the packet."""
+
+    key: bytes
+    sequence: int
+
+
+FIRST_AUTHORS: Final = AuthorsPlace(b"", 0)
+
+
+class AuthorsPage(NamedTuple):
+    """Authors with identity packets, authors with manifests, and where to go on; None at the end."""
+
+    with_events: set[str]
+    with_manifests: set[str]
+    next: AuthorsPlace | None
 
 
 _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
@@ -56,30 +97,43 @@ class IdentityReader:
     def __init__(self, lookups: Pool) -> None:
         self._lookups = lookups
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        """Everybody who has published a packet of these types."""
+    async def authors(self, after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
+        """Some of those who have published identity packets or manifests: a page, in the order of their keys.
+
+        A page reads so many rows of an index and no more, so that no number of identities makes it slow.
+        """
         async with self._lookups.lease() as connection:
             with translate_errors():
-                rows = await connection.fetch(_AUTHORS, [string_key(type_) for type_ in types])
-        # A long name stands in its column as a hash; the packet has it in full.
-        return {
-            author.decode() if body is None else _AUTHOR_DECODER.decode(body).author_id
-            for author, body in rows
-        }
+                rows = await connection.fetch(_AUTHORS, *after, _AUTHORS_PAGE_ROWS)
+                page = AuthorsPage(set(), set(), AuthorsPlace(*rows[-1][:2]) if rows else None)
+                for key, _, has_events, has_manifests in rows:
+                    if has_events or has_manifests:
+                        # A long name stands in its column as a hash; a packet has it in full.
+                        is_long = key.startswith(HASHED)
+                        body = await connection.fetchval(_ONE_BODY, key) if is_long else None
+                        author = key.decode() if body is None else _AUTHOR_DECODER.decode(body).author_id
+                        if has_events:
+                            page.with_events.add(author)
+                        if has_manifests:
+                            page.with_manifests.add(author)
+        return page
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
     ) -> list[StoredPacket]:
-        """Their packets of these types, in log order, from those after the sequence `after`."""
+        """Their packets of these types, in log order, from those after the sequence `after`.
+
+        Of an author's manifests only the one that counts (R-236).
+        """
+        keys = [string_key(author) for author in authors]
+        wanted = set(types)
         async with self._lookups.lease() as connection:
             with translate_errors():
-                rows = await connection.fetch(
-                    _PACKETS,
-                    [string_key(author) for author in authors],
-                    [string_key(type_) for type_ in types],
-                    after,
-                )
-        return [StoredPacket(*row) for row in rows]
+                columns = [string_key(type_) for type_ in wanted - {CLIENT_MANIFEST}]
+                rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
+                if CLIENT_MANIFEST in wanted:
+                    rows += [row for row in await connection.fetch(_MANIFESTS, keys) if row[0] > after]
+        return sorted(StoredPacket(*row) for row in rows)
 
     async def by_key(self, key: bytes) -> StoredPacket | None:
         """The stored packet with this equivalence key."""

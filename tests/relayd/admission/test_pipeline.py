@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strata.protocol import canonical, packets
+from strata.protocol.documents import method_id
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
+from strata.protocol.keys import revoke_content
 from strata.protocol.packets import Packet
 
 from relayd.admission.checks import weigh
@@ -118,6 +120,29 @@ async def test_a_packet_of_too_many_values_is_refused_before_it_is_read(rig, mon
     await rig.until(lambda: len(peer.answers) == 1)
     assert peer.answers == [("m", ErrorCode.INVALID_SCHEMA)]
     assert peer.errors["m"].detail == "too_many_values"
+
+
+@pytest.mark.req("R-121", "R-122")
+@pytest.mark.parametrize("type_", ["KEY_EVENT", "CLIENT_MANIFEST", "RELAY_DESCRIPTOR"])
+async def test_packets_that_are_kept_for_ever_have_a_size_limit_of_their_own(rig, type_):
+    peer = Peer()
+    rig.publish(peer, signed(ALICE, {"type": type_, "event": "NOTE", "x": "x" * 17_000}), "m")
+    assert await rig.answers(peer, 1) == [("m", ErrorCode.PACKET_TOO_LARGE)]
+    assert peer.errors["m"].max_bytes == 16_384
+
+
+async def test_a_chain_has_room_for_so_many_bytes_and_for_a_revocation(rig):
+    peer = Peer()
+    ids = method_id(ALICE.did)
+    for n in range(66):
+        note = {"type": "KEY_EVENT", "event": "NOTE", "key_id": ids, "x": "x" * 15_900, "n": n}
+        rig.now = NOW + n
+        rig.publish(peer, signed(ALICE, note, timestamp=NOW + n), str(n))
+        answers = await rig.answers(peer, n + 1)
+    assert answers[-1] == ("65", ErrorCode.POLICY_REJECTED)
+    assert peer.errors["65"].detail == "too_many_key_bytes"
+    rig.publish(peer, signed(ALICE, revoke_content(ids, revoked_at=NOW + 70), timestamp=NOW + 65), "revoke")
+    assert (await rig.answers(peer, 67))[-1] == ("revoke", "ok")
 
 
 async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypatch):

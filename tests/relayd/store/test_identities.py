@@ -7,7 +7,8 @@ import json
 import msgspec
 import pytest
 
-from relayd.store.types import IdentitiesMoved
+from relayd.store.identities import FIRST_AUTHORS
+from relayd.store.types import DAY_SECONDS, IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
 KEYS = ("KEY_EVENT", "RECOVERY_APPROVAL")
@@ -65,8 +66,49 @@ async def test_authors_with_identity_packets_are_found(store, packet):
         ],
         NOW,
     )
-    assert await store.identities.authors(KEYS) == {"did:strata:a", "did:strata:b", long_name}
-    assert await store.identities.authors(["CLIENT_MANIFEST"]) == {"did:strata:d"}
+    page = await store.identities.authors()
+    assert page.with_events == {"did:strata:a", "did:strata:b", long_name}
+    assert page.with_manifests == {"did:strata:d"}
+    assert page.next is not None
+    assert await store.identities.authors(page.next) == (set(), set(), None)
+
+
+async def test_authors_are_read_by_pages_whatever_one_of_them_has_published(store, packet, monkeypatch):
+    monkeypatch.setattr("relayd.store.identities._AUTHORS_PAGE_ROWS", 3)
+    busy = [packet(n, author="did:strata:busy", type="KEY_EVENT") for n in range(10)]
+    others = [packet(20 + n, author=f"did:strata:{n}", type="CLIENT_MANIFEST") for n in range(4)]
+    edges = [packet(30 + n, author="did:strata:edges", type="TRUST_EDGE") for n in range(5)]
+    await store.append([*busy[:5], *others, *edges], NOW)
+    await store.append(busy[5:], NOW + DAY_SECONDS)
+    pages = []
+    place = FIRST_AUTHORS
+    while (page := await store.identities.authors(place)).next is not None:
+        pages.append(page)
+        place = page.next
+    assert len(pages) == -(-19 // 3)
+    assert set().union(*(page.with_events for page in pages)) == {"did:strata:busy"}
+    assert set().union(*(page.with_manifests for page in pages)) == {f"did:strata:{n}" for n in range(4)}
+
+
+@pytest.mark.req("R-236")
+async def test_only_the_manifest_that_counts_is_read(store, packet):
+    def manifest(number: int, author: str = "did:strata:a") -> NewPacket:
+        made: NewPacket = packet(number, author=author, type="CLIENT_MANIFEST")
+        return made
+
+    await store.append([manifest(1), manifest(2, "did:strata:b")], NOW)
+    await store.append([manifest(3)], NOW + DAY_SECONDS)
+    tied = [manifest(n) for n in (4, 5, 6, 7)]
+    await store.append(tied[:2], NOW + DAY_SECONDS + 5)
+    await store.append([*tied[2:], packet(9, author="did:strata:a", type="KEY_EVENT")], NOW + DAY_SECONDS + 5)
+    both = ["did:strata:a", "did:strata:b"]
+    rows = await store.identities.packets_of(both, ["CLIENT_MANIFEST"])
+    counts = min(tied, key=lambda one: one.packet_id)
+    assert [row.body for row in rows] == [manifest(2, "did:strata:b").body, counts.body]
+    with_keys = await store.identities.packets_of(both, ["CLIENT_MANIFEST", "KEY_EVENT"])
+    assert [row.sequence for row in with_keys] == sorted(row.sequence for row in with_keys)
+    assert len(with_keys) == 3
+    assert await store.identities.packets_of(["did:strata:c"], ["CLIENT_MANIFEST"]) == []
 
 
 async def test_the_packets_of_authors_come_in_log_order(store, packet):

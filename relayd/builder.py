@@ -135,6 +135,7 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_limit=settings.max_limit,
         max_subscriptions=settings.max_subscriptions,
         max_filter_values=settings.max_filter_values,
+        max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
     )

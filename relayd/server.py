@@ -29,6 +29,7 @@ from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.loop_watch import watch_loop
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
@@ -206,6 +207,7 @@ class _Process:
         self._metrics = metrics
         self._tls = tls
         self._database_up = True
+        self._is_serving = asyncio.Event()
         self._abuse: list[AbuseEntry] = []
         self._servers: list[asyncio.Server] = []
         self._ws_url = ""
@@ -219,6 +221,7 @@ class _Process:
             for name, coroutine in (
                 ("writer", relay.writer.run()),
                 ("tail", relay.tail.run()),
+                ("loop", self._watch_loop()),
                 ("sweep", self._sweep()),
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
@@ -228,6 +231,7 @@ class _Process:
         try:
             announce(await self._listen(shared_port))
             _calm_the_collector()
+            self._is_serving.set()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
             stopped = asyncio.create_task(stop.wait(), name="stop")
             jobs.append(stopped)
@@ -359,6 +363,10 @@ class _Process:
             socket.close(1001, "the relay is going away; resume by cursor")
         await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
+
+    async def _watch_loop(self) -> None:
+        await self._is_serving.wait()  # what a start takes, nobody waits for
+        await watch_loop(self._metrics)
 
     async def _sweep(self) -> None:
         """Look after every connection about once a second, some at a time: all at once would be felt."""

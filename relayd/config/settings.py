@@ -140,6 +140,11 @@ class Settings:
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
     max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+    max_filter_bytes: _Bytes = _setting(
+        2 * 2**20,
+        "Memory that the filters of a connection may take; a thousand DIDs take half a MiB.",
+        unit="bytes",
+    )
 
     max_connections: _Count = _setting(
         10_000, "Connections open at once, for each process.", unit="connections"

@@ -64,6 +64,7 @@ def _limits(settings: Settings) -> dict[str, int]:
         "max_limit": settings.max_limit,
         "max_subscriptions": settings.max_subscriptions,
         "max_filter_values": settings.max_filter_values,
+        "max_filter_bytes": settings.max_filter_bytes,
         "max_pending_publishes": settings.max_pending_publishes,
     }
 

@@ -31,7 +31,7 @@ from strata.protocol.packets import Packet
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
-from relayd.store.identities import FIRST_AUTHORS, AuthorsPage, AuthorsPlace
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
 __all__ = ["DECISIVE_TYPES", "Identities", "LogOfIdentities"]
@@ -53,7 +53,7 @@ _RETRY_SECONDS: Final = (0.1, 5.0)
 class LogOfIdentities(Protocol):
     """The part of the store this module needs; each method may raise `StoreError`."""
 
-    async def authors(self, after: AuthorsPlace = ...) -> AuthorsPage: ...
+    async def authors(self, type_: str, after: int = ...) -> AuthorsPage: ...
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]: ...
 
@@ -107,6 +107,7 @@ class Identities:
         """The DIDs that have published a client manifest."""
         self._is_complete = True
         """Every name of the log is in these two sets: so it is where there is no log yet, see `open`."""
+        self._has_begun = False
         self._chains: Kept[KeyChain] = Kept(max_chain_bytes, _weight_of_chain)
         self._manifests: Kept[_Manifest] = Kept(_MANIFESTS_BYTES, _weight_of_manifest)
         self._loading: dict[str, _Loading] = {}
@@ -129,23 +130,31 @@ class Identities:
             _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
 
     async def _learn(self) -> None:
-        place: AuthorsPlace | None = FIRST_AUTHORS
-        pause, pages = _RETRY_SECONDS[0], 0
-        while place is not None:
+        for type_ in sorted(DECISIVE_TYPES):
+            names = self._publishers if type_ == _MANIFEST else self._special
+            place: int | None = 0
+            while place is not None:
+                page = await self._names(type_, place)
+                names |= page.names
+                place = page.next
+        self._is_complete = True
+        _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))
+
+    async def _names(self, type_: str, place: int) -> AuthorsPage:
+        """A page of names. The first has to come, for a start; the others are asked for until they do."""
+        pause = _RETRY_SECONDS[0]
+        while True:
             try:
-                page = await self._log.authors(place)
+                page = await self._log.authors(type_, place)
             except StoreError as error:
-                if not pages:
+                if not self._has_begun:
                     raise
                 _log.warning("identities_unread", problem=str(error), retry_in=pause)
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, _RETRY_SECONDS[1])
-                continue
-            self._special |= page.with_events
-            self._publishers |= page.with_manifests
-            place, pages, pause = page.next, pages + 1, _RETRY_SECONDS[0]
-        self._is_complete = True
-        _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))
+            else:
+                self._has_begun = True
+                return page
 
     def is_plain(self, did: str) -> bool:
         """Whether it is known that all there is to know of this DID stands in itself: the usual case."""

@@ -17,21 +17,17 @@ from relayd.store.columns import string_key
 from relayd.store.connection import Pool, translate_errors
 from relayd.store.types import DAY_SECONDS, StoredPacket
 
-__all__ = ["FIRST_AUTHORS", "INDEXED", "AuthorsPage", "AuthorsPlace", "IdentityReader"]
+__all__ = ["INDEXED", "AuthorsPage", "IdentityReader"]
 
 INDEXED: Final = (
     "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
     " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
 )
 
-_AUTHORS: Final = f"""
-SELECT author_id, max(sequence), bool_or(content_type IN
-    ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea)),
-    bool_or(content_type = 'CLIENT_MANIFEST'::bytea)
-FROM (SELECT author_id, sequence, content_type FROM packets
-    WHERE {INDEXED} AND (author_id, sequence) > ($1, $2) ORDER BY author_id, sequence LIMIT $3) AS page
-GROUP BY author_id ORDER BY author_id
+_AUTHORS: Final = """
+SELECT author_id, sequence FROM packets WHERE content_type = $1 AND sequence > $2 ORDER BY sequence LIMIT $3
 """
+# In log order, so that neighbours in the index are neighbours on the disk.
 
 _ONE_BODY: Final = f"SELECT body FROM packets WHERE author_id = $1 AND {INDEXED} LIMIT 1"
 
@@ -70,22 +66,11 @@ class _Author(msgspec.Struct):
 _AUTHORS_PAGE_ROWS: Final = 5000
 
 
-class AuthorsPlace(NamedTuple):
-    """Where a page of authors ended: the last author's key, and the sequence of the packet."""
-
-    key: bytes
-    sequence: int
-
-
-FIRST_AUTHORS: Final = AuthorsPlace(b"", 0)
-
-
 class AuthorsPage(NamedTuple):
-    """Authors with identity packets, authors with manifests, and where to go on; None at the end."""
+    """Some authors who have published packets of a type, and the sequence to go on after; None at the end."""
 
-    with_events: set[str]
-    with_manifests: set[str]
-    next: AuthorsPlace | None
+    names: set[str]
+    next: int | None
 
 
 _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
@@ -97,26 +82,22 @@ class IdentityReader:
     def __init__(self, lookups: Pool) -> None:
         self._lookups = lookups
 
-    async def authors(self, after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
-        """Some of those who have published identity packets or manifests: a page, in the order of their keys.
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        """Some of those who have published packets of this type: a page, in log order.
 
         A page reads so many rows of an index and no more, so that no number of identities makes it slow.
         """
         async with self._lookups.lease() as connection:
             with translate_errors():
-                rows = await connection.fetch(_AUTHORS, *after, _AUTHORS_PAGE_ROWS)
-                page = AuthorsPage(set(), set(), AuthorsPlace(*rows[-1][:2]) if rows else None)
-                for key, _, has_events, has_manifests in rows:
-                    if has_events or has_manifests:
-                        # A long name stands in its column as a hash; a packet has it in full.
-                        is_long = key.startswith(HASHED)
-                        body = await connection.fetchval(_ONE_BODY, key) if is_long else None
-                        author = key.decode() if body is None else _AUTHOR_DECODER.decode(body).author_id
-                        if has_events:
-                            page.with_events.add(author)
-                        if has_manifests:
-                            page.with_manifests.add(author)
-        return page
+                rows = await connection.fetch(_AUTHORS, string_key(type_), after, _AUTHORS_PAGE_ROWS)
+                keys = {key for key, _ in rows}
+                names = {key.decode() for key in keys if not key.startswith(HASHED)}
+                for key in keys:
+                    if key.startswith(HASHED):  # a long name: a packet has it in full
+                        body = await connection.fetchval(_ONE_BODY, key)
+                        if body is not None:
+                            names.add(_AUTHOR_DECODER.decode(body).author_id)
+        return AuthorsPage(names, rows[-1][1] if rows else None)
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0

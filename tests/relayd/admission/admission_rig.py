@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from strata.protocol import canonical, packets
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity, Signer
-from strata.protocol.keys import IDENTITY_TYPES, KeyRules
+from strata.protocol.keys import KeyRules
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
@@ -17,7 +17,7 @@ from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishR
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
-from relayd.store.identities import FIRST_AUTHORS, AuthorsPage, AuthorsPlace
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, first_sequence_of_day
 
 NOW = 1_760_000_000
@@ -83,11 +83,9 @@ class FakeLog:
             raise StoreUnavailable("down")
         return {key: self.stored[key] for key in ids if key in self.stored}
 
-    async def authors(self, after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
-        return AuthorsPage(self._authors(IDENTITY_TYPES), self._authors({"CLIENT_MANIFEST"}), None)
-
-    def _authors(self, types: Collection[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in types}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0

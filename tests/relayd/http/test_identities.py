@@ -32,8 +32,8 @@ class Log:
         self.by_key: dict[bytes, StoredPacket] = {}
         self.down = False
 
-    async def authors(self, after=None):
-        return AuthorsPage(set(), set(), None)
+    async def authors(self, type_, after=0):
+        return AuthorsPage(set(), None)
 
     async def packets_of(self, authors, types):
         return []

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from strata.protocol import packets
 from strata.protocol.documents import VerificationMethod, build_document, method_id
 from strata.protocol.ids import Identity
-from strata.protocol.keys import IDENTITY_TYPES, KeyRules, revoke_content
+from strata.protocol.keys import KeyRules, revoke_content
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
-from relayd.store.identities import FIRST_AUTHORS, AuthorsPage, AuthorsPlace
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable
 
 NOW = 1_760_000_000
@@ -49,12 +49,10 @@ class Log:
         self.entries.append(LogEntry(len(self.entries) + 1, at, new))
         return self.entries[-1]
 
-    async def authors(self, after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
         await self.names_gate.wait()
-        return AuthorsPage(self._authors(IDENTITY_TYPES), self._authors({"CLIENT_MANIFEST"}), None)
-
-    def _authors(self, types: Collection[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in types}
+        found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         self.reads.append(sorted(authors))
@@ -230,13 +228,18 @@ async def test_until_all_names_are_known_everybody_is_looked_up(log):
 
 
 async def test_a_log_that_cannot_be_read_while_names_come_is_asked_again(log, monkeypatch):
-    pages = iter([AuthorsPage({ALICE.did}, set(), AuthorsPlace(b"a", 1)), StoreUnavailable("down"), None])
+    answers: list[AuthorsPage | Exception] = [
+        AuthorsPage({ALICE.did}, 1),
+        StoreUnavailable("down"),
+        AuthorsPage({BOB.did}, None),
+    ]
+    pages = iter(answers)
 
-    async def authors(after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
-        page = next(pages)
+    async def authors(type_: str, after: int = 0) -> AuthorsPage:
+        page = next(pages, AuthorsPage(set(), None)) if type_ == "KEY_EVENT" else AuthorsPage(set(), None)
         if isinstance(page, Exception):
             raise page
-        return page or AuthorsPage({BOB.did}, set(), None)
+        return page
 
     monkeypatch.setattr(log, "authors", authors)
     identities = directory(log)

@@ -7,7 +7,6 @@ import json
 import msgspec
 import pytest
 
-from relayd.store.identities import FIRST_AUTHORS
 from relayd.store.types import DAY_SECONDS, IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
@@ -66,11 +65,12 @@ async def test_authors_with_identity_packets_are_found(store, packet):
         ],
         NOW,
     )
-    page = await store.identities.authors()
-    assert page.with_events == {"did:strata:a", "did:strata:b", long_name}
-    assert page.with_manifests == {"did:strata:d"}
+    page = await store.identities.authors("KEY_EVENT")
+    assert page.names == {"did:strata:a", long_name}
+    assert (await store.identities.authors("RECOVERY_APPROVAL")).names == {"did:strata:b"}
+    assert (await store.identities.authors("CLIENT_MANIFEST")).names == {"did:strata:d"}
     assert page.next is not None
-    assert await store.identities.authors(page.next) == (set(), set(), None)
+    assert await store.identities.authors("KEY_EVENT", page.next) == (set(), None)
 
 
 async def test_authors_are_read_by_pages_whatever_one_of_them_has_published(store, packet, monkeypatch):
@@ -80,14 +80,17 @@ async def test_authors_are_read_by_pages_whatever_one_of_them_has_published(stor
     edges = [packet(30 + n, author="did:strata:edges", type="TRUST_EDGE") for n in range(5)]
     await store.append([*busy[:5], *others, *edges], NOW)
     await store.append(busy[5:], NOW + DAY_SECONDS)
-    pages = []
-    place = FIRST_AUTHORS
-    while (page := await store.identities.authors(place)).next is not None:
-        pages.append(page)
-        place = page.next
-    assert len(pages) == -(-19 // 3)
-    assert set().union(*(page.with_events for page in pages)) == {"did:strata:busy"}
-    assert set().union(*(page.with_manifests for page in pages)) == {f"did:strata:{n}" for n in range(4)}
+    for type_, rows, names in (
+        ("KEY_EVENT", 10, {"did:strata:busy"}),
+        ("CLIENT_MANIFEST", 4, {f"did:strata:{n}" for n in range(4)}),
+    ):
+        found, pages = set(), 0
+        place = 0
+        while (page := await store.identities.authors(type_, place)).next is not None:
+            pages += 1
+            found |= page.names
+            place = page.next
+        assert (found, pages) == (names, -(-rows // 3))
 
 
 @pytest.mark.req("R-236")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from strata.protocol import packets
@@ -11,7 +11,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
-from relayd.store.identities import FIRST_AUTHORS, AuthorsPage, AuthorsPlace
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
     Disposition,
@@ -51,11 +51,9 @@ class MemoryStore:
     def identities(self) -> MemoryStore:
         return self
 
-    async def authors(self, after: AuthorsPlace = FIRST_AUTHORS) -> AuthorsPage:
-        return AuthorsPage(self._authors(IDENTITY_TYPES), self._authors({"CLIENT_MANIFEST"}), None)
-
-    def _authors(self, types: Collection[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in types}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        found = [entry.packet for entry in self.log if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         wanted = set(types)

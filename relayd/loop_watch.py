@@ -17,9 +17,10 @@ _INTERVAL: Final = 0.02
 async def watch_loop(metrics: Metrics) -> None:
     """Observe by how much a timer is late, until cancelled.
 
-    `relayd_loop_lag_seconds` is what a peer feels. Most of it may be the machine's doing, where other programs
-    use its processors, or another thread of ours holds the interpreter lock. `relayd_loop_longest_step_seconds`
-    is our own doing alone: of a delay, no more than the processor time that the loop's thread has used.
+    `relayd_loop_lag_seconds` is what a peer feels. Most of it may be the machine's doing, where other
+    programs use its processors, or another thread of ours holds the interpreter lock.
+    `relayd_loop_longest_step_seconds` is the loop's own doing: of a delay, no more than the processor
+    time that its thread has used meanwhile.
     """
     longest = 0.0
     while True:

@@ -12,7 +12,7 @@ import pytest
 from strata.protocol.packets import Packet
 
 from tests.support.bare_client import BareClient, open_client
-from tests.support.made_packets import new_identity, seal
+from tests.support.made_packets import make, new_identity, seal
 from tests.support.relay_process import LONGEST_STEP, RelayProcess
 
 LARGEST_FRAME = 2 * 262_144 + 65_536
@@ -73,3 +73,36 @@ async def test_what_is_stored_and_downgraded_is_served_at_the_cost_of_a_copy(rel
     # Decoding and canonicalising one of these takes 20 ms and more; copying it, a tenth of a millisecond.
     assert spent < 20 * 0.1
     assert relay.metric("relayd_loop_longest_step_seconds") < LONGEST_STEP
+
+
+@pytest.mark.req("R-121", "R-122")
+@pytest.mark.parametrize("kind", ["KEY_EVENT", "CLIENT_MANIFEST", "RELAY_DESCRIPTOR"])
+async def test_nobody_leaves_large_packets_that_are_kept_for_ever(client: BareClient, kind: str) -> None:
+    author = new_identity()
+    answer = await client.publish(make(author, type=kind, event="NOOP", x=[{}] * 10_000))
+    assert (answer["type"], answer["code"]) == ("ERROR", "packet_too_large")
+    assert (answer["detail"], answer["max_bytes"]) == ("identity_packet", 16_384)
+
+
+@pytest.mark.req("R-321")
+async def test_the_filters_of_a_connection_take_two_mebibytes_and_no_more(client: BareClient) -> None:
+    open_subscriptions = 0
+    while True:
+        types = [f"{open_subscriptions}/{n}" for n in range(1000)]
+        name = f"s{open_subscriptions}"
+        await client.send(
+            {
+                "type": "SUBSCRIBE",
+                "subscription_id": name,
+                "filters": {"types": types},
+                "history_marker": True,
+            }
+        )
+        answer = await client.receive()
+        if answer["type"] == "ERROR":
+            break
+        assert answer["type"] == "END_OF_HISTORY"
+        open_subscriptions += 1
+    # Ten kilobytes are sent for each, and half a mebibyte is kept.
+    assert (answer["code"], answer["detail"]) == ("rate_limited", "too_many_filter_bytes")
+    assert answer["limit"] == 2 * 2**20 and 3 <= open_subscriptions <= 5

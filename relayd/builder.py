@@ -153,6 +153,7 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_limit=settings.max_limit,
         max_subscriptions=settings.max_subscriptions,
         max_filter_values=settings.max_filter_values,
+        max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
     )
@@ -162,6 +163,8 @@ def _admission_limits(settings: Settings) -> AdmissionLimits:
     return AdmissionLimits(
         max_packet_bytes=settings.max_packet_bytes,
         max_json_depth=settings.max_json_depth,
+        max_json_values=settings.max_json_values,
+        max_identity_bytes=settings.max_identity_bytes,
         max_packet_age_seconds=settings.max_packet_age_seconds,
         publish_queue_bytes=settings.publish_queue_bytes,
     )

@@ -187,6 +187,18 @@ class Metrics:
             "place",
             FAULT_PLACES,
         )
+        self.loop_lag_seconds = Histogram(
+            "relayd_loop_lag_seconds",
+            "How late the event loop was, looked at fifty times a second.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.loop_longest_step_seconds = _gauge(
+            registry,
+            "relayd_loop_longest_step_seconds",
+            "Most processor time for which the loop has kept everybody waiting, since the start.",
+            "livemax",
+        )
         self._add_connections(registry)
         self._add_publishing(registry)
         self._add_delivery(registry)

@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -30,6 +31,7 @@ from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.loop_watch import watch_loop
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
@@ -54,6 +56,7 @@ _log = structlog.get_logger("relayd.server")
 
 _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20
+_SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _HEALTH_INTERVAL: Final = 2.0
 _MAINTENANCE_INTERVAL: Final = 600.0
@@ -185,6 +188,9 @@ def _calm_the_collector() -> None:
     Packets are freed as their last reference goes; a connection that has ended is the one cycle there is. A
     full collection beside thousands of connections holds every publisher up for a fifth of a second.
     """
+    # A verify thread that works through a large packet gives way to the loop after this time, each time the
+    # loop comes back from the network; Python's own 5 ms add up to a second for everybody else.
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
@@ -209,6 +215,7 @@ class _Process:
         self._metrics = metrics
         self._tls = tls
         self._database_up = True
+        self._is_serving = asyncio.Event()
         self._abuse: list[AbuseEntry] = []
         self._servers: list[asyncio.Server] = []
         self._ws_url = ""
@@ -222,6 +229,7 @@ class _Process:
             for name, coroutine in (
                 ("writer", relay.writer.run()),
                 ("tail", relay.tail.run()),
+                ("loop", self._watch_loop()),
                 ("sweep", self._sweep()),
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
@@ -231,6 +239,7 @@ class _Process:
         try:
             announce(await self._listen(shared_port))
             _calm_the_collector()
+            self._is_serving.set()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
             stopped = asyncio.create_task(stop.wait(), name="stop")
             jobs.append(stopped)
@@ -364,6 +373,10 @@ class _Process:
             socket.close(1001, "the relay is going away; resume by cursor")
         await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
+
+    async def _watch_loop(self) -> None:
+        await self._is_serving.wait()  # what a start takes, nobody waits for
+        await watch_loop(self._metrics)
 
     async def _sweep(self) -> None:
         """Look after every connection about once a second, some at a time: all at once would be felt."""

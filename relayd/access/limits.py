@@ -168,5 +168,6 @@ class SessionLimits:
     max_limit: int = 500
     max_subscriptions: int = 64
     max_filter_values: int = 1000
+    max_filter_bytes: int = 2 * 2**20
     malformed_limit: int = 20
     malformed_window: float = 60.0

@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
@@ -39,7 +40,7 @@ from strata.protocol.provenance import ProvenanceTrust
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
-from relayd.admission.checks import judge, to_store, trace, weigh
+from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace, weigh
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
@@ -53,10 +54,15 @@ __all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"
 
 _log = structlog.get_logger("relayd.admission")
 
-_LARGE_BYTES = 16_384
-"""Above this a packet is parsed off the loop: its canonical form may take milliseconds."""
+_LARGE_BYTES, _MANY_VALUES = 16_384, 512
+"""Above either a packet is parsed off the loop: its canonical form may take milliseconds."""
 _RECENT_IDS = 65_536
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
+
+
+def _is_dear(raw: bytes) -> bool:
+    size = len(raw)
+    return size > _LARGE_BYTES or (size > _MANY_VALUES and canonical.most_values(raw) > _MANY_VALUES)
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -78,6 +84,8 @@ class AdmissionLimits:
     max_packet_bytes: int
     max_json_depth: int
     max_packet_age_seconds: int
+    max_json_values: int = 32_768
+    max_identity_bytes: int = 16_384
     publish_queue_bytes: int = 64 * 2**20
 
 
@@ -134,7 +142,7 @@ class Admission:
             self.lost,
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
-            is_quick=lambda request: len(request.raw) <= _LARGE_BYTES,
+            is_quick=lambda request: not _is_dear(request.raw),
         )
 
     # In.
@@ -149,7 +157,7 @@ class Admission:
     def _enter(self, request: PublishRequest) -> None:
         if failpoints.ARMED:
             failpoints.hit("admission.submit")
-        if len(request.raw) > _LARGE_BYTES:
+        if _is_dear(request.raw):
             self._pool.put(request)
             return
         self._examine(request)
@@ -172,8 +180,14 @@ class Admission:
         limits = self._limits
         try:
             request.parsed(
-                Packet.parse(request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth)
+                Packet.parse(
+                    request.raw,
+                    max_bytes=limits.max_packet_bytes,
+                    max_depth=limits.max_json_depth,
+                    max_values=limits.max_json_values,
+                )
             )
+            require_room(request.packet, limits.max_identity_bytes)
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:
             request.refuse(error)
@@ -210,6 +224,7 @@ class Admission:
         now = self._clock()
         try:
             request.queued = judge(request.packet, request.known, now)
+            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True

@@ -102,8 +102,17 @@ class Settings:
     max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
         262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
     )
+    max_identity_bytes: Annotated[int, Meta(ge=4096, le=1_048_576)] = _setting(
+        16_384,
+        "Largest packet of the types that are kept for ever (key events, approvals, DID documents, client"
+        " manifests, relay descriptors); an author's chain holds 64 times as much.",
+        unit="bytes",
+    )
     max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
         64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
+    )
+    max_json_values: Annotated[int, Meta(ge=1024, le=1_048_576)] = _setting(
+        32_768, "Most numbers, strings, arrays and objects in a packet, in all.", unit="values"
     )
     max_packet_age_seconds: _LongSeconds = _setting(
         86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
@@ -131,6 +140,11 @@ class Settings:
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
     max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+    max_filter_bytes: _Bytes = _setting(
+        2 * 2**20,
+        "Memory that the filters of a connection may take; a thousand DIDs take half a MiB.",
+        unit="bytes",
+    )
 
     max_connections: _Count = _setting(
         10_000, "Connections open at once, for each process.", unit="connections"

@@ -21,6 +21,7 @@ __all__ = [
     "auth_ok_payload",
     "error_payload",
     "fault_payload",
+    "filters_too_large_payload",
     "frame_too_large_payload",
     "limited_payload",
     "missing_payload",
@@ -148,6 +149,23 @@ def too_many_payload(limit: int, client_msg_id: str | None, subscription_id: str
             code=ErrorCode.RATE_LIMITED,
             reason=f"this session already has {limit} open subscriptions; end one first",
             detail="too_many_subscriptions",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            retry_after=1,
+            limit=limit,
+            remaining=0,
+            window_seconds=1,
+        )
+    )
+
+
+def filters_too_large_payload(limit: int, client_msg_id: str | None, subscription_id: str) -> bytes:
+    """The ERROR for a subscription whose filter, with those that are open, would take too much memory."""
+    return encode(
+        Error(
+            code=ErrorCode.RATE_LIMITED,
+            reason=f"this session's filters would take more than {limit} bytes; end one first",
+            detail="too_many_filter_bytes",
             client_msg_id=client_msg_id,
             subscription_id=subscription_id,
             retry_after=1,

@@ -40,6 +40,7 @@ from relayd.feed.subscription import Subscription, SubscriptionRequest
 from relayd.sessions.answers import (
     auth_ok_payload,
     error_payload,
+    filters_too_large_payload,
     limited_payload,
     missing_payload,
     too_many_payload,
@@ -292,6 +293,12 @@ class Session:
         replaced = self.subscriptions.get(request.subscription_id)
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
+            return Answer(payload, ErrorCode.RATE_LIMITED)
+        others = sum(
+            open_.filter.kept_bytes for open_ in self.subscriptions.values() if open_ is not replaced
+        )
+        if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
+            payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
             return Answer(payload, ErrorCode.RATE_LIMITED)
         subscription = Subscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 __all__ = [
     "DAY_SECONDS",
+    "EXEMPT_TYPES",
     "AbuseEntry",
     "Appended",
     "Declined",
@@ -40,6 +43,9 @@ __all__ = [
 ]
 
 DAY_SECONDS = 86_400
+
+EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, "RELAY_DESCRIPTOR")
+"""Content types that outlive retention, manifests while they are current (R-073, R-309)."""
 
 _ORDINAL_BITS = 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -25,6 +26,8 @@ __all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
+LONGEST_STEP = 0.2
+"""Processor seconds: ten times the bound of 20 ms, for machines that are slow, busy or both."""
 STOP_TIMEOUT = 30.0
 
 
@@ -152,6 +155,7 @@ class RelayProcess:
 
     def stop(self) -> int:
         """Stop cleanly; the exit code."""
+        self.check_loop()
         if self.is_running():
             self.terminate()
         try:
@@ -210,6 +214,17 @@ class RelayProcess:
         if not found:
             raise KeyError(name)
         return sum(found)
+
+    def check_loop(self) -> None:
+        """Fail where one step has kept this relay's loop for too long, whatever its peers have sent.
+
+        A relay that is not there to be asked, or is stopped in its tracks, is not asked.
+        """
+        with contextlib.suppress(OSError, KeyError, psutil.Error, http.client.HTTPException):
+            if self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+                longest = self.metric("relayd_loop_longest_step_seconds")
+                if longest > LONGEST_STEP:
+                    raise RelayFailed(f"one step kept the loop for {longest:.3f} s of processor time")
 
     def last_words(self, lines: int = 30) -> str:
         try:
@@ -277,6 +292,7 @@ def running(relay: RelayProcess) -> Iterator[RelayProcess]:
     """A started relay that is gone afterwards, however the block ends."""
     try:
         yield relay.start()
+        relay.check_loop()
     finally:
         if relay.process is not None:
             relay.kill()

@@ -110,6 +110,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         *,
         max_bytes: int | None = None,
         max_depth: int = MAX_DEPTH,
+        max_values: int | None = None,
         media_needs_header: bool = True,
     ) -> Packet:
         """Check a packet that arrived, in the order of relay.md §11 (5, 6, 7).
@@ -117,11 +118,16 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         A relay refuses media without a provenance header (R-033); a reader takes such a packet for one of
         unknown origin (R-036, A-015): see `read`.
 
+        Text with more than `max_values` values is refused before it is decoded.
+
         Raises `InvalidPacket`: `invalid_schema` for schema and canonical form, `packet_too_large` if the
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
         does not recompute.
         """
-        value, text, signed = canonical.parse_without(bytes(raw), _UNSIGNED, max_depth=max_depth)
+        raw = bytes(raw)
+        if max_values is not None:
+            canonical.require_few_values(raw, max_values)
+        value, text, signed = canonical.parse_without(raw, _UNSIGNED, max_depth=max_depth)
         if type(value) is not dict:
             _refuse("a packet is a JSON object")
         packet_id = value.get("packet_id")

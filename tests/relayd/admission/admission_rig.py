@@ -19,6 +19,7 @@ from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     LogEntry,
     NewPacket,
@@ -91,8 +92,9 @@ class FakeLog:
             raise StoreUnavailable("down")
         return {key: self.stored[key] for key in ids if key in self.stored}
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in set(types)}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0

@@ -514,7 +514,7 @@ async def new_keys(world: World) -> None:
 
 async def keys_to_load(world: World) -> None:
     client, other = Client(world).open(), Client(world).open()
-    world.relay.identities._chains.clear()
+    world.relay.identities._chains.drop(world.known.did)
     client.publish(world.post(world.known), "special")
     other.publish(world.post(), "plain")
     client.publish(tampered(world.post(world.known).canonical), "wrong")
@@ -532,7 +532,7 @@ async def downgraded(world: World) -> None:
 
 async def authenticating(world: World) -> None:
     client = Client(world).open()
-    world.relay.identities._chains.clear()
+    world.relay.identities._chains.drop(world.known.did)
     text = auth(client.challenge, signer=world.known, author_id=world.known.did)
     client.send(text)
     client.publish(world.post(), "behind")
@@ -583,7 +583,7 @@ async def getting(world: World) -> None:
     packet_id = world.log.entries[0].packet.packet_id.hex()
     did = world.known.did
     for path in (f"/packets/0x{packet_id}", f"/did/{did}", "/did-docs/z1", "/healthz", "/nothing"):
-        world.relay.identities._chains.clear()
+        world.relay.identities._chains.drop(world.known.did)
         client = Client(world)
         client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await world.until(lambda: client.is_closed and client.transport.closing, "no response")  # noqa: B023
@@ -620,7 +620,7 @@ ACTS: dict[Act, set[str]] = {
         "Identities.load",
         "Identities._read",
         "Identities._loaded",
-        "KeyChain.replay",
+        "Identities._loaded",
         "KeyChain.verify",
     },
     downgraded: {"served", "Downgrade.encode"},
@@ -632,7 +632,7 @@ ACTS: dict[Act, set[str]] = {
     },
     failing_to_authenticate: {"Session.auth_failed", "AuthExchange._apply"},
     subscribing: {"Backlog._serve", "Backlog._step", "Backlog._read_page", "Backlog._send", "compile_filter"},
-    live: {"Connection.deliver", "Fanout.join"},
+    live: {"WebSocket.deliver", "Fanout.join"},
     nonsense: {"Session._refused", "error_payload"},
     getting: {"respond", "HttpApi._packet", "IdentityApi._did", "json_response"},
 }

@@ -9,7 +9,7 @@ import json
 import msgspec
 import pytest
 
-from relayd.store.types import IdentitiesMoved
+from relayd.store.types import DAY_SECONDS, IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
 KEYS = ("KEY_EVENT", "RECOVERY_APPROVAL")
@@ -67,8 +67,53 @@ async def test_authors_with_identity_packets_are_found(store, packet):
         ],
         NOW,
     )
-    assert await store.identities.authors(KEYS) == {"did:strata:a", "did:strata:b", long_name}
-    assert await store.identities.authors(["CLIENT_MANIFEST"]) == {"did:strata:d"}
+    page = await store.identities.authors("KEY_EVENT")
+    assert page.names == {"did:strata:a", long_name}
+    assert (await store.identities.authors("RECOVERY_APPROVAL")).names == {"did:strata:b"}
+    assert (await store.identities.authors("CLIENT_MANIFEST")).names == {"did:strata:d"}
+    assert page.next is not None
+    assert await store.identities.authors("KEY_EVENT", page.next) == (set(), None)
+
+
+async def test_authors_are_read_by_pages_whatever_one_of_them_has_published(store, packet, monkeypatch):
+    monkeypatch.setattr("relayd.store.identities._AUTHORS_PAGE_ROWS", 3)
+    busy = [packet(n, author="did:strata:busy", type="KEY_EVENT") for n in range(10)]
+    others = [packet(20 + n, author=f"did:strata:{n}", type="CLIENT_MANIFEST") for n in range(4)]
+    edges = [packet(30 + n, author="did:strata:edges", type="TRUST_EDGE") for n in range(5)]
+    await store.append([*busy[:5], *others, *edges], NOW)
+    await store.append(busy[5:], NOW + DAY_SECONDS)
+    for type_, rows, names in (
+        ("KEY_EVENT", 10, {"did:strata:busy"}),
+        ("CLIENT_MANIFEST", 4, {f"did:strata:{n}" for n in range(4)}),
+    ):
+        found, pages = set(), 0
+        place = 0
+        while (page := await store.identities.authors(type_, place)).next is not None:
+            pages += 1
+            found |= page.names
+            place = page.next
+        assert (found, pages) == (names, -(-rows // 3))
+
+
+@pytest.mark.req("R-236")
+async def test_only_the_manifest_that_counts_is_read(store, packet):
+    def manifest(number: int, author: str = "did:strata:a") -> NewPacket:
+        made: NewPacket = packet(number, author=author, type="CLIENT_MANIFEST")
+        return made
+
+    await store.append([manifest(1), manifest(2, "did:strata:b")], NOW)
+    await store.append([manifest(3)], NOW + DAY_SECONDS)
+    tied = [manifest(n) for n in (4, 5, 6, 7)]
+    await store.append(tied[:2], NOW + DAY_SECONDS + 5)
+    await store.append([*tied[2:], packet(9, author="did:strata:a", type="KEY_EVENT")], NOW + DAY_SECONDS + 5)
+    both = ["did:strata:a", "did:strata:b"]
+    rows = await store.identities.packets_of(both, ["CLIENT_MANIFEST"])
+    counts = min(tied, key=lambda one: one.packet_id)
+    assert [row.body for row in rows] == [manifest(2, "did:strata:b").body, counts.body]
+    with_keys = await store.identities.packets_of(both, ["CLIENT_MANIFEST", "KEY_EVENT"])
+    assert [row.sequence for row in with_keys] == sorted(row.sequence for row in with_keys)
+    assert len(with_keys) == 3
+    assert await store.identities.packets_of(["did:strata:c"], ["CLIENT_MANIFEST"]) == []
 
 
 async def test_the_packets_of_authors_come_in_log_order(store, packet):

@@ -467,7 +467,8 @@ class Stream:
             return True
         if refusal.retry_after is not None and refusal.retry_after > MAX_RETRY_AFTER_SECONDS:
             return True  # better told now than waited for in silence
-        return refusal.detail == "too_many_subscriptions"  # coming back frees no place among our own
+        # Coming back frees no place among our own.
+        return refusal.detail in ("too_many_subscriptions", "too_many_filter_bytes")
 
     def _delay(self, refusal: RequestRefused) -> float:
         options = self._options

@@ -79,7 +79,12 @@ def test_a_passing_refusal_is_tried_again_when_the_relay_said():
 @pytest.mark.req("R-197", "R-201")
 @pytest.mark.parametrize(
     ("code", "extra"),
-    [("unauthenticated", {}), ("zzz", {}), ("rate_limited", {"detail": "too_many_subscriptions"})],
+    [
+        ("unauthenticated", {}),
+        ("zzz", {}),
+        ("rate_limited", {"detail": "too_many_subscriptions"}),
+        ("rate_limited", {"detail": "too_many_filter_bytes"}),
+    ],
 )
 def test_a_final_refusal_ends_it(code, extra):
     bench = Bench()

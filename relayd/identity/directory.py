@@ -336,7 +336,7 @@ class Identities:
     def _understand(
         self, dids: Sequence[str], rows: Sequence[StoredPacket]
     ) -> dict[str, _Understood | Exception]:
-        """What these rows say about each DID, or why that cannot be told. Changes nothing: a thread runs it."""
+        """What these rows say about each DID, or why that cannot be told. A thread runs it."""
         packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
         for row in rows:
             packet = _parsed(row.body)

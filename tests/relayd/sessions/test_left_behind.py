@@ -620,7 +620,6 @@ ACTS: dict[Act, set[str]] = {
         "Identities.load",
         "Identities._read",
         "Identities._loaded",
-        "Identities._loaded",
         "KeyChain.verify",
     },
     downgraded: {"served", "Downgrade.encode"},

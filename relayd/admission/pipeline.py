@@ -56,13 +56,15 @@ _log = structlog.get_logger("relayd.admission")
 
 _LARGE_BYTES, _MANY_VALUES = 16_384, 512
 """Above either a packet is parsed off the loop: its canonical form may take milliseconds."""
+_SMALL_BYTES = 2048
+"""Up to here it takes less than counting is worth."""
 _RECENT_IDS = 65_536
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
 
 
 def _is_dear(raw: bytes) -> bool:
     size = len(raw)
-    return size > _LARGE_BYTES or (size > _MANY_VALUES and canonical.most_values(raw) > _MANY_VALUES)
+    return size > _LARGE_BYTES or (size > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES)
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:

@@ -22,6 +22,7 @@ from websockets.http11 import Request
 
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
+from relayd.access.limits import Quota, purse
 from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
@@ -133,7 +134,7 @@ class Connection:
         self._is_websocket = True
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._auth.challenge()
         _log.info("connection_opened", connection=self.id, **self._relay.access.shown(self._visitor))
 
@@ -241,7 +242,7 @@ class Connection:
 
     def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now: limits and open subscriptions follow."""
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
         for subscription, payload in outcome.ended:
@@ -306,13 +307,20 @@ class Connection:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent
         later, and never cut (R-317). Cancelling it changes nothing."""
         await self.socket.writable()
-        while (budget := self._session.backfill_budget) is not None:
-            wait = budget.debt_seconds(time.monotonic())
-            if wait <= 0:
-                return
+        while (wait := self._reading_debt(time.monotonic())) > 0:
             self._relay.metrics.rate_limited["pacing"].inc()
             await asyncio.sleep(min(wait, _PACING_INTERVAL))
             await self.socket.writable()
+
+    def _reading_debt(self, now: float) -> float:
+        """How long until this peer may have more from the store."""
+        budgets = (self._session.backfill_budget, purse("read", self.payer.line))
+        return max((budget.debt_seconds(now) for budget in budgets if budget is not None), default=0.0)
+
+    @property
+    def payer(self) -> Quota:
+        """Who takes turns at the database with others, for this peer."""
+        return self._visitor.reader
 
     def backfilled(self, sent_bytes: int) -> None:
         """So many bytes of history were queued for this peer."""

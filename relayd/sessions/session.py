@@ -33,7 +33,7 @@ from strata.protocol.wire import (
 )
 
 from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
-from relayd.access.limits import Budget, Quota, SessionLimits
+from relayd.access.limits import Budget, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.subscription import Subscription, SubscriptionRequest
@@ -181,7 +181,7 @@ class Session:
         self._limits = limits
         self._cursors = cursors
         self._malformed_at: deque[float] | None = None
-        self._auth_budget: Budget | None = None
+        self._auth_budget: Budget | Purse | None = None
         self._allow(grants.anonymous)
         self.use_quota(None)
 
@@ -190,17 +190,18 @@ class Session:
         """The DID this session has proved to speak for."""
         return self.authentication.identity
 
-    def use_quota(self, quota: Quota | None) -> None:
-        """Charge requests to this quota from now on; None sets no limit.
+    def use_quota(self, quota: Quota | None, others: Sequence[Quota] = ()) -> None:
+        """Charge requests to this quota from now on, and to `others` too; None sets no limit.
 
         AUTHs are charged to the first one that knows a limit for them, the address's, whoever the session
         comes to speak for.
         """
-        self._publish_budget = None if quota is None else quota.publish
-        self._subscribe_budget = None if quota is None else quota.subscribe
-        self.backfill_budget = None if quota is None else quota.backfill
+        quotas = () if quota is None else (quota, *others)
+        self._publish_budget = purse("publish", quotas)
+        self._subscribe_budget = purse("subscribe", quotas)
+        self.backfill_budget = purse("backfill", quotas)
         if quota is not None and quota.auth is not None:
-            self._auth_budget = quota.auth
+            self._auth_budget = purse("auth", quotas)
 
     def receive_text(self, data: bytes, now: float) -> Action:
         """Take one text frame; `now` is monotonic seconds."""

@@ -79,6 +79,7 @@ CLOSE_REASONS = (
     "protocol_error",
     "too_large",
     "malformed",
+    "control_frames",
     "ping_timeout",
     "slow_consumer",
     "lost",

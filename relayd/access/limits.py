@@ -208,6 +208,17 @@ class Quota:
             if quota.read is not None:
                 quota.read.spend(seconds, now)
 
+    def used_loop(self, seconds: float, now: float) -> float:
+        """The event loop worked so long for this holder. How long until nothing is owed for that."""
+        owed, quota = 0.0, self
+        while True:
+            if quota.loop is not None:
+                quota.loop.spend(seconds, now)
+                owed = max(owed, quota.loop.debt_seconds(now))
+            if quota.parent is None:
+                return owed
+            quota = quota.parent
+
     def is_full(self, now: float) -> bool:
         """Whether every budget is full, so that the quota can be forgotten."""
         budgets = (

@@ -168,7 +168,14 @@ class Settings:
     malformed_limit: _Count = _setting(
         20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
     )
-    malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
+    malformed_window: _Seconds = _setting(
+        60.0, "Window of `malformed_limit` and `control_frame_limit`.", unit="seconds"
+    )
+    control_frame_limit: _Count = _setting(
+        240,
+        "Pings, pongs and fragments below 1 KiB within `malformed_window` that close a connection.",
+        unit="frames",
+    )
     drain_timeout: _Seconds = _setting(
         10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
     )

@@ -53,6 +53,9 @@ _numbers = itertools.count(1)
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
 
+_STEP_SECONDS: Final = 10e-6
+"""What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
+
 
 class Connection:
     """A client connection on its `socket`, from accept to the last byte.
@@ -173,6 +176,10 @@ class Connection:
             events=self._events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
+
+    def worked(self, seconds: float, now: float) -> float:
+        payer = self._visitor.workload
+        return 0.0 if payer is None else payer.used_loop(seconds + _STEP_SECONDS, now)
 
     def tick(self) -> None:
         self._auth.check_deadline()

@@ -172,7 +172,7 @@ class Settings:
         60.0, "Window of `malformed_limit` and `control_frame_limit`.", unit="seconds"
     )
     control_frame_limit: _Count = _setting(
-        240,
+        1200,
         "Pings, pongs and fragments below 1 KiB within `malformed_window` that close a connection.",
         unit="frames",
     )

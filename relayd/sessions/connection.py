@@ -53,6 +53,8 @@ _numbers = itertools.count(1)
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
 
+_TLS_SECONDS: Final = 0.002
+"""What the cryptography of a TLS handshake takes of the loop, about."""
 _STEP_SECONDS: Final = 10e-6
 """What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
 
@@ -69,6 +71,8 @@ class Connection:
         "_events_sent",
         "_has_room",
         "_http_task",
+        "_is_arriving",
+        "_is_counted",
         "_is_websocket",
         "_lane",
         "_path",
@@ -97,7 +101,7 @@ class Connection:
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
         self._has_room = True
-        self._is_websocket = False
+        self._is_websocket = self._is_counted = self._is_arriving = False
         self._http_task: asyncio.Task[None] | None = None
         self._events_sent = 0
         self._publishes = 0
@@ -105,8 +109,31 @@ class Connection:
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
-        access, sockets = self._relay.access, len(self._relay.registry)
-        return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
+        """Count the socket, before TLS where there is TLS; called again once that is done."""
+        if self._is_counted:
+            return True
+        registry, access = self._relay.registry, self._relay.access
+        self._is_counted = True
+        if access.arrive(self._visitor, peer, len(registry) + registry.arriving, self.socket.opened_at):
+            return True
+        self._relay.metrics.connections_closed["too_many_connections"].inc()
+        access.leave(self._visitor, self.socket.opened_at)
+        return False
+
+    def handshake_begins(self) -> None:
+        """TLS is about to cost something: the address pays for it."""
+        self._relay.registry.arriving += 1
+        self._is_arriving = True
+        self.worked(_TLS_SECONDS, self.socket.opened_at)
+
+    def handshake_ended(self, *, failed: bool) -> None:
+        """TLS is done, or there was none. Where it failed, nothing further is heard of this socket."""
+        if self._is_arriving:
+            self._is_arriving = False
+            self._relay.registry.arriving -= 1
+        if failed:
+            self._relay.metrics.connections_closed["handshake"].inc()
+            self._relay.access.leave(self._visitor, time.monotonic())
 
     def requested(self, request: Request, now: float) -> None:
         if self._relay.access.identify(self._visitor, request.headers, now):

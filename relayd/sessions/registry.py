@@ -35,6 +35,8 @@ class Registry:
     def __init__(self) -> None:
         self.sockets: set[OpenSocket] = set()
         self.draining = False
+        self.arriving = 0
+        """Sockets in their TLS handshake, which are none of `sockets` yet."""
         self._dirty: list[OpenSocket] = []
         self._changed = asyncio.Event()
 

@@ -71,6 +71,11 @@ class FrameReader:
         """What waits here, for the rest of its frame or for its turn."""
         return len(self._pending)
 
+    def forget(self) -> None:
+        """The socket is gone: nothing that waits here is wanted."""
+        self._pending = bytearray()
+        self.has_more = False
+
     def receive(self, data: bytes) -> list[bytes | Frame]:
         """Text payloads as bytes and other frames as `Frame`, in the order they were sent.
 

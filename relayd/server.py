@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from relayd.accepting import Listener, bind
+from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
 from relayd.files import room_for_sockets
@@ -32,6 +33,7 @@ from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
@@ -58,6 +60,7 @@ _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _HEALTH_INTERVAL: Final = 2.0
+_MEMORY_INTERVAL: Final = 0.5
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
 
@@ -227,6 +230,7 @@ class _Process:
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
+                ("memory", self._watch_memory()),
             )
         ]
         try:
@@ -337,7 +341,9 @@ class _Process:
     def _readiness(self) -> str | None:
         if self._relay.registry.draining:
             return "draining"
-        return None if self._database_up else "database"
+        if not self._database_up:
+            return "database"
+        return "memory" if self._relay.registry.pressure >= Pressure.SHORT else None
 
     def _manifest(self) -> dict[str, object]:
         status = self._readiness() or "ok"
@@ -375,6 +381,20 @@ class _Process:
             for part in range(_SWEEP_PARTS):
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
                 self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
+
+    async def _watch_memory(self) -> None:
+        settings, registry = self._settings, self._relay.registry
+        ceiling = MemoryCeiling(settings.memory_limit_bytes or default_limit(settings.workers))
+        while True:
+            await asyncio.sleep(_MEMORY_INTERVAL)
+            before = registry.pressure
+            if before is not Pressure.FINE:
+                await asyncio.to_thread(give_back)
+            pressure = ceiling.update(resident_bytes())
+            registry.relieve(pressure)
+            self._metrics.memory_pressure.set(pressure)
+            if pressure is not before:
+                _log.warning("memory", pressure=pressure.name.lower(), limit=ceiling.limit)
 
     async def _watch_database(self) -> None:
         while True:

@@ -157,6 +157,12 @@ class Settings:
         "Unsent bytes at which a connection leaves the live feed and reads on from the store.",
         unit="bytes",
     )
+    memory_limit_bytes: _LimitBytes = _setting(
+        0,
+        "Resident memory of each process near which the relay refuses those who hold most of it; 0 takes 60 %"
+        " of what the machine or its control group has, divided by `workers`.",
+        unit="bytes",
+    )
     slow_consumer_timeout: _Seconds = _setting(
         60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Hashable
 from typing import Final
 
 import structlog
@@ -23,6 +24,7 @@ from websockets.http11 import Request
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
 from relayd.access.limits import Quota, purse
+from relayd.access.memory import Pressure
 from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
@@ -53,6 +55,9 @@ _numbers = itertools.count(1)
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
 
+_SUBSCRIPTION_BYTES: Final = 1200
+_VALUE_BYTES: Final = 150
+"""What a subscription and each value of its filter take, about."""
 _TLS_SECONDS: Final = 0.002
 """What the cryptography of a TLS handshake takes of the loop, about."""
 _STEP_SECONDS: Final = 10e-6
@@ -76,6 +81,7 @@ class Connection:
         "_is_websocket",
         "_lane",
         "_path",
+        "_pending_bytes",
         "_pending_publishes",
         "_publishes",
         "_relay",
@@ -100,6 +106,7 @@ class Connection:
         self._lane = Lane(self)
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
+        self._pending_bytes = 0
         self._has_room = True
         self._is_websocket = self._is_counted = self._is_arriving = False
         self._http_task: asyncio.Task[None] | None = None
@@ -157,6 +164,8 @@ class Connection:
         if registry.draining or len(registry) > relay.settings.max_connections:
             reason = "going_away" if registry.draining else "too_many_connections"
             return Turnaway(503, "This relay takes no more connections now.", reason, 1)
+        if registry.pressure >= Pressure.SHORT:
+            return Turnaway(503, "This relay is short of memory.", "memory", 5)
         return relay.access.judge(self._visitor, request.headers, now)
 
     def _opened(self) -> None:
@@ -206,7 +215,25 @@ class Connection:
 
     def worked(self, seconds: float, now: float) -> float:
         payer = self._visitor.workload
-        return 0.0 if payer is None else payer.used_loop(seconds + _STEP_SECONDS, now)
+        if payer is None:
+            return 0.0
+        owed = payer.used_loop(seconds + _STEP_SECONDS, now)
+        if owed > 0:
+            self._relay.metrics.rate_limited["loop"].inc()
+        return owed
+
+    @property
+    def account(self) -> Hashable:
+        return self._visitor.reader
+
+    @property
+    def held_bytes(self) -> int:
+        filters = [each.filter for each in self._session.subscriptions.values()]
+        values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
+        return self._pending_bytes + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        self._session.is_short_of_memory = refuse
 
     def tick(self) -> None:
         self._auth.check_deadline()
@@ -224,6 +251,7 @@ class Connection:
                 self._relay.tally.publishes += 1
                 self._publishes += 1
                 self._pending_publishes += 1
+                self._pending_bytes += len(action.raw)
                 self._relay.admission.submit(
                     PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
                 )
@@ -320,6 +348,7 @@ class Connection:
         self._regulate()
 
     def _answered(self, payload: bytes) -> None:
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
         self._pending_publishes -= 1
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))

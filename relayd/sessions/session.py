@@ -33,7 +33,7 @@ from strata.protocol.wire import (
 )
 
 from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
-from relayd.access.limits import Budget, Purse, Quota, SessionLimits, purse
+from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.subscription import Subscription, SubscriptionRequest
@@ -149,6 +149,7 @@ Action = (
     | CloseConnection
 )
 _UNKNOWN_UNSUBSCRIBE = UnknownUnsubscribe()
+_NO_MEMORY = Excess(limit=0, window_seconds=5, retry_after=5)
 
 
 class Session:
@@ -170,6 +171,7 @@ class Session:
         "_subscribe_budget",
         "authentication",
         "backfill_budget",
+        "is_short_of_memory",
         "subscriptions",
     )
 
@@ -180,6 +182,8 @@ class Session:
         self.authentication = authentication
         self._limits = limits
         self._cursors = cursors
+        self.is_short_of_memory = False
+        """The relay is, and this session's account holds much of it: no PUBLISH is taken."""
         self._malformed_at: deque[float] | None = None
         self._auth_budget: Budget | Purse | None = None
         self._allow(grants.anonymous)
@@ -266,6 +270,9 @@ class Session:
         if not self._may_publish:
             payload = missing_payload(PUBLISH, message.client_msg_id)
             return Answer(payload, ErrorCode.UNAUTHENTICATED, request="PUBLISH")
+        if self.is_short_of_memory:
+            payload = limited_payload("memory", _NO_MEMORY, message.client_msg_id)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "memory", request="PUBLISH")
         budget = self._publish_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("publish", budget.excess(now), message.client_msg_id)

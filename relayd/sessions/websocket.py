@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
@@ -67,6 +67,17 @@ class SocketHandler(Protocol):
 
     def worked(self, seconds: float, now: float) -> float:
         """A step's work for the peer took so long. How long nothing is to be read from it now, in seconds."""
+
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes the socket holds."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer besides what the socket holds."""
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now."""
 
     def closing(self) -> None:
         """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
@@ -145,6 +156,23 @@ class WebSocket(asyncio.Protocol):
         """When the peer last gave a sign of life, on the monotonic clock."""
         return self._liveness.heard_at
 
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes it holds."""
+        return self._handler.account
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer, about."""
+        waiting = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        held = sum(len(event) for event in self._held if isinstance(event, bytes))
+        here = self._frames.held_bytes + len(self._fragments) + self._outbox_bytes + waiting + held
+        return here + self._handler.held_bytes
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now."""
+        self._handler.refuse_publishes(refuse)
+
     # asyncio.Protocol: called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -217,7 +245,11 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # At once: a connection that has ended is a cycle, which the collector finds when it will.
         self._held.clear()
+        self._frames.forget()
+        self._fragments = bytearray()
+        self._outbox = []
         if self._resting is not None:
             self._resting.cancel()
         self._handler.closing()

@@ -147,7 +147,7 @@ async def test_plain_http_counts_as_connecting_does(relay: RelayProcess):
 
 DEAR = [
     {"authors": [PROLIFIC], "types": ["B"]},
-    {"authors": QUIET, "types": ["A"]},
+    {"authors": QUIET[:999], "types": ["A"]},
     {"authors": NOBODY},
     {"types": ["B"], "until": 1},
 ]
@@ -236,6 +236,49 @@ async def test_silent_tls_handshakes_are_counted_and_leave_room(tmp_path: Path):
         finally:
             for each in silent:
                 each.close()
+
+
+@pytest.mark.req("R-321")
+async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
+    """Frames that never end, of three addresses, are more than the relay may hold: it closes them one by one,
+    an honest peer is served meanwhile, and afterwards the relay is ready again."""
+    limit = 200 * 2**20
+    settings: dict[str, Any] = {"memory_limit_bytes": limit, "trusted_proxies": ["127.0.0.1"]}
+    with running(RelayProcess(tmp_path, **settings)) as process:
+        port = int(process.ws.rpartition(":")[2].partition("/")[0])
+        stop = asyncio.Event()
+        highest = 0
+
+        async def hold(number: int) -> None:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(
+                    b"GET /strata HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    b"X-Forwarded-For: 198.51.100.%d\r\nSec-WebSocket-Version: 13\r\n"
+                    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" % (70 + number % 3)
+                )
+                writer.write(b"\x81\xff" + (580_000).to_bytes(8, "big") + bytes(4) + b"x" * 570_000)
+                await writer.drain()
+                await stop.wait()
+                writer.close()
+            except OSError:
+                return
+
+        async with come_from(process, "198.51.100.80") as honest, asyncio.TaskGroup() as group:
+            for number in range(400):
+                group.create_task(hold(number))
+            closed = 0.0
+            async with asyncio.timeout(60):
+                while closed < 3:
+                    assert (await honest.publish(make(new_identity())))["type"] == "OK"
+                    highest = max(highest, process.rss())
+                    closed = process.metric("relayd_connections_closed_total", reason="memory")
+            status, _, body = process.get("/readyz")
+            assert (status, json.loads(body)["reason"]) == (503, "memory")
+            stop.set()
+        assert highest < 1.25 * limit
+        await until(lambda: process.get("/readyz")[0] == 200)
+        assert process.is_running()
 
 
 @pytest.mark.req("R-321")

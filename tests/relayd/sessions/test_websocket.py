@@ -226,3 +226,12 @@ async def test_an_address_that_has_used_its_share_of_the_loop_is_read_later(cloc
     for each in (rig, other, local):
         each.socket.connection_lost(None)
     await rig.relay.admission.close()
+
+
+@pytest.mark.req("R-321")
+async def test_a_socket_that_is_gone_holds_nothing_though_its_connection_is_a_cycle(rigs):
+    rig = rigs()
+    rig.socket.data_received(b"\x81\xfe\xff\xff" + bytes(4) + b"x" * 60_000)
+    assert rig.socket.held_bytes > 60_000
+    rig.socket.connection_lost(None)
+    assert rig.socket.held_bytes == 0

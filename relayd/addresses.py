@@ -8,7 +8,8 @@ the walk: the client then counts as the last hop that could be, which is a proxy
 budget with everybody else who hides there.
 
 Addresses are compared in one form: IPv4 inside IPv6 is IPv4, zones are dropped. Budgets go by `address_key`,
-which takes the /64 of an IPv6 address, for a subscriber is given at least that many.
+which takes the /64 of an IPv6 address, for a subscriber is given at least that many. `wider_keys` are those
+of the /48 and the /32 around it, for many a subscriber is given 65 536 of them.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -28,6 +29,7 @@ __all__ = [
     "client_address",
     "is_network",
     "parse_address",
+    "wider_keys",
 ]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -63,6 +65,13 @@ def address_key(address: Address) -> str:
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def wider_keys(address: Address) -> tuple[str, ...]:
+    """The networks around an IPv6 address's /64 that have budgets of their own, the nearest first."""
+    if address.version == 4:
+        return ()
+    return tuple(str(ipaddress.ip_network((address, length), strict=False)) for length in (48, 32))
 
 
 def is_network(text: str) -> bool:

@@ -28,8 +28,6 @@ __all__ = ["Check", "Verdict", "examine"]
 _DAY_SECONDS = 86_400
 _MIN_FREE_BYTES = 2**30
 _EXPIRY_WARNING = timedelta(days=21)
-_SPARE_FILES = 128
-"""Open files a relay needs besides its connections: database, log, certificates, listening sockets."""
 _CLOCK_UNSYNCHRONISED = 5
 
 
@@ -168,12 +166,12 @@ def _tls(settings: Settings, now: float) -> list[Check]:
 
 def _open_files(settings: Settings) -> Check:
     try:
-        import resource
+        from relayd.files import SPARE_FILES, most_files
     except ImportError:  # Windows has no such limit
         return Check("open files", Verdict.OK, "no limit on this system")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = settings.max_connections + settings.read_connections + _SPARE_FILES
+    limit = most_files()  # the relay raises its own limit up to that one
+    needed = settings.max_connections + settings.read_connections + SPARE_FILES
     found = f"limit {limit}, {needed} needed for max_connections = {settings.max_connections}"
-    if limit == resource.RLIM_INFINITY or limit >= needed:
+    if limit >= needed:
         return Check("open files", Verdict.OK, found)
-    return Check("open files", Verdict.WARNING, found, "raise it (`ulimit -n`, LimitNOFILE=)")
+    return Check("open files", Verdict.WARNING, found, "raise it (`ulimit -Hn`, LimitNOFILE=)")

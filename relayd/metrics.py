@@ -66,8 +66,9 @@ READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 """Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
-RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "pacing")
-"""The limits that refuse; `pacing` counts pages of history that were sent later instead."""
+RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop")
+"""The limits that refuse; `pacing` counts pages of history that were sent later instead, and `loop` messages
+that were read later."""
 CLOSE_REASONS = (
     "client",
     "going_away",
@@ -81,6 +82,8 @@ CLOSE_REASONS = (
     "too_large",
     "malformed",
     "refused",
+    "control_frames",
+    "memory",
     "ping_timeout",
     "slow_consumer",
     "lost",
@@ -217,6 +220,12 @@ class Metrics:
             "relayd_slow_consumers_closed_total",
             "Connections closed because the peer accepted no bytes for too long.",
             registry=registry,
+        )
+        self.memory_pressure = _gauge(
+            registry,
+            "relayd_memory_pressure",
+            "0: fine; 1: the dearest may not publish; 2: nobody may connect; 3: many are closed.",
+            "livemax",
         )
         self.bytes_received = Counter(
             "relayd_received_bytes_total", "Bytes read from connections.", registry=registry

@@ -25,13 +25,18 @@ from typing import Final
 import structlog
 
 from relayd import failpoints
+from relayd.accepting import Listener, bind
+from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
+from relayd.files import room_for_sockets
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
+from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.loop_watch import watch_loop
+from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
@@ -59,9 +64,9 @@ _SWEEP_PARTS: Final = 20
 _SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _HEALTH_INTERVAL: Final = 2.0
+_MEMORY_INTERVAL: Final = 0.5
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
-_BACKLOG: Final = 4096
 
 Announce = Callable[[dict[str, str]], None]
 
@@ -217,8 +222,10 @@ class _Process:
         self._database_up = True
         self._is_serving = asyncio.Event()
         self._abuse: list[AbuseEntry] = []
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._ws_url = ""
+        self._scrapes = Scrapes(self._count, metrics.render)
+        self._described: tuple[Settings, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
 
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
@@ -234,10 +241,11 @@ class _Process:
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
+                ("memory", self._watch_memory()),
             )
         ]
         try:
-            announce(await self._listen(shared_port))
+            announce(self._listen(shared_port))
             _calm_the_collector()
             self._is_serving.set()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
@@ -248,16 +256,21 @@ class _Process:
                 job.result()  # a background task that ends is our bug: let its exception out
             await self._drain()
         finally:
-            for server in self._servers:
-                server.close()
+            for listener in self._listeners:
+                listener.close()
             for socket in list(relay.registry.sockets):
                 socket.abort()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    async def _listen(self, shared_port: int | None) -> dict[str, str]:
+    def _listen(self, shared_port: int | None) -> dict[str, str]:
         settings = self._settings
+        access = self._relay.access
+        room = room_for_sockets(access.max_sockets, settings.read_connections)
+        if room < access.max_sockets:
+            _log.warning("few_files", sockets=room, wanted=access.max_sockets)
+            access.max_sockets = room
         responder = HttpApi(
             readiness=self._readiness,
             manifest=self._manifest,
@@ -270,12 +283,12 @@ class _Process:
                 clock=self._relay.clock,
             ),
             form=settings.provenance_downgrade,
-            render_metrics=None if settings.metrics_listen else self._render_metrics,
+            metrics=None if settings.metrics_listen else self._scrapes.get,
             websocket_path=settings.path,
         )
         context = self._tls.context if self._tls else None
         reuse_port = shared_port is not None
-        port = await self._open(
+        port = self._open(
             settings.host,
             settings.port if shared_port is None else shared_port,
             responder,
@@ -290,10 +303,10 @@ class _Process:
         metrics_url = f"{http_url}/metrics"
         if settings.metrics_listen:
             metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
-            taken = await self._open(
+            taken = self._open(
                 metrics_host.strip("[]"),
                 int(metrics_port),
-                MetricsApi(self._render_metrics),
+                MetricsApi(self._scrapes.get),
                 None,
                 reuse_port=reuse_port,
             )
@@ -301,7 +314,7 @@ class _Process:
         self._reload_on_sighup()
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 
-    async def _open(
+    def _open(
         self,
         host: str,
         port: int,
@@ -312,30 +325,23 @@ class _Process:
         reuse_port: bool,
     ) -> int:
         """Listen; returns the port, which the system chooses for 0. Raises `PortTaken`."""
-        loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(
-                lambda: Connection(self._relay, responder, path).socket,
-                host,
-                port,
-                backlog=_BACKLOG,
-                ssl=tls,
-                # R-321: a peer that is slow before the first byte is as slow as one that is slow after it.
-                ssl_handshake_timeout=None if tls is None else self._settings.handshake_timeout,
-                ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
-                reuse_port=reuse_port or None,
-            )
+            sockets = bind(host, port, reuse_port=reuse_port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None
             raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-        self._servers.append(server)
-        bound: int = server.sockets[0].getsockname()[1]
-        return bound
-
-    def _render_metrics(self) -> tuple[str, bytes]:
-        self._count()
-        return self._metrics.render()
+        listeners = [
+            Listener(
+                each,
+                lambda: Connection(self._relay, responder, path),
+                tls=tls,
+                handshake_timeout=self._settings.handshake_timeout,
+            )
+            for each in sockets
+        ]
+        self._listeners += listeners
+        return listeners[0].port
 
     def _count(self) -> None:
         """Move what was tallied since the last call into the metrics."""
@@ -347,17 +353,24 @@ class _Process:
     def _readiness(self) -> str | None:
         if self._relay.registry.draining:
             return "draining"
-        return None if self._database_up else "database"
+        if not self._database_up:
+            return "database"
+        return "memory" if self._relay.registry.pressure >= Pressure.SHORT else None
 
     def _manifest(self) -> dict[str, object]:
-        return build_manifest(
-            self._settings,
-            relay_id=self._relay_id,
-            ws_endpoint=self._ws_url,
-            status=self._readiness() or "ok",
-            clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
-            did_docs=[item for items in self._bootstrap.documents.values() for item in items],
-        )
+        status = self._readiness() or "ok"
+        known = self._described
+        if known is None or known[0] is not self._settings or known[1] != status:
+            manifest = build_manifest(
+                self._settings,
+                relay_id=self._relay_id,
+                ws_endpoint=self._ws_url,
+                status=status,
+                clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
+                did_docs=[item for items in self._bootstrap.documents.values() for item in items],
+            )
+            known = self._described = self._settings, status, manifest
+        return known[2]
 
     async def _drain(self) -> None:
         """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
@@ -386,6 +399,20 @@ class _Process:
             for part in range(_SWEEP_PARTS):
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
                 self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
+
+    async def _watch_memory(self) -> None:
+        settings, registry = self._settings, self._relay.registry
+        ceiling = MemoryCeiling(settings.memory_limit_bytes or default_limit(settings.workers))
+        while True:
+            await asyncio.sleep(_MEMORY_INTERVAL)
+            before = registry.pressure
+            if before is not Pressure.FINE:
+                await asyncio.to_thread(give_back)
+            pressure = ceiling.update(resident_bytes())
+            registry.relieve(pressure)
+            self._metrics.memory_pressure.set(pressure)
+            if pressure is not before:
+                _log.warning("memory", pressure=pressure.name.lower(), limit=ceiling.limit)
 
     async def _watch_database(self) -> None:
         while True:

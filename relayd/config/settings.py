@@ -31,6 +31,7 @@ _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _LimitBytes = Annotated[int, Meta(ge=0, le=2**40)]
+_Share = Annotated[float, Meta(ge=0, le=1000)]
 _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
 _Hashes = tuple[Annotated[str, Meta(pattern=f"^{CONTENT_ID}$")], ...]
 
@@ -170,6 +171,12 @@ class Settings:
         "Unsent bytes at which a connection leaves the live feed and reads on from the store.",
         unit="bytes",
     )
+    memory_limit_bytes: _LimitBytes = _setting(
+        0,
+        "Resident memory of each process near which the relay refuses those who hold most of it; 0 takes 60 %"
+        " of what the machine or its control group has, divided by `workers`.",
+        unit="bytes",
+    )
     slow_consumer_timeout: _Seconds = _setting(
         60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
     )
@@ -181,7 +188,14 @@ class Settings:
     malformed_limit: _Count = _setting(
         20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
     )
-    malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
+    malformed_window: _Seconds = _setting(
+        60.0, "Window of `malformed_limit` and `control_frame_limit`.", unit="seconds"
+    )
+    control_frame_limit: _Count = _setting(
+        1200,
+        "Pings, pongs and fragments below 1 KiB within `malformed_window` that close a connection.",
+        unit="frames",
+    )
     drain_timeout: _Seconds = _setting(
         10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
     )
@@ -286,7 +300,33 @@ class Settings:
         unit="messages",
     )
     connection_limit: _Limit = _setting(
-        600, "Connections opened from one address in each window; 0 means no limit.", unit="connections"
+        600,
+        "Sockets opened from one address in each window, for WebSockets and plain HTTP; 0 means no limit.",
+        unit="connections",
+    )
+    identities_per_address: _Limit = _setting(
+        1,
+        "How many identities' limits all authenticated sessions from one address may use together, however"
+        " many identities they are; 0 means no such ceiling.",
+        unit="identities",
+    )
+    spare_members: bool = _setting(
+        True,
+        "Hold `members` and `replication_peers` to the limits of their own identity alone, not to those of"
+        " the address that they come from.",
+        reload=True,
+    )
+    loop_share: _Share = _setting(
+        0.1,
+        "Part of the event loop's time that the messages from one address may take; more is read later."
+        " 0 means no limit.",
+        unit="of one",
+    )
+    read_share: _Share = _setting(
+        1.0,
+        "Part of the time of one of `read_connections` that readers from one address may take; more is read"
+        " later. 0 means no limit.",
+        unit="of one",
     )
 
     bootstrap_file: Path | None = _setting(

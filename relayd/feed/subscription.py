@@ -77,6 +77,7 @@ class Subscription:
         "_live_from",
         "_remaining",
         "_request",
+        "_searched",
         "_snapshot",
         "filter",
         "head",
@@ -91,6 +92,7 @@ class Subscription:
         self._request = request
         self._cursors = cursors
         self._cursor = request.cursor
+        self._searched = request.cursor
         self._remaining = request.limit
         self._snapshot: int | None = None
         self._live_from: int | None = None
@@ -149,11 +151,11 @@ class Subscription:
         request = self._request
         assert self._snapshot is not None
         after, up_to = 0, self._snapshot
-        if self._cursor is not None:
+        if self._searched is not None:
             if request.ascending:
-                after = self._cursor
+                after = self._searched
             else:
-                up_to = min(up_to, self._cursor - 1)
+                up_to = min(up_to, self._searched - 1)
         query = request.filter.query(
             after=after, up_to=up_to, ascending=request.ascending, until=request.until
         )
@@ -161,18 +163,26 @@ class Subscription:
         return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining) + 1)
 
     def rows_read(
-        self, read: Read, rows: Sequence[StoredPacket], exhausted: bool, form: Form
+        self,
+        read: Read,
+        rows: Sequence[StoredPacket],
+        exhausted: bool,
+        form: Form,
+        reached: int | None = None,
     ) -> tuple[bytes, int]:
         """Take a page; return the frames to send, joined, and how many EVENTs they hold.
 
-        `exhausted` says that the store has no further row for this query; `form` is the relay's.
+        `exhausted` says that the store has no further row for this query, and `reached` how far the store has
+        searched, where that is beyond the last row; `form` is the relay's.
         """
         if self.phase is Phase.HISTORY:
-            return self._history_rows(rows, exhausted, form)
+            return self._history_rows(rows, exhausted, form, reached)
         if self.phase is not Phase.CATCHING_UP:
             return b"", 0
         if rows:
             self.position = rows[-1].sequence
+        if reached is not None:
+            self.position = reached
         if exhausted and read.query.up_to is not None:
             self.position = read.query.up_to
         return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
@@ -189,13 +199,18 @@ class Subscription:
         self.position = position
         return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
 
-    def _history_rows(self, rows: Sequence[StoredPacket], exhausted: bool, form: Form) -> tuple[bytes, int]:
+    def _history_rows(
+        self, rows: Sequence[StoredPacket], exhausted: bool, form: Form, reached: int | None
+    ) -> tuple[bytes, int]:
         cut = self._remaining is not None and len(rows) > self._remaining
         if self._remaining is not None:
             rows = rows[: self._remaining]
             self._remaining -= len(rows)
         if rows:
-            self._cursor = rows[-1].sequence
+            self._cursor = self._searched = rows[-1].sequence
+        if reached is not None:
+            # No place for a reader to come back to: the marker names the last packet that it has.
+            self._searched = reached
         frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
             self.live_cursors = not cut

@@ -85,6 +85,7 @@ def _rates(settings: Settings) -> dict[str, object]:
         "connections": settings.max_connections_per_address,
         "connects": settings.connection_limit,
         "auths": settings.auth_limit,
+        "identities": settings.identities_per_address,
     }
     return {
         "window_seconds": settings.limit_window_seconds,

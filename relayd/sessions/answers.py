@@ -36,6 +36,7 @@ _LIMIT_SENTENCES: Final = {
     "publish": "too many packets in too short a time",
     "subscribe": "too many subscriptions opened in too short a time",
     "backfill": "too many bytes of history read in too short a time",
+    "memory": "the relay is short of memory, and this address holds much of it",
     "auth": "too many attempts to authenticate in too short a time",
 }
 

@@ -3,6 +3,9 @@
 One task for a connection, alive only while there is something to read. It takes the subscriptions in turn, a
 page each, and waits for the socket before every page: the reader sets the pace, and packets it has not taken
 stay in the store (A-067). A subscription that has caught up goes live in the same step.
+
+A page looks at so many rows of the log and no more, so a search for what hardly exists is many pages, most of
+them empty. Between two pages the readers of other accounts have their turn.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
 from relayd.sessions.answers import read_failure_payload
 from relayd.sessions.websocket import WebSocket
+from relayd.store.connection import Payer
+from relayd.store.queries import CANDIDATES
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
 
 _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
+_CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -36,8 +42,12 @@ class StoreReader(Sink, Protocol):
     def id(self) -> int:
         """Its number in the logs."""
 
+    @property
+    def payer(self) -> Payer:
+        """Who takes turns at the database with others."""
+
     async def writable(self) -> None:
-        """Wait until the socket has room, and the reader's budget for history too."""
+        """Wait until the socket has room, and until the reader owes neither bytes nor database time."""
 
     def backfilled(self, sent_bytes: int) -> None:
         """Charge bytes that came from the store to that budget."""
@@ -145,12 +155,19 @@ class Backlog:
             await failpoints.reached("sessions.page")
         started = time.perf_counter()
         page = await relay.store.page(
-            read.query, read.limit, relay.clock(), max_bytes=relay.settings.outbound_queue_bytes
+            read.query,
+            read.limit,
+            relay.clock(),
+            max_bytes=relay.settings.outbound_queue_bytes,
+            candidates=self._page_rows * _CANDIDATES_PER_ROW,
+            payer=self._connection.payer,
         )
         relay.metrics.store_reads["ok"].inc()
         relay.metrics.store_read_seconds.observe(time.perf_counter() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
-        frames, events = subscription.rows_read(read, page.rows, page.exhausted, relay.fanout.form)
+        frames, events = subscription.rows_read(
+            read, page.rows, page.exhausted, relay.fanout.form, page.reached
+        )
         self._connection.backfilled(len(frames))
         self._send(frames, events)
 
@@ -177,7 +194,8 @@ class Backlog:
             self._socket.flush()
 
     def _give_up(self, subscription: Subscription) -> None:
-        """A read took too long: once more with a smaller page, then the subscription ends with an ERROR."""
+        """A read took too long: once more from where it stands, with a page that looks at fewer rows; then
+        the subscription ends with an ERROR."""
         self._relay.metrics.store_reads["timeout"].inc()
         if self._page_rows > _FEWEST_ROWS:
             self._page_rows = _FEWEST_ROWS

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Hashable
 from typing import Final
 
 import structlog
@@ -24,6 +25,8 @@ from websockets.http11 import Request
 from relayd import failpoints
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
+from relayd.access.limits import Quota, purse
+from relayd.access.memory import Pressure
 from relayd.access.refusals import Refusals
 from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
@@ -57,6 +60,14 @@ _FAULT: Final = "internal error; resume by cursor"
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
 
+_SUBSCRIPTION_BYTES: Final = 1200
+_VALUE_BYTES: Final = 150
+"""What a subscription and each value of its filter take, about."""
+_TLS_SECONDS: Final = 0.002
+"""What the cryptography of a TLS handshake takes of the loop, about."""
+_STEP_SECONDS: Final = 10e-6
+"""What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
+
 
 class Connection:
     """A client connection on its `socket`, from accept to the last byte.
@@ -69,9 +80,12 @@ class Connection:
         "_backlog",
         "_has_room",
         "_http_task",
+        "_is_arriving",
+        "_is_counted",
         "_is_websocket",
         "_lane",
         "_path",
+        "_pending_bytes",
         "_pending_publishes",
         "_publishes",
         "_refusals",
@@ -102,18 +116,42 @@ class Connection:
         self._lane = Lane(self)
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
+        self._pending_bytes = 0
         self._has_room = True
-        self._is_websocket = False
+        self._is_websocket = self._is_counted = self._is_arriving = False
         self._http_task: asyncio.Task[None] | None = None
         self._publishes = 0
 
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
+        """Count the socket, before TLS where there is TLS; called again once that is done."""
         if failpoints.ARMED:
             failpoints.hit("sessions.accept")
-        access, sockets = self._relay.access, len(self._relay.registry)
-        return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
+        if self._is_counted:
+            return True
+        registry, access = self._relay.registry, self._relay.access
+        self._is_counted = True
+        if access.arrive(self._visitor, peer, len(registry) + registry.arriving, self.socket.opened_at):
+            return True
+        self._relay.metrics.connections_closed["too_many_connections"].inc()
+        access.leave(self._visitor, self.socket.opened_at)
+        return False
+
+    def handshake_begins(self) -> None:
+        """TLS is about to cost something: the address pays for it."""
+        self._relay.registry.arriving += 1
+        self._is_arriving = True
+        self.worked(_TLS_SECONDS, self.socket.opened_at)
+
+    def handshake_ended(self, *, failed: bool) -> None:
+        """TLS is done, or there was none. Where it failed, nothing further is heard of this socket."""
+        if self._is_arriving:
+            self._is_arriving = False
+            self._relay.registry.arriving -= 1
+        if failed:
+            self._relay.metrics.connections_closed["handshake"].inc()
+            self._relay.access.leave(self._visitor, time.monotonic())
 
     def requested(self, request: Request, now: float) -> None:
         if self._relay.access.identify(self._visitor, request.headers, now):
@@ -137,6 +175,8 @@ class Connection:
         if registry.draining or len(registry) > relay.settings.max_connections:
             reason = "going_away" if registry.draining else "too_many_connections"
             return Turnaway(503, "This relay takes no more connections now.", reason, 1)
+        if registry.pressure >= Pressure.SHORT:
+            return Turnaway(503, "This relay is short of memory.", "memory", 5)
         return relay.access.judge(self._visitor, request.headers, now)
 
     def _opened(self) -> None:
@@ -144,7 +184,7 @@ class Connection:
         self._is_websocket = True
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._auth.challenge()
         _log.info("connection_opened", connection=self.id, **self._relay.access.shown(self._visitor))
 
@@ -191,6 +231,28 @@ class Connection:
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
+    def worked(self, seconds: float, now: float) -> float:
+        payer = self._visitor.workload
+        if payer is None:
+            return 0.0
+        owed = payer.used_loop(seconds + _STEP_SECONDS, now)
+        if owed > 0:
+            self._relay.metrics.rate_limited["loop"].inc()
+        return owed
+
+    @property
+    def account(self) -> Hashable:
+        return self._visitor.reader
+
+    @property
+    def held_bytes(self) -> int:
+        filters = [each.filter for each in self._session.subscriptions.values()]
+        values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
+        return self._pending_bytes + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        self._session.is_short_of_memory = refuse
+
     def tick(self) -> None:
         self._auth.check_deadline()
 
@@ -221,6 +283,7 @@ class Connection:
                 self._relay.tally.publishes += 1
                 self._publishes += 1
                 self._pending_publishes += 1
+                self._pending_bytes += len(action.raw)
                 self._relay.admission.submit(
                     PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
                 )
@@ -287,7 +350,7 @@ class Connection:
 
     def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now: limits and open subscriptions follow."""
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
         for subscription, payload in outcome.ended:
@@ -329,7 +392,7 @@ class Connection:
         metrics.errors_sent[error.code].inc()
 
     def publish_unanswerable(self) -> None:
-        self._pending_publishes -= 1
+        self._one_publish_less()
         self.socket.abort()
 
     def room_again(self) -> None:
@@ -339,7 +402,7 @@ class Connection:
         """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))
-        self._pending_publishes -= 1
+        self._one_publish_less()
         try:
             if not self._has_room:
                 self._regulate()
@@ -348,6 +411,10 @@ class Connection:
         except Exception as error:
             self._relay.faults.caught("message", error)
             self.socket.abort()  # nothing would be read from it any more
+
+    def _one_publish_less(self) -> None:
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
+        self._pending_publishes -= 1
 
     # Subscriptions: called by the fan-out and the backlog.
 
@@ -358,13 +425,20 @@ class Connection:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent
         later, and never cut (R-317). Cancelling it changes nothing."""
         await self.socket.writable()
-        while (budget := self._session.backfill_budget) is not None:
-            wait = budget.debt_seconds(time.monotonic())
-            if wait <= 0:
-                return
+        while (wait := self._reading_debt(time.monotonic())) > 0:
             self._relay.metrics.rate_limited["pacing"].inc()
             await asyncio.sleep(min(wait, _PACING_INTERVAL))
             await self.socket.writable()
+
+    def _reading_debt(self, now: float) -> float:
+        """How long until this peer may have more from the store."""
+        budgets = (self._session.backfill_budget, purse("read", self.payer.line))
+        return max((budget.debt_seconds(now) for budget in budgets if budget is not None), default=0.0)
+
+    @property
+    def payer(self) -> Quota:
+        """Who takes turns at the database with others, for this peer."""
+        return self._visitor.reader
 
     def backfilled(self, sent_bytes: int) -> None:
         """So many bytes of history were queued for this peer."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final, Protocol
 
+from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
 from relayd.faults import Faults
 
 __all__ = ["OpenSocket", "Registry"]
+
+_CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1, Pressure.FULL: 16}
+"""Sockets that are closed at one look. At `SHORT` too: else whoever holds much keeps everybody else out."""
 
 
 class OpenSocket(Protocol):
@@ -24,11 +28,22 @@ class OpenSocket(Protocol):
     def stop_reading(self) -> None:
         """Take nothing further from the peer."""
 
-    def close(self, code: int, reason: str) -> None:
-        """Start the closing handshake."""
+    def close(self, code: int, reason: str, cause: str | None = None) -> None:
+        """Start the closing handshake; `cause` counts it among the closed connections."""
 
     def abort(self) -> None:
         """Drop the socket."""
+
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes it holds."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer, about: unsent answers, unfinished frames, publishes, subscriptions."""
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now, for want of memory."""
 
 
 class Registry:
@@ -38,6 +53,9 @@ class Registry:
         self._faults = faults or Faults()
         self.sockets: set[OpenSocket] = set()
         self.draining = False
+        self.arriving = 0
+        """Sockets in their TLS handshake, which are none of `sockets` yet."""
+        self.pressure = Pressure.FINE
         self._dirty: list[OpenSocket] = []
         self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
         """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
@@ -77,6 +95,21 @@ class Registry:
                     self._changed.clear()
                     await self._changed.wait()
         return condition()
+
+    def relieve(self, pressure: Pressure) -> None:
+        """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""
+        if pressure is self.pressure is Pressure.FINE:
+            return
+        self.pressure = pressure
+        held = [(socket, socket.held_bytes) for socket in self.sockets]
+        dear = dearest((socket.account, size) for socket, size in held) if pressure else set()
+        for socket, _ in held:
+            socket.refuse_publishes(socket.account in dear)
+        holders = sorted((item for item in held if item[0].account in dear), key=lambda item: -item[1])
+        for socket, size in holders[: _CLOSED_AT_ONCE[pressure]]:
+            if size >= HOLDS_MUCH // 4:
+                socket.close(1013, "the relay is short of memory", "memory")
+                socket.abort()  # what it holds is wanted now, not when the peer has answered
 
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""

@@ -33,7 +33,7 @@ from strata.protocol.wire import (
 )
 
 from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
-from relayd.access.limits import Budget, Quota, SessionLimits
+from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.subscription import Subscription, SubscriptionRequest
@@ -150,6 +150,7 @@ Action = (
     | CloseConnection
 )
 _UNKNOWN_UNSUBSCRIBE = UnknownUnsubscribe()
+_NO_MEMORY = Excess(limit=0, window_seconds=5, retry_after=5)
 
 
 class Session:
@@ -171,6 +172,7 @@ class Session:
         "_subscribe_budget",
         "authentication",
         "backfill_budget",
+        "is_short_of_memory",
         "subscriptions",
     )
 
@@ -181,8 +183,10 @@ class Session:
         self.authentication = authentication
         self._limits = limits
         self._cursors = cursors
+        self.is_short_of_memory = False
+        """The relay is, and this session's account holds much of it: no PUBLISH is taken."""
         self._malformed_at: deque[float] | None = None
-        self._auth_budget: Budget | None = None
+        self._auth_budget: Budget | Purse | None = None
         self._allow(grants.anonymous)
         self.use_quota(None)
 
@@ -191,17 +195,18 @@ class Session:
         """The DID this session has proved to speak for."""
         return self.authentication.identity
 
-    def use_quota(self, quota: Quota | None) -> None:
-        """Charge requests to this quota from now on; None sets no limit.
+    def use_quota(self, quota: Quota | None, others: Sequence[Quota] = ()) -> None:
+        """Charge requests to this quota from now on, and to `others` too; None sets no limit.
 
         AUTHs are charged to the first one that knows a limit for them, the address's, whoever the session
         comes to speak for.
         """
-        self._publish_budget = None if quota is None else quota.publish
-        self._subscribe_budget = None if quota is None else quota.subscribe
-        self.backfill_budget = None if quota is None else quota.backfill
+        quotas = () if quota is None else (quota, *others)
+        self._publish_budget = purse("publish", quotas)
+        self._subscribe_budget = purse("subscribe", quotas)
+        self.backfill_budget = purse("backfill", quotas)
         if quota is not None and quota.auth is not None:
-            self._auth_budget = quota.auth
+            self._auth_budget = purse("auth", quotas)
 
     def receive_text(self, data: bytes, now: float) -> Action:
         """Take one text frame; `now` is monotonic seconds."""
@@ -266,6 +271,9 @@ class Session:
         if not self._may_publish:
             payload = missing_payload(PUBLISH, message.client_msg_id)
             return Answer(payload, ErrorCode.UNAUTHENTICATED, request="PUBLISH")
+        if self.is_short_of_memory:
+            payload = limited_payload("memory", _NO_MEMORY, message.client_msg_id)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "memory", request="PUBLISH")
         budget = self._publish_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("publish", budget.excess(now), message.client_msg_id)

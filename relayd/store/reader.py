@@ -6,16 +6,27 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
 
 from relayd import failpoints
 from relayd.store.columns import entry
-from relayd.store.connection import Pool, translate_errors
+from relayd.store.connection import Payer, Pool, translate_errors
 from relayd.store.declined import covers
-from relayd.store.queries import ABUSE, BY_ID, FIND, HEAD, LAST_SEQUENCE, POSITION, TAIL, page_statement
+from relayd.store.queries import (
+    ABUSE,
+    BY_ID,
+    CANDIDATES,
+    FIND,
+    HEAD,
+    LAST_SEQUENCE,
+    POSITION,
+    TAIL,
+    page_statement,
+    ways,
+)
 from relayd.store.types import (
     DAY_SECONDS,
     AbuseEntry,
@@ -38,6 +49,28 @@ _MAX_SKEW_SECONDS = 300
 _LAST_DAY = 99_999
 _CACHED_POSITIONS = 1024
 _GRACE_SECONDS = 5.0
+
+
+class _Span(NamedTuple):
+    """What is left to read of a page: `after < sequence <= up_to`, whichever way the page runs."""
+
+    query: LogQuery
+    after: int
+    up_to: int
+    limit: int
+    now: int
+    max_bytes: int
+    candidates: int
+    declined: Declined
+
+    def beyond(self, border: int) -> _Span:
+        """The rest, from `border` on, which has not been looked at."""
+        return self._replace(after=border - 1) if self.query.ascending else self._replace(up_to=border)
+
+    @property
+    def reached(self) -> int:
+        """The last sequence that is no part of the rest, in the direction of the page."""
+        return self.after if self.query.ascending else self.up_to + 1
 
 
 class Reader:
@@ -96,26 +129,63 @@ class Reader:
             return Gone(sequence, received_at)
         return StoredPacket(sequence, received_at, body, annotation)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int) -> Page:
+    async def page(
+        self,
+        query: LogQuery,
+        limit: int,
+        now: int,
+        max_bytes: int,
+        candidates: int = CANDIDATES,
+        payer: Payer | None = None,
+    ) -> Page:
         """The first packets of the log that match, are neither expired at `now` nor declined, and fit in
         `max_bytes`.
 
-        A page may be shorter than `limit` and yet not the last: see `Page.exhausted`. Raises
-        `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
+        A page may be shorter than `limit`, and even empty, and yet not the last: see `Page`. So no page looks
+        at more than about twice `candidates` rows, whatever the query. `payer` is whose turn it takes, see
+        `Pool`. Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database
+        too.
         """
-        async with self._page_connection(self._seen if query.up_to is None else query.up_to) as connection:
+        needed = self._seen if query.up_to is None else query.up_to
+        async with self._page_connection(needed, payer) as connection:
             after, up_to = await self._bounds(connection, query)
             if up_to is not None and after >= up_to:
                 return Page([], exhausted=True)
-            declined = None
-            while declined is not self.declined:  # replaced while the page was read: read it anew
+            last = LAST_SEQUENCE if up_to is None else up_to
+            while True:
                 declined = self.declined
-                text, parameters, limit = page_statement(query, limit, now, max_bytes, after, up_to, declined)
-                found = await connection.fetch(text, *parameters)
-            rows = list(map(StoredPacket._make, found))
-        # A row is left out for its size only when those before it reach max_bytes.
-        exhausted = len(rows) < limit and sum(len(row.body) for row in rows) < max_bytes
-        return Page(rows, exhausted)
+                span = _Span(query, after, last, limit, now, max_bytes, candidates, declined)
+                page = await self._search(connection, span)
+                if declined is self.declined:  # else it was replaced while the page was read: read it anew
+                    return page
+
+    async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> Page:
+        """Try one way after the other, each from where the one before has stopped."""
+        query, rows, size = span.query, list[StoredPacket](), 0
+        for way in ways(query):
+            text, parameters = page_statement(
+                query,
+                span.limit - len(rows),
+                span.now,
+                span.max_bytes - size,
+                span.after,
+                span.up_to,
+                span.declined,
+                way=way,
+                candidates=span.candidates,
+            )
+            found = await connection.fetch(text, *parameters)
+            border = found.pop()[0] if found and found[-1][2] is None else None
+            fresh = list(map(StoredPacket._make, found))
+            rows += fresh
+            size += sum(len(row.body) for row in fresh)
+            # A row is left out for its size only when those before it reach max_bytes.
+            if len(rows) >= span.limit or size >= span.max_bytes:
+                return Page(rows, exhausted=False)
+            if border is None:
+                return Page(rows, exhausted=True)
+            span = span.beyond(border)
+        return Page(rows, exhausted=False, reached=span.reached)
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""
@@ -169,23 +239,25 @@ class Reader:
         return position, settled
 
     @contextlib.asynccontextmanager
-    async def _page_connection(self, needed: int) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _page_connection(
+        self, needed: int, payer: Payer | None
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lend a connection to a server that has the log up to `needed`."""
         async with contextlib.AsyncExitStack() as stack:
-            connection = await self._from_replica(stack, needed)
+            connection = await self._from_replica(stack, needed, payer)
             if connection is None:
-                connection = await stack.enter_async_context(self._guarded(self._pages))
+                connection = await stack.enter_async_context(self._guarded(self._pages, payer))
             yield connection
 
     async def _from_replica(
-        self, stack: contextlib.AsyncExitStack, needed: int
+        self, stack: contextlib.AsyncExitStack, needed: int, payer: Payer | None
     ) -> asyncpg.Connection[Any] | None:
         """A connection to a replica that has enough, lent until `stack` unwinds; None: take the primary."""
         if self._replica is None:
             return None
         try:
             async with contextlib.AsyncExitStack() as attempt:
-                connection = await attempt.enter_async_context(self._guarded(self._replica))
+                connection = await attempt.enter_async_context(self._guarded(self._replica, payer))
                 if await self._has_replayed(connection, needed):
                     stack.push_async_exit(attempt.pop_all())
                     return connection
@@ -200,8 +272,10 @@ class Reader:
         return self._replayed[connection] >= needed
 
     @contextlib.asynccontextmanager
-    async def _guarded(self, pool: Pool) -> AsyncIterator[asyncpg.Connection[Any]]:
-        async with pool.lease() as connection:
+    async def _guarded(
+        self, pool: Pool, payer: Payer | None = None
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
+        async with pool.lease(payer) as connection:
             try:
                 # The server ends a slow statement itself; this is for a server that no longer answers.
                 async with asyncio.timeout(self._deadline):

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 
 from relayd.store.archived import ArchivedDays
-from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+from relayd.store.connection import Payer, Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
-from relayd.store.queries import HEAD
+from relayd.store.queries import CANDIDATES, HEAD
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.safety import check_safety
@@ -186,9 +186,17 @@ class Store:
         """Which of `ids` were ever stored: their sequence and received_at. See `Reader.find`."""
         return await self._reader.find(ids)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    async def page(
+        self,
+        query: LogQuery,
+        limit: int,
+        now: int,
+        max_bytes: int = MAX_PAGE_BYTES,
+        candidates: int = CANDIDATES,
+        payer: Payer | None = None,
+    ) -> Page:
         """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
-        return await self._reader.page(query, limit, now, max_bytes)
+        return await self._reader.page(query, limit, now, max_bytes, candidates, payer)
 
     @property
     def declined(self) -> Declined:

@@ -165,11 +165,14 @@ class TrustRow(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The answer to one read of the log."""
+    """The answer to one read of the log. The next page begins beyond `reached`, else beyond the last row."""
 
     rows: list[StoredPacket]
     exhausted: bool
-    """No further row matches: the page ended for lack of rows, not for its limit or its size."""
+    """No further row matches: the page ended for lack of rows, not for its limit, its size or its cost."""
+    reached: int | None = None
+    """The last sequence that the search has looked at, where it ended for its cost: what matches up to there
+    is in `rows`. A page that ended for this may be empty."""
 
 
 class Gone(NamedTuple):

@@ -148,3 +148,37 @@ async def test_a_server_that_stops_answering_is_unavailable_in_time(database, lo
     with pytest.raises(StoreUnavailable, match="in time"):
         await reader.page(LogQuery(), 10, NOW, 1000)
     await pool.close()
+
+
+class Reading:
+    """A payer with a name."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def used_database(self, seconds: float, now: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.mark.req("R-321")
+async def test_a_reader_who_asks_for_much_waits_behind_one_who_asks_for_little(
+    database, locked, sql, observer, eventually
+):
+    """Eight pages of one reader wait for the one connection when another reader asks for its first."""
+    done: list[str] = []
+    dear, honest = Reading(), Reading()
+
+    async def read(name: str, payer: Reading) -> None:
+        await store.page(LogQuery(), 10, NOW, payer=payer)
+        done.append(name)
+
+    async with await Store.open(database, read_connections=1) as store:
+        readers = [asyncio.create_task(read("dear", dear)) for _ in range(8)]
+        await eventually(lambda: observer.fetch(READING))
+        readers.append(asyncio.create_task(read("honest", honest)))
+        readers[3].cancel()
+        await sql.execute("ROLLBACK")
+        await asyncio.wait(readers)
+        await sql.execute("BEGIN")
+    assert done == ["dear", "honest"] + ["dear"] * 6
+    assert dear.seconds > honest.seconds > 0

@@ -61,7 +61,7 @@ def build_relay(
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
     tally, registry = Tally(), Registry()
-    cursors = CursorCodec(store.secrets.cursor_key)
+    cursors = CursorCodec(store.secrets.cursor_key, store.known)
     fanout = Fanout(cursors, head, form=settings.provenance_downgrade)
 
     def dispatched(delivered: int) -> None:

@@ -8,6 +8,7 @@ import http.client
 from pathlib import Path
 
 import pytest
+import strata
 
 from tests.support.backups import Copied
 from tests.support.bare_client import BareClient, open_client
@@ -114,3 +115,79 @@ async def test_relays_that_run_through_the_swap_begin_anew(tmp_path: Path, datab
             assert ids == [packet.packet_id for packet in new]
         assert relay.metric("relayd_log_epoch") == other.metric("relayd_log_epoch") == 2
         assert relay.get("/readyz")[0] == 200
+
+
+async def take(deliveries: strata.Subscription, count: int, seen: list[object]) -> None:
+    async with asyncio.timeout(90):
+        while count:
+            seen.append((await anext(deliveries)).packet.packet_id)
+            count -= 1
+
+
+@pytest.mark.req("R-154", "R-339")
+async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_once(
+    tmp_path: Path, database: Copied
+):
+    identity = new_identity()
+    kept, lost, new = ([make(identity, n=n) for n in range(start, start + 50)] for start in (0, 100, 200))
+    seen: list[object] = []
+    told: list[strata.LogReset] = []
+
+    def on_log_reset(reset: strata.LogReset) -> None:
+        told.append(reset)
+        seen.append(reset)
+
+    with running(RelayProcess(tmp_path, database_url=database.url)) as relay:
+        async with (
+            strata.connect(relay.ws) as publisher,
+            strata.connect(relay.ws) as reader,
+            reader.subscribe(on_log_reset=on_log_reset) as deliveries,
+        ):
+            for packet in kept:
+                await publisher.publish(packet)
+            await database.copy()
+            for packet in lost:
+                await publisher.publish(packet, timeout=60)
+            await take(deliveries, 100, seen)
+            await database.put_back()
+            # Also some that were lost: their author publishes them again, and the reader has them already.
+            for packet in lost[:5] + new:
+                assert not (await publisher.publish(packet, timeout=60)).duplicate
+            await take(deliveries, 50, seen)
+            (reset,) = told
+            assert reset.cursor is not None
+            assert seen == [packet.packet_id for packet in kept + lost] + [reset] + [p.packet_id for p in new]
+            assert reader.statistics.log_resets == 1
+
+
+@pytest.mark.req("R-154", "R-339")
+async def test_a_pool_that_reads_a_relay_through_its_loss_misses_and_doubles_nothing(
+    tmp_path: Path, database: Copied
+):
+    identity = new_identity()
+    kept, lost, new = ([make(identity, n=n) for n in range(start, start + 20)] for start in (0, 100, 200))
+    with (
+        running(RelayProcess(tmp_path / "a", database_url=database.url)) as relay,
+        running(RelayProcess(tmp_path / "b")) as other,
+    ):
+        options = strata.PoolOptions(sweep_interval=1, hold_back=0)
+        async with (
+            strata.connect(relay.ws) as here,
+            strata.connect(other.ws) as there,
+            strata.connect_pool([relay.ws, other.ws], options=options) as pool,
+            pool.subscribe() as deliveries,
+        ):
+            for packet in kept:
+                await here.publish(packet)
+            await database.copy()
+            for packet in lost:  # each relay has a part of what is lost at the first one
+                await here.publish(packet, timeout=60)
+                await there.publish(packet)
+            await database.put_back()
+            for packet in new:
+                await here.publish(packet, timeout=60)
+            seen: list[str] = []
+            async with asyncio.timeout(90):
+                while len(seen) < 60:
+                    seen.append((await anext(deliveries)).packet.packet_id)
+            assert sorted(seen) == sorted(packet.packet_id for packet in kept + lost + new)

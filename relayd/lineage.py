@@ -94,6 +94,10 @@ class Lineage:
         good_to = self.good_to(mark, head)
         return good_to is not None and mark.sequence <= good_to
 
+    def lacks(self, mark: Mark, head: int) -> bool:
+        """Whether the log is known, by this place, to have lost its end, and no epoch says so yet."""
+        return mark.epoch >= self.current.epoch and not self.holds(mark, head)
+
     def good_to(self, mark: Mark, head: int) -> int | None:
         """Up to where the log of a place agrees with this one, which ends at `head`.
 

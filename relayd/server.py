@@ -336,6 +336,7 @@ class _Process:
             form=settings.provenance_downgrade,
             render_metrics=None if settings.metrics_listen else self._render_metrics,
             websocket_path=settings.path,
+            log_epoch=lambda: self._store.known.lineage.current.epoch,
         )
         context = self._tls.context if self._tls else None
         reuse_port = shared_port is not None

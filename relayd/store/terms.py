@@ -153,16 +153,12 @@ def _judge(
     """
     found: Reason | None = None
     least = lineage.current.epoch
-    if witness is not None and _is_news(lineage, head, witness):
+    if witness is not None and lineage.lacks(witness, head):
         found, least = "cursor", witness.epoch + 1
     for claim in claims:
-        if _is_news(lineage, head, claim.mark):
+        if lineage.lacks(claim.mark, head):
             found, least = "rolled_back", max(least, claim.mark.epoch + 1)
     return found, least
-
-
-def _is_news(lineage: Lineage, head: int, mark: Mark) -> bool:
-    return mark.epoch >= lineage.current.epoch and not lineage.holds(mark, head)
 
 
 def _has_moved(place: asyncpg.Record, is_exact: bool) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import strata
@@ -13,7 +17,7 @@ import strata
 from tests.support.backups import Copied
 from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import RelayProcess, running
+from tests.support.relay_process import RelayProcess, environment, running
 
 
 async def read_all(client: BareClient, cursor: str | None = None) -> tuple[list[str], dict]:
@@ -115,6 +119,62 @@ async def test_relays_that_run_through_the_swap_begin_anew(tmp_path: Path, datab
             assert ids == [packet.packet_id for packet in new]
         assert relay.metric("relayd_log_epoch") == other.metric("relayd_log_epoch") == 2
         assert relay.get("/readyz")[0] == 200
+
+
+@pytest.mark.req("R-157")
+async def test_an_operators_new_epoch_and_what_the_command_line_says_of_it(tmp_path: Path, database: Copied):
+    identity = new_identity()
+    first, lost, new = ([make(identity, n=n) for n in range(start, start + 5)] for start in (0, 100, 200))
+    position = tmp_path / "position"
+    subscribe = ("subscribe", "--no-live", "--state", str(position), "--json")
+
+    def strata_command(relay: RelayProcess) -> tuple[list[dict], str]:
+        done = command("strata.tools.cli", *subscribe, "--relay", relay.ws)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    relay = RelayProcess(tmp_path, database_url=database.url)
+    with running(relay):
+        relay.port = urlsplit(relay.ws).port or 0
+        async with open_client(relay.ws) as client:
+            await client.publish_all(first)
+        relay.stop()
+    await database.copy()
+    with running(relay):
+        async with open_client(relay.ws) as client:
+            await client.publish_all(lost)
+        records, said = await asyncio.to_thread(strata_command, relay)
+        assert [record["packet"]["packet_id"] for record in records] == [
+            packet.packet_id for packet in first + lost
+        ]
+        assert "log" not in said
+        relay.stop()
+    await database.put_back()
+    told = await asyncio.to_thread(command, "relayd", "new-epoch", "--json", "--database-url", database.url)
+    assert told.returncode == 0 and json.loads(told.stdout)["epoch"] == 2, told.stderr
+    with running(relay):
+        async with open_client(relay.ws) as client:
+            await client.publish_all(new)
+        assert json.loads(relay.get("/readyz")[2]) == {"status": "ready", "log_epoch": 2}
+        (reset, *records), said = await asyncio.to_thread(strata_command, relay)
+        assert set(reset) == {"log_reset"} and "may be missing" in said
+        assert [record["packet"]["packet_id"] for record in records][-5:] == [
+            packet.packet_id for packet in new
+        ]
+        checked = await asyncio.to_thread(command, "relayd", "doctor", "--database-url", database.url)
+        assert "epoch 2" in checked.stdout
+
+
+def command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one of our commands to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment({}),
+        check=False,
+    )
 
 
 async def take(deliveries: strata.Subscription, count: int, seen: list[object]) -> None:

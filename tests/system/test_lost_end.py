@@ -8,16 +8,20 @@ import http.client
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 import strata
 
 from tests.support.backups import Copied
 from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.relay_process import PostgresHost, RelayProcess, environment, running
+from tests.support.standbys import Standby
 
 
 async def read_all(client: BareClient, cursor: str | None = None) -> tuple[list[str], dict]:
@@ -40,6 +44,16 @@ async def serving(relay: RelayProcess) -> None:
                 if (await asyncio.to_thread(relay.get, "/readyz"))[0] == 200:
                     return
             await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def open_server() -> Iterator[str]:
+    """A PostgreSQL server in a folder that its user may enter, so that a standby can follow it."""
+    with tempfile.TemporaryDirectory(prefix="relayd-primary-") as folder:
+        Path(folder).chmod(0o755)
+        host = PostgresHost(Path(folder))
+        yield host.url
+        host.close()
 
 
 @pytest.fixture
@@ -251,3 +265,56 @@ async def test_a_pool_that_reads_a_relay_through_its_loss_misses_and_doubles_not
                 while len(seen) < 60:
                     seen.append((await anext(deliveries)).packet.packet_id)
             assert sorted(seen) == sorted(packet.packet_id for packet in kept + lost + new)
+
+
+@pytest.mark.req("R-154", "R-157")
+async def test_a_standby_that_lags_is_no_loss_and_one_that_is_promoted_without_the_end_is(
+    tmp_path: Path, open_server: str
+):
+    database = await Copied(open_server).make()
+    identity = new_identity()
+    kept, lost, new = ([make(identity, n=n) for n in range(start, start + 20)] for start in (0, 100, 200))
+    async with Standby(database.url) as standby:
+        with running(
+            RelayProcess(tmp_path, database_url=database.url, read_database_url=standby.url)
+        ) as relay:
+            async with open_client(relay.ws) as client:
+                await client.publish_all(kept)
+                await caught_up(standby, database)
+                await standby.lose_contact()
+                await client.publish_all(lost)
+                ids, end = await read_all(client)
+                assert ids == [packet.packet_id for packet in kept + lost]
+                # The standby has not even heard of this place.
+                ids, end = await read_all(client, end["cursor"])
+                assert ids == [] and end["type"] == "END_OF_HISTORY"
+            assert relay.metric("relayd_log_epoch") == 1
+            assert not relay.complaints()
+            relay.stop()
+        await standby.promote()
+        with running(RelayProcess(tmp_path, database_url=standby.url)) as relay:
+            async with open_client(relay.ws) as client:
+                await client.publish_all(new)
+                _, refused = await read_all(client, end["cursor"])
+                assert refused["detail"] == "log_reset"
+                ids, _ = await read_all(client, refused["cursor"])
+                assert ids == [packet.packet_id for packet in new]
+            assert relay.metric("relayd_log_epoch") == 2
+            relay.stop()
+        # The old primary comes back as a replica, with an end that nobody else has: it is not asked.
+        with running(
+            RelayProcess(tmp_path, database_url=standby.url, read_database_url=database.url)
+        ) as relay:
+            async with open_client(relay.ws) as client:
+                assert (await read_all(client))[0] == [packet.packet_id for packet in kept + new]
+
+
+async def caught_up(standby: Standby, database: Copied) -> None:
+    connection = await asyncpg.connect(database.url)
+    try:
+        head = await connection.fetchval("SELECT last_sequence FROM log_head")
+    finally:
+        await connection.close()
+    async with asyncio.timeout(30):
+        while await standby.execute("SELECT last_sequence FROM log_head") != head:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)

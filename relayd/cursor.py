@@ -1,6 +1,6 @@
 """Cursors: a position in the relay's log, as an opaque string that cannot be forged (A-041).
 
-    "2." + hex( order and sequence, 8 bytes | tag of the term, 4 | epoch, 4 | keyed BLAKE2s of these, 8 )
+    "2." + hex( tag of the term, 4 bytes | epoch, 4 | order and sequence, 8 | keyed BLAKE2s of these, 8 )
     "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 )      up to schema 0002; still read
 
 The key belongs to the database, so a cursor survives restarts, is good at every process on that database
@@ -18,7 +18,7 @@ import hmac
 from binascii import hexlify
 from typing import Final
 
-from relayd.lineage import KnownLog, Mark, Term
+from relayd.lineage import KnownLog, Lineage, Mark, Term
 
 __all__ = ["CursorCodec", "InvalidCursor"]
 
@@ -39,8 +39,11 @@ class CursorCodec:
     def __init__(self, key: bytes, known: KnownLog | None = None) -> None:
         self.known = known or KnownLog()
         self._mac = hashlib.blake2s(key=key, digest_size=_MAC_BYTES)
-        self._term: Term | None = None
-        self._suffix = b""
+        # What nearly every cursor needs, kept ready: the current term as text, and the MAC begun with it.
+        self._lineage: Lineage | None = None
+        self._current_after = 0
+        self._current_text = b""
+        self._current_mac = self._mac
 
     def encode(self, sequence: int, *, ascending: bool = True) -> str:
         """The cursor of a position."""
@@ -48,13 +51,25 @@ class CursorCodec:
 
     def encode_bytes(self, sequence: int, *, ascending: bool = True) -> bytes:
         """The same as ASCII, in a microsecond: one is made for every packet of a page."""
-        term = self.known.lineage.term_of(sequence)
-        if term is not self._term:
-            self._term, self._suffix = term, term.tag + term.epoch.to_bytes(4, "big")
-        position = (sequence if ascending else sequence | _DESCENDING).to_bytes(8, "big") + self._suffix
-        mac = self._mac.copy()
+        if self.known.lineage is not self._lineage:
+            self._follow(self.known.lineage)
+        text, begun = self._current_text, self._current_mac
+        if sequence <= self._current_after:
+            text, begun = self._begin(self.known.lineage.term_of(sequence))
+        position = (sequence if ascending else sequence | _DESCENDING).to_bytes(8, "big")
+        mac = begun.copy()
         mac.update(position)
-        return _PREFIX + hexlify(position + mac.digest())
+        return text + hexlify(position + mac.digest())
+
+    def _follow(self, lineage: Lineage) -> None:
+        self._lineage, self._current_after = lineage, lineage.current.begins_after
+        self._current_text, self._current_mac = self._begin(lineage.current)
+
+    def _begin(self, term: Term) -> tuple[bytes, hashlib.blake2s]:
+        head = term.tag + term.epoch.to_bytes(4, "big")
+        mac = self._mac.copy()
+        mac.update(head)
+        return _PREFIX + hexlify(head), mac
 
     def decode(self, text: str, *, ascending: bool) -> int:
         """The sequence a cursor stands for: that of `open`, which raises the same."""
@@ -79,10 +94,10 @@ class CursorCodec:
         # One position has one text: upper case and blanks, which fromhex allows, do not pass.
         if not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex() != digits:
             raise InvalidCursor("the cursor fails its integrity check")
-        position = int.from_bytes(raw[:8], "big")
+        position = int.from_bytes(raw[length - 8 : length], "big")
         if bool(position & _DESCENDING) is ascending:
             raise InvalidCursor("the cursor belongs to the other order")
         sequence = position & ~_DESCENDING
         if length == 8:
             return Mark(sequence, None, 1)
-        return Mark(sequence, raw[8:12], int.from_bytes(raw[12:16], "big"))
+        return Mark(sequence, raw[:4], int.from_bytes(raw[4:8], "big"))

@@ -144,6 +144,7 @@ async def serve(
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
     served: _Served | None = None
+    ports: dict[str, int] = {}  # those that were chosen stay chosen
     try:
         while True:
             try:
@@ -157,6 +158,7 @@ async def serve(
                     announce=announce if served is None else lambda addresses: None,
                     stop=stop,
                     shared_port=shared_port,
+                    ports=ports,
                 )
             except StoreUnavailable:
                 if served is None:
@@ -175,7 +177,7 @@ class _Served:
     """What is left of a relay whose database was replaced by an older copy."""
 
     settings: Settings
-    """The settings of now, with the ports that it had."""
+    """The settings of now."""
     claim: Claim
     """What the relay knew of the log."""
 
@@ -191,6 +193,7 @@ async def _serve(
     announce: Announce,
     stop: asyncio.Event,
     shared_port: int | None,
+    ports: dict[str, int],
 ) -> _Served:
     """Serve until `stop` is set, or until the log has lost its end: all that is kept of it in memory is wrong
     then, so everything is made anew, in the same process and on the same port."""
@@ -223,7 +226,7 @@ async def _serve(
             plugins=plugins,
         )
         await relay.identities.open()
-        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard)
+        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports)
         try:
             await process.run(announce, stop, shared_port)
             return _Served(process.settings, store.known.claim)
@@ -257,8 +260,10 @@ class _Process:
         tls: ServerTls | None,
         bootstrap: Bootstrap,
         guard: Guard,
+        ports: dict[str, int],
     ) -> None:
         self._settings = settings
+        self._ports = ports
         self._guard = guard
         self._guard_failed = False
         self._bootstrap = bootstrap
@@ -274,7 +279,7 @@ class _Process:
 
     @property
     def settings(self) -> Settings:
-        """The settings of now, with the ports that are listened on."""
+        """The settings of now."""
         return self._settings
 
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
@@ -342,7 +347,7 @@ class _Process:
         reuse_port = shared_port is not None
         port = await self._open(
             settings.host,
-            settings.port if shared_port is None else shared_port,
+            self._ports.get("main", settings.port) if shared_port is None else shared_port,
             responder,
             settings.path,
             tls=context,
@@ -354,18 +359,18 @@ class _Process:
         self._ws_url = f"ws{secure}://{host}:{port}{settings.path}"
         metrics_url = f"{http_url}/metrics"
         if shared_port is None:
-            self._settings = dataclasses.replace(self._settings, port=port)
+            self._ports["main"] = port
         if settings.metrics_listen:
             metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
             taken = await self._open(
                 metrics_host.strip("[]"),
-                int(metrics_port),
+                self._ports.get("metrics", int(metrics_port)),
                 MetricsApi(self._render_metrics),
                 None,
                 reuse_port=reuse_port,
             )
             metrics_url = f"http://{metrics_host}:{taken}/metrics"
-            self._settings = dataclasses.replace(self._settings, metrics_listen=f"{metrics_host}:{taken}")
+            self._ports["metrics"] = taken
         self._reload_on_sighup()
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 

@@ -148,9 +148,7 @@ class Backlog:
         good_to = known.lineage.good_to(mark, known.seen)
         if good_to is not None and mark.sequence <= good_to:
             return False
-        if mark.epoch >= known.lineage.current.epoch:
-            # Nobody can make a cursor but this log: it has lost its end, and nothing has said so yet.
-            await relay.store.begin_epoch("cursor", mark)
+        await relay.store.bear_witness(mark)
         relay.metrics.lost_cursors.inc()
         if subscription in self._behind:
             self._connection.end_subscription(subscription)

@@ -43,6 +43,7 @@ MAX_PAGE_BYTES = 4 * 2**20
 """Most bytes of bodies in one page, unless its first packet alone is larger."""
 
 _LOOKUP_CONNECTIONS = 2
+_WITNESS_INTERVAL = 60.0
 
 _READER = {
     # Which partitions a page touches depends on its bounds: plan it with them.
@@ -83,6 +84,7 @@ class Store:
         self._connect_timeout = log.connect_timeout
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._witness_due_at = 0.0
         self.secrets: RelaySecrets
         self.known = known
         """What this process knows of the log; it keeps itself up to date."""
@@ -198,6 +200,17 @@ class Store:
     async def begin_epoch(self, reason: Reason, witness: Mark | None = None) -> Reset | None:
         """Begin a new epoch: the log may have lost its end. See `Log.begin_epoch`."""
         return await self._log.begin_epoch(reason, witness)
+
+    async def bear_witness(self, mark: Mark) -> None:
+        """A reader's cursor, which only this log can have made, names a place that the log lacks.
+
+        Begins an epoch unless one says so already; looks once in `_WITNESS_INTERVAL`, for another log under a
+        copy of our secrets can make such cursors too. Raises `StoreUnavailable`.
+        """
+        now = time.monotonic()
+        if now >= self._witness_due_at and mark.epoch >= self.known.lineage.current.epoch:
+            await self._log.begin_epoch("cursor", mark)
+            self._witness_due_at = now + _WITNESS_INTERVAL
 
     async def resets(self) -> list[Reset]:
         """The epochs that have begun since the log's first, oldest first."""

@@ -60,6 +60,7 @@ _HEALTH_INTERVAL: Final = 2.0
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
 _LOST_CLOSE_TIMEOUT: Final = 1.0
+_ANEW_PAUSE: Final = 0.5
 _GUARD_INTERVAL: Final = 10.0
 _BACKLOG: Final = 4096
 
@@ -164,8 +165,8 @@ async def serve(
                 if served is None:
                     raise
                 # Another database stood behind the address a moment ago, and it has been served: wait for it.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _HEALTH_INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _ANEW_PAUSE)
             if stop.is_set():
                 return
     finally:
@@ -195,8 +196,8 @@ async def _serve(
     shared_port: int | None,
     ports: dict[str, int],
 ) -> _Served:
-    """Serve until `stop` is set, or until the log has lost its end: all that is kept of it in memory is wrong
-    then, so everything is made anew, in the same process and on the same port."""
+    """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
+    then, so the caller makes everything anew, in the same process and on the same port."""
     bootstrap = read_bootstrap(settings.bootstrap_file)
     store = await Store.open(
         database_url,

@@ -217,7 +217,7 @@ async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_onc
         told.append(reset)
         seen.append(reset)
 
-    with running(RelayProcess(tmp_path, database_url=database.url)) as relay:
+    with running(RelayProcess(tmp_path, database_url=database.url, workers=2)) as relay:
         async with (
             strata.connect(relay.ws) as publisher,
             strata.connect(relay.ws) as reader,

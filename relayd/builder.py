@@ -64,7 +64,7 @@ def build_relay(
     """
     faults = Faults(lambda place: metrics.faults[place].inc())
     tally, registry = Tally(), Registry(faults)
-    cursors = CursorCodec(store.secrets.cursor_key)
+    cursors = CursorCodec(store.secrets.cursor_key, store.known)
     fanout = Fanout(
         cursors,
         head,

@@ -301,6 +301,14 @@ class Metrics:
         )
 
     def _add_store(self, registry: CollectorRegistry) -> None:
+        self.log_epoch = _gauge(
+            registry, "relayd_log_epoch", "1 and how often the log may have lost its end.", "livemax"
+        )
+        self.lost_cursors = Counter(
+            "relayd_lost_cursors_total",
+            "SUBSCRIBEs with a cursor of a place that the log has lost.",
+            registry=registry,
+        )
         self.store_reads = Counters(
             registry, "relayd_store_reads_total", "Pages read from the store.", "outcome", READ_OUTCOMES
         )

@@ -35,6 +35,7 @@ from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.lineage import Claim
 from relayd.loop_watch import watch_loop
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
@@ -45,8 +46,9 @@ from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
+from relayd.store.guard import Guard
 from relayd.store.migrate import migrate
-from relayd.store.types import AbuseEntry, StoreError
+from relayd.store.types import AbuseEntry, StoreError, StoreUnavailable
 from relayd.tls import ServerTls, TlsError, read_tls_files
 
 __all__ = [
@@ -67,6 +69,9 @@ _HEALTH_INTERVAL: Final = 2.0
 _MEMORY_INTERVAL: Final = 0.5
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
+_LOST_CLOSE_TIMEOUT: Final = 1.0
+_ANEW_PAUSE: Final = 0.5
+_GUARD_INTERVAL: Final = 10.0
 
 Announce = Callable[[dict[str, str]], None]
 
@@ -139,16 +144,70 @@ async def serve(
     """Serve one process on a migrated database until `stop` is set, then drain.
 
     `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
+    When the database is replaced by an older copy meanwhile, the relay begins anew with that.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
     """
-    bootstrap = read_bootstrap(settings.bootstrap_file)
-    trust = trust_of(settings, bootstrap)
     metrics = Metrics()
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
+    served: _Served | None = None
+    ports: dict[str, int] = {}  # those that were chosen stay chosen
+    try:
+        while True:
+            try:
+                served = await _serve(
+                    served.settings if served else settings,
+                    database_url,
+                    metrics=metrics,
+                    plugins=plugins,
+                    tls=tls,
+                    claim=served.claim if served else None,
+                    announce=announce if served is None else lambda addresses: None,
+                    stop=stop,
+                    shared_port=shared_port,
+                    ports=ports,
+                )
+            except StoreUnavailable:
+                if served is None:
+                    raise
+                # Another database stood behind the address a moment ago, and it has been served: wait for it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _ANEW_PAUSE)
+            if stop.is_set():
+                return
+    finally:
+        plugins.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Served:
+    """What is left of a relay whose database was replaced by an older copy."""
+
+    settings: Settings
+    """The settings of now."""
+    claim: Claim
+    """What the relay knew of the log."""
+
+
+async def _serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    metrics: Metrics,
+    plugins: Plugins,
+    tls: ServerTls | None,
+    claim: Claim | None,
+    announce: Announce,
+    stop: asyncio.Event,
+    shared_port: int | None,
+    ports: dict[str, int],
+) -> _Served:
+    """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
+    then, so the caller makes everything anew, in the same process and on the same port."""
+    bootstrap = read_bootstrap(settings.bootstrap_file)
     if failpoints.ARMED:
         await failpoints.reached("server.start")
     store = await Store.open(
@@ -164,6 +223,9 @@ async def serve(
         allow_unsafe=settings.allow_unsafe_database,
     )
     try:
+        guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
+        claims = [claim, await asyncio.to_thread(guard.read)]
+        await store.begin([claim for claim in claims if claim is not None])
         if not settings.retention_requires_archive:
             await store.maintain(int(time.time()))
         relay = build_relay(
@@ -172,17 +234,17 @@ async def serve(
             metrics,
             head=await store.head(),
             bootstrap=bootstrap,
-            trust=trust,
+            trust=trust_of(settings, bootstrap),
             plugins=plugins,
         )
         await relay.identities.open()
-        process = _Process(settings, store, relay, metrics, tls, bootstrap)
+        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports)
         try:
             await process.run(announce, stop, shared_port)
+            return _Served(process.settings, store.known.claim)
         finally:
             await relay.admission.close()
             await relay.identities.close()
-            plugins.close()
     finally:
         await store.close()
 
@@ -212,8 +274,13 @@ class _Process:
         metrics: Metrics,
         tls: ServerTls | None,
         bootstrap: Bootstrap,
+        guard: Guard,
+        ports: dict[str, int],
     ) -> None:
         self._settings = settings
+        self._ports = ports
+        self._guard = guard
+        self._guard_failed = False
         self._bootstrap = bootstrap
         self._store = store
         self._relay = relay
@@ -228,7 +295,13 @@ class _Process:
         self._described: tuple[Settings, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of now."""
+        return self._settings
+
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
+        """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay = self._relay
         await self._store.listen(relay.tail.ring)
         jobs: list[asyncio.Task[object]] = [
@@ -242,6 +315,7 @@ class _Process:
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
                 ("memory", self._watch_memory()),
+                ("guard", self._keep_guard()),
             )
         ]
         try:
@@ -250,11 +324,19 @@ class _Process:
             self._is_serving.set()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
             stopped = asyncio.create_task(stop.wait(), name="stop")
-            jobs.append(stopped)
+            lost = asyncio.create_task(self._store.lost.wait(), name="lost")
+            jobs += [stopped, lost]
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-            for job in done - {stopped}:
+            for job in done - {stopped, lost}:
                 job.result()  # a background task that ends is our bug: let its exception out
+            if lost in done:
+                _log.error("log_lost_its_end", consequence="all connections are closed; clients resume")
+                for socket in list(relay.registry.sockets):
+                    socket.close(1012, "the log was replaced; resume by cursor")
+                await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
+                return
             await self._drain()
+            await self._write_guard()
         finally:
             for listener in self._listeners:
                 listener.close()
@@ -285,12 +367,13 @@ class _Process:
             form=settings.provenance_downgrade,
             metrics=None if settings.metrics_listen else self._scrapes.get,
             websocket_path=settings.path,
+            log_epoch=lambda: self._store.known.lineage.current.epoch,
         )
         context = self._tls.context if self._tls else None
         reuse_port = shared_port is not None
         port = self._open(
             settings.host,
-            settings.port if shared_port is None else shared_port,
+            self._ports.get("main", settings.port) if shared_port is None else shared_port,
             responder,
             settings.path,
             tls=context,
@@ -301,16 +384,19 @@ class _Process:
         http_url = f"http{secure}://{host}:{port}"
         self._ws_url = f"ws{secure}://{host}:{port}{settings.path}"
         metrics_url = f"{http_url}/metrics"
+        if shared_port is None:
+            self._ports["main"] = port
         if settings.metrics_listen:
             metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
             taken = self._open(
                 metrics_host.strip("[]"),
-                int(metrics_port),
+                self._ports.get("metrics", int(metrics_port)),
                 MetricsApi(self._scrapes.get),
                 None,
                 reuse_port=reuse_port,
             )
             metrics_url = f"http://{metrics_host}:{taken}/metrics"
+            self._ports["metrics"] = taken
         self._reload_on_sighup()
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 
@@ -349,6 +435,7 @@ class _Process:
         relay.tally.count(metrics)
         metrics.publish_queue.set(relay.admission.pending)
         metrics.log_sequence.set(relay.fanout.position)
+        metrics.log_epoch.set(self._store.known.lineage.current.epoch)
 
     def _readiness(self) -> str | None:
         if self._relay.registry.draining:
@@ -457,6 +544,20 @@ class _Process:
             else:
                 self._apply_policy()
             await asyncio.sleep(self._settings.abuse_refresh_interval)
+
+    async def _keep_guard(self) -> None:
+        """Write down now and then how far the log was acknowledged."""
+        while True:
+            await self._write_guard()
+            await asyncio.sleep(_GUARD_INTERVAL)
+
+    async def _write_guard(self) -> None:
+        try:
+            await asyncio.to_thread(self._guard.write, self._store.known.claim)
+        except OSError as error:
+            if not self._guard_failed:
+                _log.warning("log_guard_not_written", problem=str(error))
+            self._guard_failed = True
 
     def _apply_policy(self) -> None:
         apply_policy(self._relay, Policy.from_settings(self._settings, self._abuse))

@@ -82,6 +82,11 @@ class Settings:
         None, "Replica to read history from; without it, history is read from `database_url`.", secret=True
     )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
+    log_guard: Path | None = _setting(
+        None,
+        "File outside the database that remembers how far the log was acknowledged; `log-guard` in `data_dir`"
+        " unless set.",
+    )
     allow_unsafe_database: bool = _setting(
         False, "Start even on a database that could lose acknowledged packets, such as one with `fsync` off."
     )

@@ -26,6 +26,7 @@ from strata.protocol.wire import EndOfHistory, encode
 from relayd.cursor import CursorCodec
 from relayd.feed.events import Form, event_frames, event_head, row_frames
 from relayd.feed.filters import CompiledFilter
+from relayd.lineage import Mark
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
 
 __all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
@@ -54,6 +55,8 @@ class SubscriptionRequest:
     limit: int | None = None
     ascending: bool = True
     cursor: int | None = None
+    resumes_after: Mark | None = None
+    """The same as a place of some log; whether this log has it is still to be asked."""
     history_marker: bool = False
     client_msg_id: str | None = None
     signed: bool = False
@@ -109,6 +112,20 @@ class Subscription:
     def started(self) -> bool:
         """Whether `start` has been called."""
         return self._snapshot is not None
+
+    @property
+    def resumes_after(self) -> Mark | None:
+        """The place of the cursor that the SUBSCRIBE came with."""
+        return self._request.resumes_after
+
+    @property
+    def client_msg_id(self) -> str | None:
+        """What names the SUBSCRIBE in its answer."""
+        return self._request.client_msg_id
+
+    def good_cursor(self, sequence: int) -> str:
+        """A cursor at this place, for a reader whose own is of a log that was lost."""
+        return self._cursors.encode(sequence, ascending=self._request.ascending)
 
     def start(self, snapshot: int) -> None:
         """Begin, with the head of the log as it stands now."""

@@ -48,7 +48,9 @@ class HttpApi:
         metrics: Callable[[], Awaitable[Scrape]] | None = None,
         websocket_path: str = "/strata",
         clock: Callable[[], float] = time.time,
+        log_epoch: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._log_epoch = log_epoch
         self._readiness = readiness
         self._manifest = manifest
         self._by_id = by_id
@@ -90,7 +92,7 @@ class HttpApi:
     def _ready(self) -> Response:
         reason = self._readiness()
         if reason is None:
-            return json_response(200, {"status": "ready"}, NO_STORE)
+            return json_response(200, {"status": "ready", "log_epoch": self._log_epoch()}, NO_STORE)
         return error_response(503, "not_ready", reason)
 
     async def _packet(self, text: str) -> Response:

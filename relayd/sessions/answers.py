@@ -24,6 +24,7 @@ __all__ = [
     "filters_too_large_payload",
     "frame_too_large_payload",
     "limited_payload",
+    "lost_place_payload",
     "missing_payload",
     "ok_payload",
     "read_failure_payload",
@@ -196,6 +197,23 @@ def fault_payload(client_msg_id: str | None = None, subscription_id: str | None 
             reason="the relay failed on this message; connect again",
             client_msg_id=client_msg_id,
             subscription_id=subscription_id,
+        )
+    )
+
+
+def lost_place_payload(subscription_id: str, client_msg_id: str | None, cursor: str | None) -> bytes:
+    """The ERROR for a cursor of a log that was lost from some place on: `cursor` is the last good place.
+
+    It is absent where this relay cannot know how far the two logs agree.
+    """
+    return encode(
+        Error(
+            code=ErrorCode.INVALID_CURSOR,
+            reason="the log has lost its end since this cursor was given out; go on from the last good place",
+            detail="log_reset",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            cursor=cursor,
         )
     )
 

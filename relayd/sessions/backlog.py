@@ -21,7 +21,7 @@ from relayd import failpoints
 from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
-from relayd.sessions.answers import read_failure_payload
+from relayd.sessions.answers import lost_place_payload, read_failure_payload
 from relayd.sessions.websocket import WebSocket
 from relayd.store.connection import Payer
 from relayd.store.queries import CANDIDATES
@@ -140,6 +140,8 @@ class Backlog:
             await relay.tail.reach(await relay.store.head())
             if subscription not in self._behind:
                 return  # it ended meanwhile, and others kept this task running
+            if await self._is_lost(subscription) or subscription not in self._behind:
+                return
             subscription.start(fanout.position)
         if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
             return
@@ -148,6 +150,28 @@ class Backlog:
             self._go_live(subscription)
             return
         await self._read_page(subscription, read)
+
+    async def _is_lost(self, subscription: Subscription) -> bool:
+        """Whether its cursor is of a place that the log does not have: then it ends with an ERROR (R-157).
+
+        The log's head has just been read from the primary, and the terms with it.
+        """
+        relay, mark = self._relay, subscription.resumes_after
+        if mark is None:
+            return False
+        known = relay.store.known
+        good_to = known.lineage.good_to(mark, known.seen)
+        if good_to is not None and mark.sequence <= good_to:
+            return False
+        await relay.store.bear_witness(mark)
+        relay.metrics.lost_cursors.inc()
+        if subscription in self._behind:
+            self._connection.end_subscription(subscription)
+            cursor = None if good_to is None else subscription.good_cursor(good_to)
+            payload = lost_place_payload(subscription.subscription_id, subscription.client_msg_id, cursor)
+            self._connection.answer(payload, ErrorCode.INVALID_CURSOR)
+            self._socket.flush()
+        return True
 
     async def _read_page(self, subscription: Subscription, read: Read) -> None:
         relay = self._relay

@@ -37,6 +37,7 @@ from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, pu
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.subscription import Subscription, SubscriptionRequest
+from relayd.lineage import Mark
 from relayd.sessions.answers import (
     auth_ok_payload,
     error_payload,
@@ -320,10 +321,10 @@ class Session:
         ascending = filters.order != "desc"
         limits = self._limits
         limit = limits.default_limit if filters.limit is None else min(filters.limit, limits.max_limit)
-        cursor: int | None = None
+        cursor: Mark | None = None
         if filters.cursor is not None:
             try:
-                cursor = self._cursors.decode(filters.cursor, ascending=ascending)
+                cursor = self._cursors.open(filters.cursor, ascending=ascending)
             except InvalidCursor as error:
                 raise InvalidMessage(str(error), code=ErrorCode.INVALID_CURSOR) from None
         return SubscriptionRequest(
@@ -332,7 +333,8 @@ class Session:
             until=filters.until,
             limit=None if gapless else limit,
             ascending=ascending,
-            cursor=cursor,
+            cursor=None if cursor is None else cursor.sequence,
+            resumes_after=cursor,
             history_marker=bool(message.history_marker),
             client_msg_id=message.client_msg_id,
             signed=self._replicates,

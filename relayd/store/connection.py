@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 import asyncpg
@@ -83,7 +83,18 @@ class Pool:
     (`Turns`), and those without a payer wait in one line. The holder's statement timeout bounds each turn.
     """
 
-    def __init__(self, url: str, size: int, *, name: str, connect_timeout: float, **settings: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        size: int,
+        *,
+        name: str,
+        connect_timeout: float,
+        check: Callable[[asyncpg.Connection[Any]], Awaitable[object]] | None = None,
+        **settings: str,
+    ) -> None:
+        """`check` looks at each new connection before it is lent, and raises if it must not be."""
+        self._check = check
         self._url = url
         self._name = name
         self._connect_timeout = connect_timeout
@@ -135,9 +146,18 @@ class Pool:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await connect(
+        connection = await connect(
             self._url, name=self._name, connect_timeout=self._connect_timeout, **self._settings
         )
+        if self._check is not None:
+            try:
+                with translate_errors():
+                    async with asyncio.timeout(self._connect_timeout):
+                        await self._check(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return connection
 
     async def close(self) -> None:
         """End every connection, those lent out included. Idempotent."""

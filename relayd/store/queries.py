@@ -36,6 +36,7 @@ __all__ = [
     "HEAD",
     "LAST_SEQUENCE",
     "POSITION",
+    "STATE",
     "TAIL",
     "Way",
     "page_statement",
@@ -46,6 +47,9 @@ CHANNEL = "relayd_log"
 """The LISTEN/NOTIFY channel; the payload is the last sequence of a commit."""
 
 HEAD = "SELECT last_sequence FROM log_head"
+
+STATE = "SELECT last_sequence, tag FROM log_head"
+"""Where the log ends, and under which term it is written."""
 
 FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id = ANY ($1::bytea[])"
 
@@ -119,12 +123,14 @@ _TAIL_COLUMNS = (
     'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
 )
 
-TAIL = _bounded(
+_TAIL_ROWS = _bounded(
     _TAIL_COLUMNS,
     f"SELECT {_TAIL_COLUMNS} FROM packets WHERE sequence > $1 AND sequence <= $2 ORDER BY sequence LIMIT $3",
     "ASC",
     "$4",
 )
+TAIL = f"SELECT rows.*, (SELECT tag FROM log_head) AS tag FROM ({_TAIL_ROWS}) AS rows ORDER BY sequence"
+"""Entries of the log, each with the tag of the term that was current when they were read."""
 
 
 class _Shape(NamedTuple):

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import asyncpg
 
 from relayd import failpoints
+from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
 from relayd.store.connection import Payer, Pool, translate_errors
 from relayd.store.declined import covers
@@ -20,13 +21,14 @@ from relayd.store.queries import (
     BY_ID,
     CANDIDATES,
     FIND,
-    HEAD,
     LAST_SEQUENCE,
     POSITION,
+    STATE,
     TAIL,
     page_statement,
     ways,
 )
+from relayd.store.terms import Reset, agree, read_head, read_resets
 from relayd.store.types import (
     DAY_SECONDS,
     AbuseEntry,
@@ -78,30 +80,32 @@ class Reader:
     hold up the feed or an admission; and `replica`, where there is one, for pages in place of the primary.
 
     A replica may lag. It is asked only for what it has: pages end at a snapshot, and a replica that has not
-    reached it would leave a hole there which the reader's cursor would then jump (R-154).
+    reached it would leave a hole there which the reader's cursor would then jump (R-154). Nor is it asked if
+    it is of a log that the primary has left: the terms tell.
     """
 
-    def __init__(self, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float) -> None:
+    def __init__(
+        self, known: KnownLog, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float
+    ) -> None:
+        self._known = known
         self._lookups = lookups
         self._pages = pages
         self._replica = replica
         self._deadline = read_timeout + _GRACE_SECONDS
-        self._seen = 0
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.declined = Declined()
         """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
-    def saw(self, sequence: int) -> None:
-        """Note that the log has reached `sequence`: a page without `up_to` may not end before it."""
-        self._seen = max(self._seen, sequence)
-
     async def head(self) -> int:
         """The last sequence given out. Raises `StoreUnavailable`."""
         async with self._guarded(self._lookups) as connection:
-            head = int(await connection.fetchval(HEAD))
-        self.saw(head)
-        return head
+            return await read_head(connection, self._known)
+
+    async def resets(self) -> list[Reset]:
+        """The epochs of the log but the first. Raises `StoreUnavailable`, `StoreTimeout`."""
+        async with self._guarded(self._lookups) as connection:
+            return await read_resets(connection)
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         """Which of `ids` were ever stored: sequence and received_at.
@@ -146,7 +150,7 @@ class Reader:
         `Pool`. Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database
         too.
         """
-        needed = self._seen if query.up_to is None else query.up_to
+        needed = self._known.seen if query.up_to is None else query.up_to
         async with self._page_connection(needed, payer) as connection:
             after, up_to = await self._bounds(connection, query)
             if up_to is not None and after >= up_to:
@@ -201,7 +205,9 @@ class Reader:
         last = LAST_SEQUENCE if up_to is None else up_to
         async with self._guarded(self._lookups) as connection:
             rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
-        return [entry(tuple(row)) for row in rows]
+            if rows and rows[0][-1] != self._known.lineage.current.tag:
+                await agree(connection, self._known)  # before anybody asks for the term of these entries
+        return [entry(tuple(row)[:-1]) for row in rows]
 
     async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:
         """Turn the bounds on time into bounds on the sequence, so that a page starts where its rows are.
@@ -268,7 +274,11 @@ class Reader:
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
         # Kept for each connection: behind one address there may be several replicas.
         if self._replayed.get(connection, -1) < needed:
-            self._replayed[connection] = await connection.fetchval(HEAD)
+            head, tag = await connection.fetchrow(STATE)
+            lineage = self._known.lineage
+            # A replica that has parted from the primary goes further in a log that is lost.
+            shared = lineage.good_to(Mark(head, bytes(tag), 0), max(head, self._known.seen))
+            self._replayed[connection] = -1 if shared is None or shared < head else head
         return self._replayed[connection] >= needed
 
     @contextlib.asynccontextmanager

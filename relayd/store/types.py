@@ -27,6 +27,7 @@ __all__ = [
     "Gone",
     "IdentitiesMoved",
     "LogEntry",
+    "LogLost",
     "LogQuery",
     "NewPacket",
     "Outcome",
@@ -74,6 +75,13 @@ class StoreTimeout(StoreError):
 
 class UnsafeDatabase(StoreError):
     """The database could lose acknowledged packets, or this program cannot use it."""
+
+
+class LogLost(StoreUnavailable):
+    """The database lacks what this process knows to be committed: an older copy has been put in its place.
+
+    Nothing that this process has in memory about the log is to be trusted: begin anew.
+    """
 
 
 class IdentitiesMoved(StoreError):

@@ -226,7 +226,9 @@ class SimConnection:
         except TimeoutError:
             raise RequestTimeout("PUBLISH", timeout or 0) from None
 
-    def subscribe(self, *, cursor_fallback_since: int | None = None, **members: Any) -> SimStream:
+    def subscribe(
+        self, *, cursor_fallback_since: int | None = None, on_log_reset: object = None, **members: Any
+    ) -> SimStream:
         for name in ("authors", "types", "packet_ids"):
             value = members.get(name, ())
             members[name] = (value,) if isinstance(value, str) else tuple(value)

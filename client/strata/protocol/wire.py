@@ -48,7 +48,7 @@ __all__ = [
 MAX_ID_BYTES = 128
 """Most UTF-8 bytes in a `client_msg_id` or `subscription_id` (R-136, R-141)."""
 
-EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets")
+EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets", "log_reset")
 """The additions a relay of this project announces (R-139, decision A-050)."""
 
 _Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
@@ -143,7 +143,11 @@ class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
 
 
 class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
-    """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next."""
+    """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next.
+
+    `cursor` comes with `invalid_cursor` and detail `log_reset` (additive, decision 38): the relay's log has
+    lost its end since the cursor asked for was given out, and this one is of the last place still good.
+    """
 
     code: str
     reason: str
@@ -155,6 +159,7 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
     remaining: int | None = None
     window_seconds: int | None = None
     max_bytes: int | None = None
+    cursor: str | None = None
 
 
 class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):

@@ -182,9 +182,11 @@ class Reader:
             border = found.pop()[0] if found and found[-1][2] is None else None
             fresh = list(map(StoredPacket._make, found))
             rows += fresh
-            size += sum(len(row.body) for row in fresh)
+            if len(rows) >= span.limit:
+                return Page(rows, exhausted=False)
             # A row is left out for its size only when those before it reach max_bytes.
-            if len(rows) >= span.limit or size >= span.max_bytes:
+            size += sum(len(row.body) for row in fresh)
+            if size >= span.max_bytes:
                 return Page(rows, exhausted=False)
             if border is None:
                 return Page(rows, exhausted=True)

@@ -113,6 +113,7 @@ class _World:
         self.now = now
         self.levels = levels
         self.authors = [Identity(chance.randbytes(32)) for _ in range(2)]
+        self.types = chance.sample(list(TYPES), 3)  # few, so that packets of one type meet
         self.packets: list[dict[str, Any]] = []
         self.count = 0
 
@@ -148,7 +149,7 @@ def _publish(world: _World) -> dict[str, Any]:
     if world.packets and world.chance.random() < 0.15:
         return {"type": "PUBLISH", "packet": world.chance.choice(world.packets)}
     author = world.author()
-    content = TYPES[world.chance.choice(list(TYPES))](world, author)
+    content = TYPES[world.chance.choice(world.types)](world, author)
     packet: dict[str, Any] = {
         "version": 1,
         "timestamp": world.now - world.chance.choice([0, 0, 1, 60]),

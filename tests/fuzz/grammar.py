@@ -234,7 +234,7 @@ def _post(world: _World, author: Identity) -> dict[str, Any]:
     texts = ["", "hello", "ü\U0001f980", "\u0000", "\u2028", "x" * 2000, "ﬀ"]
     content: dict[str, Any] = {"type": "POST", "text": world.chance.choice(texts)}
     if world.chance.random() < 0.3:
-        content["numbers"] = [world.chance.choice(_NUMBERS) for _ in range(5)]
+        content["numbers"] = [world.chance.choice(_GOOD_NUMBERS) for _ in range(5)]
     if world.chance.random() < 0.2:
         content["media"] = [{"media_hash": "0x" + "ab" * 32, "media_type": "image/png"}]
     return content
@@ -381,6 +381,7 @@ _NUMBERS: Final = [
     2**64,
     10**30,
 ]
+_GOOD_NUMBERS: Final = [number for number in _NUMBERS if type(number) is float or abs(number) < 2**53]
 _STRINGS: Final = [
     "",
     "\x00",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import uvloop
 
 from benches import (
+    besieged,
     catchup,
     channel_convergence,
     channel_engine,
@@ -26,6 +27,7 @@ from benches import (
     latency,
     publish,
 )
+from benches.attacks import ATTACKS, TLS_ATTACKS
 from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
 from benches.daemon import RelayProcess
 from benches.measures import BRIEF, FULL, Measure, Plan, Progress, as_json, print_table
@@ -129,6 +131,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--serve", metavar="COMMAND", help="start the relay with this instead of python -m relayd"
     )
+    parser.add_argument(
+        "--attack",
+        metavar="NAME",
+        action="append",
+        choices=[*ATTACKS, *TLS_ATTACKS, besieged.ALL],
+        help="hostile: make this attack alone; may be repeated",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="hostile: how long each attack goes on (default: 2, with --brief none)"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -136,8 +148,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     names = [name for name in NAMES if not options.names or name in options.names]
     plan = BRIEF if options.brief else FULL
+    seconds = plan.attack_seconds if options.seconds is None else options.seconds
+    costs: list[besieged.Cost] = []
     try:
-        measures = uvloop.run(run(names, plan, _progress, serve=options.serve))
+        measures = [] if options.attack else uvloop.run(run(names, plan, _progress, serve=options.serve))
+        if "hostile" in names and sys.platform == "linux" and (seconds or options.attack):
+            costs = uvloop.run(
+                besieged.besiege(
+                    options.attack or (),
+                    seconds,
+                    _progress,
+                    serve=options.serve,
+                    stored=plan.catchup_packets,
+                )
+            )
     except BenchError as error:
         print(f"void: {error}", file=sys.stderr)
         return 1
@@ -147,9 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "machine": platform.machine(),
             "python": platform.python_version(),
         }
-        print(json.dumps({"machine": machine, "measures": as_json(measures)}, indent=2))
-    else:
+        report: dict[str, object] = {"machine": machine, "measures": as_json(measures)}
+        print(json.dumps(report | (besieged.as_json(costs) if costs else {}), indent=2))
+        return 0
+    if measures:
         print_table(measures)
+    if costs:
+        besieged.print_costs(costs)
     return 0
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from benches.crowds import KINDS, Crowd, CrowdReport, hostile_crowd, idle_crowd
+from benches.crowds import Crowd, CrowdReport, hostile_crowd, idle_crowd
 from benches.daemon import RelayProcess
 from benches.load import Load, make_load
 from benches.measures import Measure, Plan, Progress, percentile
@@ -40,6 +40,15 @@ _DEEDS_PER_SECOND: Final = 500
 _SETTLE_SECONDS: Final = 1.0
 _LEAVE_TIMEOUT: Final = 60.0
 _MOST_RATIO: Final = 2.0
+_KINDS: Final = (
+    "slow handshakes",
+    "garbage",
+    "bad signatures",
+    "AUTH flood",
+    "oversized frames",
+    "subscription flood",
+    "churn",
+)
 _SERIES = re.compile(r'^relayd_(errors_sent|connections_closed)_total\{\w+="(\w+)"\} (\S+)$', re.MULTILINE)
 _CONNECTIONS = re.compile(r"^relayd_connections (\S+)$", re.MULTILINE)
 
@@ -98,7 +107,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[M
         async with idle_crowd(relay.ws_url, plan.idle_crowd) as standing:
             idle.append(await _phase(relay, honest, next(parts), standing))
             interval = plan.hostile_crowd / _DEEDS_PER_SECOND
-            async with hostile_crowd(relay.ws_url, plan.hostile_crowd, interval) as attacking:
+            async with hostile_crowd(relay.ws_url, _KINDS, plan.hostile_crowd, interval) as attacking:
                 await asyncio.sleep(_SETTLE_SECONDS)
                 hostile.append(await _phase(relay, honest, next(parts), standing, attacking))
             if (await standing.report()).open != plan.idle_crowd:
@@ -167,7 +176,7 @@ async def _phase(relay: RelayProcess, honest: list[_Punctual], load: Load, *crow
     crowd_cpu = [after.cpu - before.cpu for before, after in zip(reports, later, strict=True)]
     idle, hostile = [*crowd_cpu, 0.0, 0.0][:2]
     deeds = _since(reports[1], later[1]) if len(crowds) == 2 else {}
-    if len(crowds) == 2 and any(not deeds.get(kind) for kind in KINDS):
+    if len(crowds) == 2 and any(not deeds.get(kind) for kind in _KINDS):
         raise BenchError("some of the hostile did nothing")
     shares = {
         "relay": used.relay,
@@ -188,7 +197,7 @@ async def _phase(relay: RelayProcess, honest: list[_Punctual], load: Load, *crow
 
 
 def _since(before: CrowdReport, after: CrowdReport) -> dict[str, int]:
-    return {kind: after.deeds.get(kind, 0) - before.deeds.get(kind, 0) for kind in KINDS}
+    return {kind: after.deeds.get(kind, 0) - before.deeds.get(kind, 0) for kind in _KINDS}
 
 
 async def _publish(honest: list[_Punctual], load: Load) -> tuple[list[float], float]:

@@ -36,6 +36,8 @@ class Plan:
     """By each of the honest connections, in each round."""
     idle_crowd: int
     hostile_crowd: int
+    attack_seconds: float
+    """How long each attack goes on."""
     limit_seconds: float
     """How long each limit is measured."""
     timeout: float
@@ -55,6 +57,7 @@ FULL = Plan(
     honest_publishes=40,
     idle_crowd=5_000,
     hostile_crowd=500,
+    attack_seconds=2.0,
     limit_seconds=1.0,
     timeout=600.0,
 )
@@ -71,6 +74,7 @@ BRIEF = Plan(
     honest_publishes=6,
     idle_crowd=100,
     hostile_crowd=56,
+    attack_seconds=0.0,
     limit_seconds=0.05,
     timeout=60.0,
 )

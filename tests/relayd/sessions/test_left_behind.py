@@ -33,6 +33,7 @@ from relayd.config import Settings
 from relayd.http.api import HttpApi
 from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import Bootstrap
+from relayd.lineage import KnownLog
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.sessions.connection import Connection
@@ -175,6 +176,7 @@ class MemoryLog:
     secrets = RelaySecrets(bytes(32), bytes(32), NOW)
 
     def __init__(self) -> None:
+        self.known = KnownLog()
         self.entries: list[LogEntry] = []
         self.places: dict[bytes, LogEntry] = {}
         self.identities = self
@@ -202,7 +204,7 @@ class MemoryLog:
         await asyncio.sleep(0)
         return len(self.entries)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int) -> Page:
+    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, *_: object) -> Page:
         await asyncio.sleep(0)
         up_to = len(self.entries) if query.up_to is None else query.up_to
         found = [

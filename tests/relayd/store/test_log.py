@@ -188,7 +188,7 @@ async def test_any_text_is_stored_and_found_exactly(store, text):
         LogQuery(authors=frozenset([stored.author_id]), types=frozenset([text])),
     ):
         page = await store.page(query, 10, NOW)
-        assert page == ([(FIRST, NOW, body, None)], True)
+        assert page == ([(FIRST, NOW, body, None)], True, None)
     assert (await store.tail(0, None, 1))[0].packet == stored
 
 

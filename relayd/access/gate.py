@@ -37,6 +37,9 @@ __all__ = ["Access", "RequestHeaders", "Turnaway", "Visitor", "grants_of"]
 _SPARE_SOCKETS: Final = 1024
 """Sockets beyond `max_connections` that may be open for a refusal or a plain HTTP request."""
 
+_MAX_ORIGIN: Final = 300
+"""Characters of an origin that are kept: more than `https://`, a host of 253 characters and a port."""
+
 
 class RequestHeaders(Protocol):
     """The headers of an opening handshake, names in any case."""
@@ -56,6 +59,8 @@ class Visitor:
     address: Address | None = None
     quota: Quota | None = None
     identity_quota: Quota | None = None
+    origins: tuple[str, ...] = ()
+    """The web page that connected, as its browser names it; programs name none."""
 
     @property
     def charged(self) -> Quota | None:
@@ -87,6 +92,11 @@ def grants_of(settings: Settings) -> Grants:
     )
 
 
+def _origins_of(headers: RequestHeaders) -> tuple[str, ...]:
+    """The origins a handshake names: a browser names one, so no more than two are kept, and no long one."""
+    return tuple(origin[:_MAX_ORIGIN].lower() for origin in headers.get_all("Origin")[:2])
+
+
 class Access:
     """The doors of one process: quotas of addresses and of identities, origins, grants."""
 
@@ -108,8 +118,9 @@ class Access:
         )
         self.addresses = Quotas(anonymous)
         self.identities = Quotas(authenticated)
-        self.restricted: frozenset[str] = frozenset()
-        """Identities held to the limits of anonymous sessions, even when they authenticate."""
+        self.revision = 0
+        """Rises with every change that open sessions must follow."""
+        self._restricted: frozenset[str] = frozenset()
         self._restricted_quotas = Quotas(anonymous)
         self._max_sockets = settings.max_connections + _SPARE_SOCKETS
         self._per_address = settings.max_connections_per_address
@@ -121,9 +132,21 @@ class Access:
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
-        """Take over the settings that may change while running; open sessions keep their limits."""
+        """Take over the settings that may change while running; open sessions see it by `revision`."""
         self.grants = grants_of(settings)
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
+        self.revision += 1
+
+    @property
+    def restricted(self) -> frozenset[str]:
+        """Identities held to the limits of anonymous sessions, even when they authenticate."""
+        return self._restricted
+
+    @restricted.setter
+    def restricted(self, identities: frozenset[str]) -> None:
+        if identities != self._restricted:
+            self._restricted = identities
+            self.revision += 1
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
         """A socket was accepted. False: there are too many, and it is dropped without a word."""
@@ -164,7 +187,8 @@ class Access:
 
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
         """Whether a WebSocket handshake is refused; one that is not counts as a connection."""
-        if self._origins and any(origin.lower() not in self._origins for origin in headers.get_all("Origin")):
+        visitor.origins = _origins_of(headers)
+        if not self.takes_origin(visitor):
             return Turnaway(403, "This relay takes no connections from that origin.", "origin")
         quota = visitor.quota
         if quota is None:
@@ -175,6 +199,10 @@ class Access:
             wait = quota.connect.excess(now).retry_after
             return Turnaway(429, "Too many connections from this address lately.", "connection_rate", wait)
         return None
+
+    def takes_origin(self, visitor: Visitor) -> bool:
+        """Whether the page that this visitor came by may connect, as the settings are now."""
+        return not self._origins or self._origins.issuperset(visitor.origins)
 
     def shown(self, visitor: Visitor) -> dict[str, str]:
         """The fields of a log line about a visitor's address (R-330)."""
@@ -193,6 +221,13 @@ class Access:
         if visitor.quota is not None:
             quotas = self._restricted_quotas if did in self.restricted else self.identities
             visitor.identity_quota = quotas.hold(did)
+
+    def reconsider(self, visitor: Visitor, did: str, now: float) -> None:
+        """Move an authenticated visitor to the quota that its identity is due now."""
+        if visitor.identity_quota is not None:
+            due = self._restricted_quotas if did in self.restricted else self.identities
+            if not due.holds(visitor.identity_quota):
+                self.authenticated(visitor, did, now)
 
     def _release_address(self, visitor: Visitor, now: float) -> None:
         if visitor.quota is not None:

@@ -38,6 +38,7 @@ DECISIVE_TYPES = IDENTITY_TYPES | {_MANIFEST}
 _CACHED_CHAINS = 16_384
 _CACHED_MANIFESTS = 1024
 _AUTHORS_PER_READ = 200
+_REMEMBERED_CHANGES = 4096
 
 
 class LogOfIdentities(Protocol):
@@ -83,6 +84,9 @@ class Identities:
         # In order of last use; the first goes when there is no more room.
         self._chains: dict[str, KeyChain] = {}
         self._manifests: OrderedDict[str, tuple[int, Packet]] = OrderedDict()
+        # The generation in which each DID's chain changed last, in that order; the first goes.
+        self._changes: dict[str, int] = {}
+        self._forgotten = 0
         self._loading: dict[str, _Loading] = {}
         self._reads: set[asyncio.Task[None]] = set()
 
@@ -103,6 +107,10 @@ class Identities:
         if did not in self._special:
             return KeyChain.genesis(did, rules=self.rules)
         return self._chains.get(did)
+
+    def changed_since(self, did: str, generation: int) -> bool:
+        """Whether the DID's chain may have changed after this generation; where that is forgotten, it may."""
+        return self._changes.get(did, self._forgotten) > generation
 
     def manifest(self, client_id: str) -> Packet | None:
         """The newest CLIENT_MANIFEST of a DID, of those loaded (R-236)."""
@@ -165,6 +173,10 @@ class Identities:
         if chain is not None:
             self._keep(did, _applied(chain, packet, received_at))
         self.generation += 1
+        self._changes.pop(did, None)
+        self._changes[did] = self.generation
+        if len(self._changes) > _REMEMBERED_CHANGES:
+            self._forgotten = self._changes.pop(next(iter(self._changes)))
         self._on_change(packet)
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -173,6 +174,9 @@ class Connection:
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
+    def review(self) -> None:
+        self._auth.review()
+
     def tick(self) -> None:
         self._auth.check_deadline()
 
@@ -244,7 +248,15 @@ class Connection:
         self._session.use_quota(self._visitor.charged)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
-        for subscription, payload in outcome.ended:
+        self._end(outcome.ended)
+
+    def regranted(self) -> None:
+        """The settings have changed: capabilities, limits and open subscriptions follow."""
+        self._session.use_quota(self._visitor.charged)
+        self._end(self._session.regrant(self._relay.access.grants))
+
+    def _end(self, subscriptions: Iterable[tuple[Subscription, bytes]]) -> None:
+        for subscription, payload in subscriptions:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
 

@@ -131,3 +131,23 @@ async def test_a_handshake_that_never_comes_is_cut_off(clock):
     assert transport.aborted
     assert not rig.transport.aborted
     await rig.relay.admission.close()
+
+
+@pytest.mark.req("R-323")
+async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_at_all(rigs):
+    quick, slow, idle = rigs(), rigs(), rigs()
+    for rig in (quick, slow):
+        rig.socket.queue(bytes(1000))
+        rig.socket.flush()
+        rig.transport.waiting = 600
+    slow.socket.pause_writing()
+    for rig in (quick, slow, idle):
+        rig.relay.registry.withdraw()
+    quick.sweep(0.5)
+    slow.transport.waiting -= 1  # it takes some, and that is not enough
+    quick.socket.queue(bytes(50))
+    quick.socket.flush()
+    quick.transport.waiting = 50  # of what came later
+    for rig in (quick, slow, idle):
+        rig.sweep(1)
+    assert [rig.transport.aborted for rig in (quick, slow, idle)] == [False, True, False]

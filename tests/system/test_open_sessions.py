@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import strata
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import revoke_content
@@ -333,4 +335,31 @@ async def test_what_waits_in_the_socket_of_a_slow_reader_is_not_sent_once_its_au
     async with reloadable.connect() as reader:
         events, _ = await reader.subscribe("s", {"authors": [author.did]}, gapless=True)
         assert events == []
+    reloadable.set()
+
+
+@pytest.mark.req("R-277", "R-339")
+async def test_the_client_authenticates_where_that_has_come_to_be_required_and_ends_with_its_key(
+    reloadable: Reloadable,
+):
+    me, writer = Identity.generate(), new_identity()
+    trusted = ssl.create_default_context(cafile=str(reloadable.certificates["old"].ca))
+    made = strata.Options(publish_timeout=60.0, backoff_cap=0.5)
+    async with (
+        strata.connect(reloadable.relay.ws, identity=me, ssl=trusted, options=made) as relay,
+        reloadable.connect() as other,
+        asyncio.timeout(30),
+    ):
+        deliveries = relay.subscribe(authors=[writer.did])
+        for number in range(2):
+            packet = make(writer, n=number)
+            assert (await other.publish(packet))["type"] == "OK"
+            assert (await anext(deliveries)).packet.packet_id == packet.packet_id
+            assert (relay.session is None) is (number == 0)
+            if number == 0:
+                reloadable.set(require_auth=["subscribe"])
+                await until(lambda: relay.session is not None, "the client has authenticated")
+        assert (await other.publish(own_key_revoked(me)))["type"] == "OK"
+        with pytest.raises(strata.ConnectionFailed, match="may authenticate no more"):
+            await anext(deliveries)
     reloadable.set()

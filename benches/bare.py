@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import shutil
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from strata.protocol.packets import Packet, verify_signature
 
 from benches.load import client_frame, sign
 from benches.peer import Peer, Publisher, connect_peers
+from benches.processes import fork_context
 from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store
 from relayd.store.migrate import migrate
@@ -244,7 +244,7 @@ class BareServer:
 @contextlib.asynccontextmanager
 async def bare_server(*, echo: bool) -> AsyncIterator[BareServer]:
     """Run a bare server for as long as the block does."""
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(echo, theirs), daemon=True)
     process.start()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from strata.tools.sim import Faults, Simulation, run_virtually
 from benches.channel_plot import plot
 from benches.measures import Measure, Progress, percentile
 from benches.peer import BenchError
+from benches.processes import fork_context
 
 __all__ = ["LOSSES", "Run", "as_measures", "main", "measure_convergence", "summarise"]
 
@@ -120,7 +120,7 @@ def measure_convergence(
     losses: Sequence[float], seeds: int, messages: int = MESSAGES
 ) -> Iterator[tuple[float, list[Run]]]:
     """The runs of each loss, on every core. Raises `BenchError`."""
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     with ProcessPoolExecutor(min(os.cpu_count() or 1, seeds), mp_context=context) as pool:
         for loss in losses:
             yield loss, list(pool.map(converge, range(seeds), [loss] * seeds, [messages] * seeds))

@@ -39,6 +39,7 @@ from relayd.config import Settings
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Policy
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import AbuseEntry, LogEntry, NewPacket, StoredPacket
 
 __all__ = ["measure"]
@@ -97,8 +98,8 @@ def _slice(check: Callable[[_T], object], inputs: Sequence[_T], seconds: float) 
 class _NoLog:
     """A log without identity packets."""
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        return set()
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        return AuthorsPage(set(), None)
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         return []

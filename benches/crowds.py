@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import multiprocessing
 import random
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from strata.protocol.wire import Auth, AuthChallenge, Filters, Subscribe, decode
 
 from benches.load import client_frame, publish_frame, sign
 from benches.peer import BenchError, connect_peers
+from benches.processes import fork_context
 
 __all__ = ["KINDS", "Crowd", "CrowdReport", "hostile_crowd", "idle_crowd"]
 
@@ -80,7 +80,7 @@ async def hostile_crowd(url: str, count: int, interval: float) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def _crowd(work: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Crowd]:
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(work, theirs), daemon=True)
     process.start()

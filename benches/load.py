@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from strata.protocol.packets import Packet, build
 from strata.protocol.wire import Publish, encode
 
 from benches.measures import Progress
+from benches.processes import fork_context
 
 try:
     from websockets.speedups import apply_mask
@@ -100,7 +100,7 @@ def make_load(count: int, progress: Progress, signer: Signer = sign) -> Load:
     starts = range(0, count, _CHUNK)
     ids: list[str] = []
     frames: list[bytes] = []
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(starts)), mp_context=context) as pool:
         sizes = [min(_CHUNK, count - start) for start in starts]
         chunks = pool.map(functools.partial(_signed_frames, signer), starts, sizes)

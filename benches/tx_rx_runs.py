@@ -1,22 +1,21 @@
 """One run of a bench of Tx/Rx: a receiver and a sender, each a process of its own, and what they measured.
 
-A fresh pair for every run, so that no contestant inherits another's threads, memory or warm caches. All of
-them do the same: some messages to warm up, then as many as fit into the time, with at most `Job.window`
-under way, until the last has been acknowledged.
+A fresh pair for every run, so that no contestant inherits another's threads, memory or warm caches: forks of
+a process that has imported all of them and run none. All of them do the same: some messages to warm up, then
+as many as fit into the time, with at most `Job.window` under way, until the last has been acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +24,7 @@ import trustme
 from strata.txrx import TxRxSettings
 
 from benches.peer import BenchError
+from benches.processes import fork_context
 
 __all__ = ["AsyncLink", "BlockingLink", "Contestant", "Job", "Run", "Sent", "run"]
 
@@ -240,10 +240,10 @@ class _Process:
     """One of the two processes. It is killed where it does not end by itself."""
 
     def __init__(self, target: Callable[..., None], job: Job, *arguments: str) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = fork_context()
         self._job = job
         self._pipe, self._theirs = context.Pipe()
-        self._process: SpawnProcess = context.Process(
+        self._process: ForkServerProcess = context.Process(
             target=target, args=(self._theirs, job, *arguments), daemon=True
         )
 

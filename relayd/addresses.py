@@ -8,7 +8,8 @@ the walk: the client then counts as the last hop that could be, which is a proxy
 budget with everybody else who hides there.
 
 Addresses are compared in one form: IPv4 inside IPv6 is IPv4, zones are dropped. Budgets go by `address_key`,
-which takes the /64 of an IPv6 address, for a subscriber is given at least that many.
+which takes the /64 of an IPv6 address, for a subscriber is given at least that many. `wider_keys` are those
+of the /48 and the /32 around it, for many a subscriber is given 65 536 of them.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -28,6 +29,7 @@ __all__ = [
     "client_address",
     "is_network",
     "parse_address",
+    "wider_keys",
 ]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -38,8 +40,13 @@ FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
 _MAX_HOPS: Final = 32
 """A longer list is no chain of proxies."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::\w+)?")
-_ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*")+')
-_PAIR = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]*)\s*(?:;|$)')
+# RFC 7239 §4, RFC 9110 §5.6. The first characters tell what stands at a place, and no quantifier gives
+# anything back, so that a text is looked at twice at most.
+_NAME = re.compile(r"[ \t]*+([!#$%&'*+.^_`|~0-9A-Za-z-]++)=")
+_VALUE = re.compile(r'"((?:[^"\\]++|\\.)*+)"|([^\s;,"]*+)', re.DOTALL)
+_BLANKS = re.compile(r"[ \t]*+")
+_REST = re.compile(r'(?:[^",]++|"(?:[^"\\]++|\\.)*+"?)*+', re.DOTALL)
+"""The rest of an element that cannot be read, up to its comma. A string without an end is all the rest."""
 
 
 def parse_address(text: str) -> Address | None:
@@ -58,6 +65,13 @@ def address_key(address: Address) -> str:
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def wider_keys(address: Address) -> tuple[str, ...]:
+    """The networks around an IPv6 address's /64 that have budgets of their own, the nearest first."""
+    if address.version == 4:
+        return ()
+    return tuple(str(ipaddress.ip_network((address, length), strict=False)) for length in (48, 32))
 
 
 def is_network(text: str) -> bool:
@@ -120,23 +134,46 @@ def _listed(value: str) -> Iterator[str | None]:
 
 
 def _forwarded_for(value: str) -> Iterator[str | None]:
-    """The `for` of each element (RFC 7239 §4); None for an element without a readable one."""
-    for element in _ELEMENT.findall(value):
-        found: str | None = None
-        at = 0
-        while at < len(element):
-            pair = _PAIR.match(element, at)
-            if pair is None or (pair[1].lower() == "for" and found is not None):
-                found = None
-                break
-            if pair[1].lower() == "for":
-                found = _unquoted(pair[2])
-            at = pair.end()
-        yield found
+    """The `for` of each element (RFC 7239 §4); None for an element without a readable one.
+
+    One walk from left to right, whatever the header says: it is read before the peer is known.
+    """
+    at = _end_of_blanks(value, 0)
+    while at < len(value):
+        if value[at] != ",":  # an empty element says nothing
+            found, at = _element(value, at)
+            yield found
+        at = _end_of_blanks(value, at + 1)
 
 
-def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+def _element(value: str, at: int) -> tuple[str | None, int]:
+    """The `for` of the element that starts here, and where it ends."""
+    found: str | None = None
+    while True:
+        name = _NAME.match(value, at)
+        pair = None if name is None else _VALUE.match(value, name.end())
+        if name is None or pair is None or (name[1].lower() == "for" and found is not None):
+            return None, _end(value, at)
+        if name[1].lower() == "for":
+            found = pair[2] if pair[1] is None else re.sub(r"\\(.)", r"\1", pair[1], flags=re.DOTALL)
+        at = _end_of_blanks(value, pair.end())
+        if at == len(value) or value[at] == ",":
+            return found, at
+        if value[at] != ";":
+            return None, _end(value, at)
+        at += 1
+
+
+def _end(value: str, at: int) -> int:
+    rest = _REST.match(value, at)
+    assert rest is not None  # it matches nothing as well
+    return rest.end()
+
+
+def _end_of_blanks(value: str, at: int) -> int:
+    blanks = _BLANKS.match(value, at)
+    assert blanks is not None
+    return blanks.end()
 
 
 def _parse_hop(text: str) -> Address | None:

@@ -10,7 +10,7 @@ connection ─ Admission ─ Writer ─ store
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from strata.protocol.ids import Identity
@@ -23,6 +23,7 @@ from relayd.admission.commits import Commits
 from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
+from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.identity.bootstrap import Bootstrap, key_rules
@@ -32,6 +33,7 @@ from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay
 from relayd.sessions.registry import Registry
 from relayd.store import Store, Writer
+from relayd.store.types import LogEntry
 
 __all__ = ["build_relay"]
 
@@ -60,9 +62,15 @@ def build_relay(
 
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
-    tally, registry = Tally(), Registry()
-    cursors = CursorCodec(store.secrets.cursor_key)
-    fanout = Fanout(cursors, head, form=settings.provenance_downgrade)
+    faults = Faults(lambda place: metrics.faults[place].inc())
+    tally, registry = Tally(), Registry(faults)
+    cursors = CursorCodec(store.secrets.cursor_key, store.known)
+    fanout = Fanout(
+        cursors,
+        head,
+        form=settings.provenance_downgrade,
+        on_fault=lambda error: faults.caught("feed", error),
+    )
 
     def dispatched(delivered: int) -> None:
         tally.live_events += delivered
@@ -74,14 +82,21 @@ def build_relay(
         store.identities,
         bootstrap,
         key_rules(settings, bootstrap),
-        on_change=lambda packet: admission.identity_applied(packet),
+        on_change=lambda author, digest: admission.identity_applied(author, digest),
+        faults=faults,
     )
-    tail = Tail(fanout, store, clock=clock, on_entries=identities.observe, on_dispatch=dispatched)
+    budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=clock, faults=faults)
+
+    def passed(entries: Sequence[LogEntry]) -> None:
+        identities.observe(entries)
+        budgets.observe(entries)
+
+    tail = Tail(fanout, store, clock=clock, on_entries=passed, on_dispatch=dispatched, faults=faults)
     admission = Admission(
         enqueue=lambda packet, request: writer.put(packet, request),
         find=store.find,
         identities=identities,
-        budgets=TrustBudgets(store.identities, _trust_limits(settings), clock=clock),
+        budgets=budgets,
         policy=Policy(),
         plugins=plugins or Plugins(),
         trust=trust,
@@ -90,8 +105,9 @@ def build_relay(
         verify_threads=settings.verify_threads,
         on_verified=metrics.verify_seconds.observe,
         on_flush=registry.flush,
+        faults=faults,
     )
-    commits = Commits(admission, tail, metrics, on_flush=registry.flush)
+    commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
     writer: Writer[PublishRequest] = Writer(
         store,
         on_commit=commits.committed,
@@ -101,6 +117,7 @@ def build_relay(
         publish_timeout=settings.publish_timeout,
         clock=clock,
         keys=_KeyWatch(lambda: fanout.position, admission.still_admitted, tail.reach),
+        faults=faults,
     )
     relay = Relay(
         relay_id=_identity(settings, store).did,
@@ -118,6 +135,7 @@ def build_relay(
         fanout=fanout,
         tail=tail,
         registry=registry,
+        faults=faults,
     )
     apply_policy(relay, Policy.from_settings(settings))
     return relay
@@ -135,6 +153,7 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_limit=settings.max_limit,
         max_subscriptions=settings.max_subscriptions,
         max_filter_values=settings.max_filter_values,
+        max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
     )
@@ -144,6 +163,8 @@ def _admission_limits(settings: Settings) -> AdmissionLimits:
     return AdmissionLimits(
         max_packet_bytes=settings.max_packet_bytes,
         max_json_depth=settings.max_json_depth,
+        max_json_values=settings.max_json_values,
+        max_identity_bytes=settings.max_identity_bytes,
         max_packet_age_seconds=settings.max_packet_age_seconds,
         publish_queue_bytes=settings.publish_queue_bytes,
     )

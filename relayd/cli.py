@@ -193,6 +193,37 @@ def doctor(
         raise typer.Exit(EXIT_DATABASE if problems & {"database", "schema"} else EXIT_CONFIGURATION)
 
 
+@app.command("new-epoch")
+def new_epoch(
+    config: _ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    json: _Json = False,
+) -> None:
+    """Say that the log may have lost its end.
+
+    After a backup was put back on a machine that does not know how far the log had come. Readers that stood
+    behind the end are told so, and go on from the last place that is good; the others notice nothing.
+    """
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.store import Store
+    from relayd.store.terms import Reset
+
+    async def run() -> Reset:
+        from relayd.server import database
+
+        async with database(settings) as url, await Store.open(url, allow_unsafe=True) as store:
+            reset = await store.begin_epoch("operator")
+            assert reset is not None
+            return reset
+
+    reset: Reset = _run(run())
+    if json:
+        _print_json(dataclasses.asdict(reset))
+    else:
+        typer.echo(f"epoch {reset.epoch} begins behind sequence {reset.good_to}")
+
+
 @app.command("export")
 def export_(
     output: Annotated[

@@ -1,10 +1,12 @@
 """Cursors: a position in the relay's log, as an opaque string that cannot be forged (A-041).
 
-    "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 bytes )
+    "2." + hex( tag of the term, 4 bytes | epoch, 4 | order and sequence, 8 | keyed BLAKE2s of these, 8 )
+    "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 )      up to schema 0002; still read
 
 The key belongs to the database, so a cursor survives restarts, is good at every process on that database
 and at no other relay. It is bound to the order of the walk and to nothing else (R-155, R-156): filters and
-limit may change between pages.
+limit may change between pages. The term says which log the position is of (`lineage`): a log that has lost
+its end gives the same sequences out again.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -16,11 +18,14 @@ import hmac
 from binascii import hexlify
 from typing import Final
 
+from relayd.lineage import KnownLog, Lineage, Mark, Term
+
 __all__ = ["CursorCodec", "InvalidCursor"]
 
-_VERSION: Final = "1."
-_PREFIX: Final = _VERSION.encode("ascii")
-_TEXT_LENGTH: Final = len(_VERSION) + 32
+_PREFIX: Final = b"2."
+_LENGTHS: Final = {"1.": 8, "2.": 16}
+"""Bytes before the MAC, by version."""
+_MAC_BYTES: Final = 8
 _DESCENDING: Final = 1 << 63
 
 
@@ -29,41 +34,70 @@ class InvalidCursor(ValueError):
 
 
 class CursorCodec:
-    """Encodes and checks cursors under one secret key (32 bytes)."""
+    """Encodes and checks cursors under one secret key (32 bytes), for the log as `known` has it."""
 
-    def __init__(self, key: bytes) -> None:
-        self._mac = hashlib.blake2s(key=key, digest_size=8)
+    def __init__(self, key: bytes, known: KnownLog | None = None) -> None:
+        self.known = known or KnownLog()
+        self._mac = hashlib.blake2s(key=key, digest_size=_MAC_BYTES)
+        # What nearly every cursor needs, kept ready: the current term as text, and the MAC begun with it.
+        self._lineage: Lineage | None = None
+        self._current_after = 0
+        self._current_text = b""
+        self._current_mac = self._mac
 
     def encode(self, sequence: int, *, ascending: bool = True) -> str:
         """The cursor of a position."""
         return self.encode_bytes(sequence, ascending=ascending).decode("ascii")
 
     def encode_bytes(self, sequence: int, *, ascending: bool = True) -> bytes:
-        """The same as ASCII, in half a microsecond: one is made for every packet of a page."""
+        """The same as ASCII, in a microsecond: one is made for every packet of a page."""
+        if self.known.lineage is not self._lineage:
+            self._follow(self.known.lineage)
+        text, begun = self._current_text, self._current_mac
+        if sequence <= self._current_after:
+            text, begun = self._begin(self.known.lineage.term_of(sequence))
         position = (sequence if ascending else sequence | _DESCENDING).to_bytes(8, "big")
-        mac = self._mac.copy()
+        mac = begun.copy()
         mac.update(position)
-        return _PREFIX + hexlify(position + mac.digest())
+        return text + hexlify(position + mac.digest())
+
+    def _follow(self, lineage: Lineage) -> None:
+        self._lineage, self._current_after = lineage, lineage.current.begins_after
+        self._current_text, self._current_mac = self._begin(lineage.current)
+
+    def _begin(self, term: Term) -> tuple[bytes, hashlib.blake2s]:
+        head = term.tag + term.epoch.to_bytes(4, "big")
+        mac = self._mac.copy()
+        mac.update(head)
+        return _PREFIX + hexlify(head), mac
 
     def decode(self, text: str, *, ascending: bool) -> int:
-        """The position a cursor stands for.
+        """The sequence a cursor stands for: that of `open`, which raises the same."""
+        return self.open(text, ascending=ascending).sequence
+
+    def open(self, text: str, *, ascending: bool) -> Mark:
+        """The place a cursor stands for; whether the log has it is for the database to say.
 
         Raises `InvalidCursor` for anything `encode` did not return under this key, and for a cursor of the
         other order.
         """
-        if len(text) != _TEXT_LENGTH or not text.startswith(_VERSION):
+        length = _LENGTHS.get(text[:2])
+        digits = text[2:]
+        if length is None or len(digits) != 2 * (length + _MAC_BYTES):
             raise InvalidCursor("not a cursor of this relay")
-        digits = text[len(_VERSION) :]
         try:
             raw = bytes.fromhex(digits)
         except ValueError:
             raise InvalidCursor("not a cursor of this relay") from None
         mac = self._mac.copy()
-        mac.update(raw[:8])
+        mac.update(raw[:length])
         # One position has one text: upper case and blanks, which fromhex allows, do not pass.
-        if not hmac.compare_digest(mac.digest(), raw[8:]) or raw.hex() != digits:
+        if not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex() != digits:
             raise InvalidCursor("the cursor fails its integrity check")
-        position = int.from_bytes(raw[:8], "big")
+        position = int.from_bytes(raw[length - 8 : length], "big")
         if bool(position & _DESCENDING) is ascending:
             raise InvalidCursor("the cursor belongs to the other order")
-        return position & ~_DESCENDING
+        sequence = position & ~_DESCENDING
+        if length == 8:
+            return Mark(sequence, None, 1)
+        return Mark(sequence, raw[:4], int.from_bytes(raw[4:8], "big"))

@@ -12,14 +12,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from relayd.config import Settings
 from relayd.store import Store
+from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, latest_revision
+from relayd.store.terms import Reset
 from relayd.store.types import StoreError, UnsafeDatabase, day_of
 from relayd.tls import TlsError, read_certificate, read_tls_files
 
@@ -28,8 +30,7 @@ __all__ = ["Check", "Verdict", "examine"]
 _DAY_SECONDS = 86_400
 _MIN_FREE_BYTES = 2**30
 _EXPIRY_WARNING = timedelta(days=21)
-_SPARE_FILES = 128
-"""Open files a relay needs besides its connections: database, log, certificates, listening sockets."""
+_RECENT_RESET = 7 * _DAY_SECONDS
 _CLOCK_UNSYNCHRONISED = 5
 
 
@@ -73,9 +74,15 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
         return [*checks, Check("database", Verdict.PROBLEM, str(error), "check its state and its log")]
     try:
         head = await store.head()
+        resets = await store.resets()
+        lineage = store.known.lineage
+        guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
+        claim = guard.read()
+        is_behind = claim is not None and lineage.lacks(claim.mark, head)
     finally:
         await store.close()
     checks.append(Check("database", Verdict.OK, "reachable, and safe to acknowledge from"))
+    checks += _log_end(resets, is_behind, now)
     if day_of(head) > now // _DAY_SECONDS:
         checks.append(
             Check(
@@ -83,6 +90,26 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
             )
         )
     return checks
+
+
+def _log_end(resets: Sequence[Reset], is_behind: bool, now: float) -> list[Check]:
+    """Whether the log has lost its end, by the guard file and by its own epochs."""
+    if is_behind:
+        return [
+            Check(
+                "log",
+                Verdict.WARNING,
+                "the log lacks packets that were acknowledged: an older copy was put back",
+                "start the relay, which begins a new epoch, or put the right copy back first",
+            )
+        ]
+    if resets and now - resets[-1].at < _RECENT_RESET:
+        last = resets[-1]
+        began = datetime.fromtimestamp(last.at, UTC)
+        found = f"epoch {last.epoch} since {began:%Y-%m-%d %H:%M} UTC ({last.reason})"
+        advice = f"what was acknowledged behind sequence {last.good_to} before then may be lost"
+        return [Check("log", Verdict.WARNING, found, advice)]
+    return []
 
 
 async def _revision(url: str) -> Check:
@@ -168,12 +195,12 @@ def _tls(settings: Settings, now: float) -> list[Check]:
 
 def _open_files(settings: Settings) -> Check:
     try:
-        import resource
+        from relayd.files import SPARE_FILES, most_files
     except ImportError:  # Windows has no such limit
         return Check("open files", Verdict.OK, "no limit on this system")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = settings.max_connections + settings.read_connections + _SPARE_FILES
+    limit = most_files()  # the relay raises its own limit up to that one
+    needed = settings.max_connections + settings.read_connections + SPARE_FILES
     found = f"limit {limit}, {needed} needed for max_connections = {settings.max_connections}"
-    if limit == resource.RLIM_INFINITY or limit >= needed:
+    if limit >= needed:
         return Check("open files", Verdict.OK, found)
-    return Check("open files", Verdict.WARNING, found, "raise it (`ulimit -n`, LimitNOFILE=)")
+    return Check("open files", Verdict.WARNING, found, "raise it (`ulimit -Hn`, LimitNOFILE=)")

@@ -5,6 +5,8 @@ every packet. This file is the only place that goes below its API: whole, final,
 taken straight from the received bytes; everything else — handshake, control frames, fragments, a frame
 that breaks a rule — goes to the library's protocol, which stays the judge of what is legal. That is sound
 because a whole text frame outside a fragmented message changes no state of that protocol.
+
+One read of a socket may hold forty thousand frames of six bytes, so only so many are taken in one go.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ _MASKED: Final = 0x80
 _MIDDLING: Final = _MASKED | 126
 _RESERVED: Final = 0x70
 _OPCODES: Final = frozenset(Opcode)
+_MOST_FRAMES: Final = 256
+"""Frames taken by one `receive`: a few milliseconds of work for whoever handles them."""
 
 
 def text_frame_header(length: int) -> bytes:
@@ -47,10 +51,11 @@ class FrameReader:
     """Splits what a client sent into whole text payloads and frames for the library.
 
     At most one frame of `max_size` bytes is buffered here: a longer one goes to the library as it comes,
-    which refuses it from its header.
+    which refuses it from its header. Besides, what one `receive` leaves is kept for the next, while
+    `has_more` says so: whoever calls it then is to read nothing from the socket meanwhile.
     """
 
-    __slots__ = ("_failing", "_max_size", "_needed", "_pending", "_protocol")
+    __slots__ = ("_failing", "_max_size", "_needed", "_pending", "_protocol", "has_more")
 
     def __init__(self, protocol: ServerProtocol, max_size: int) -> None:
         self._protocol = protocol
@@ -58,9 +63,24 @@ class FrameReader:
         self._pending = bytearray()
         self._needed = 0
         self._failing = False
+        self.has_more = False
+        """Whether whole frames may be waiting: call `receive` again, with nothing, in a later step."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits here, for the rest of its frame or for its turn."""
+        return len(self._pending)
+
+    def forget(self) -> None:
+        """The socket is gone: nothing that waits here is wanted."""
+        self._pending = bytearray()
+        self.has_more = False
 
     def receive(self, data: bytes) -> list[bytes | Frame]:
-        """Text payloads as bytes and other frames as `Frame`, in the order they were sent."""
+        """Text payloads as bytes and other frames as `Frame`, in the order they were sent.
+
+        After our own close frame only the peer's is looked for.
+        """
         if self._pending:
             self._pending += data
             if len(self._pending) < self._needed:
@@ -69,14 +89,22 @@ class FrameReader:
             self._pending.clear()
         protocol = self._protocol
         events: list[bytes | Frame] = []
-        at, end = 0, len(data)
-        while at < end and protocol.state is OPEN and not self._failing:
+        at, end, looked_at = 0, len(data), 0
+        self.has_more = False
+        while at < end and protocol.close_rcvd is None and not self._failing:
+            if looked_at == _MOST_FRAMES:
+                self._pending += memoryview(data)[at:]
+                self._needed = 0
+                self.has_more = True
+                return events
+            looked_at += 1
             if end - at > 8 and data[at] == _WHOLE_TEXT and data[at + 1] == _MIDDLING:
                 # Nearly every frame is one of these: 126 bytes to 64 KiB of whole text.
                 start = at + 8
                 stop = start + (data[at + 2] << 8 | data[at + 3])
                 if stop <= end and stop - start <= self._max_size and protocol.current_size is None:
-                    events.append(apply_mask(data[start:stop], data[start - 4 : start]))
+                    if protocol.state is OPEN:
+                        events.append(apply_mask(data[start:stop], data[start - 4 : start]))
                     at = stop
                     continue
             start, stop = self._frame_at(data, at)
@@ -88,7 +116,9 @@ class FrameReader:
                 # Illegal from its header: the library says so, at once or when it has the frame.
                 self._failing = True
                 break
-            if data[at] == _WHOLE_TEXT and protocol.current_size is None:
+            if protocol.state is not OPEN and data[at] & 0x0F != Opcode.CLOSE:
+                pass
+            elif data[at] == _WHOLE_TEXT and protocol.current_size is None:
                 events.append(apply_mask(data[start:stop], data[start - 4 : start]))
             else:
                 # Whole frames only, so that the library's parser stands between frames, where a text frame

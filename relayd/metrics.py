@@ -37,6 +37,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from strata.protocol.errors import ErrorCode
 
+from relayd.faults import FAULT_PLACES
 from relayd.version import VERSION
 
 __all__ = [
@@ -65,8 +66,9 @@ READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 """Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
-RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "pacing")
-"""The limits that refuse; `pacing` counts pages of history that were sent later instead."""
+RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop")
+"""The limits that refuse; `pacing` counts pages of history that were sent later instead, and `loop` messages
+that were read later."""
 CLOSE_REASONS = (
     "client",
     "going_away",
@@ -80,6 +82,9 @@ CLOSE_REASONS = (
     "protocol_error",
     "too_large",
     "malformed",
+    "refused",
+    "control_frames",
+    "memory",
     "ping_timeout",
     "slow_consumer",
     "lost",
@@ -179,6 +184,25 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         build_info.labels(VERSION).set(1)
+        self.faults = Counters(
+            registry,
+            "relayd_faults_total",
+            "Faults of the relay itself, by where they were caught; the log names each.",
+            "place",
+            FAULT_PLACES,
+        )
+        self.loop_lag_seconds = Histogram(
+            "relayd_loop_lag_seconds",
+            "How late the event loop was, looked at fifty times a second.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.loop_longest_step_seconds = _gauge(
+            registry,
+            "relayd_loop_longest_step_seconds",
+            "Most processor time for which the loop has kept everybody waiting, since the start.",
+            "livemax",
+        )
         self._add_connections(registry)
         self._add_publishing(registry)
         self._add_delivery(registry)
@@ -197,6 +221,12 @@ class Metrics:
             "relayd_slow_consumers_closed_total",
             "Connections closed because the peer accepted no bytes for too long.",
             registry=registry,
+        )
+        self.memory_pressure = _gauge(
+            registry,
+            "relayd_memory_pressure",
+            "0: fine; 1: the dearest may not publish; 2: nobody may connect; 3: many are closed.",
+            "livemax",
         )
         self.bytes_received = Counter(
             "relayd_received_bytes_total", "Bytes read from connections.", registry=registry
@@ -272,6 +302,14 @@ class Metrics:
         )
 
     def _add_store(self, registry: CollectorRegistry) -> None:
+        self.log_epoch = _gauge(
+            registry, "relayd_log_epoch", "1 and how often the log may have lost its end.", "livemax"
+        )
+        self.lost_cursors = Counter(
+            "relayd_lost_cursors_total",
+            "SUBSCRIBEs with a cursor of a place that the log has lost.",
+            registry=registry,
+        )
         self.store_reads = Counters(
             registry, "relayd_store_reads_total", "Pages read from the store.", "outcome", READ_OUTCOMES
         )

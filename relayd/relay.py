@@ -15,6 +15,7 @@ from relayd.access.limits import SessionLimits
 from relayd.admission.pipeline import Admission, PublishRequest
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
+from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.identity.directory import Identities
@@ -47,3 +48,4 @@ class Relay:
     fanout: Fanout
     tail: Tail
     registry: Registry
+    faults: Faults

@@ -17,18 +17,27 @@ import json
 import os
 import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import structlog
 
+from relayd import failpoints
+from relayd.accepting import Listener, bind
+from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
+from relayd.files import room_for_sockets
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
+from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
+from relayd.lineage import Claim
+from relayd.loop_watch import watch_loop
+from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
@@ -37,8 +46,9 @@ from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
+from relayd.store.guard import Guard
 from relayd.store.migrate import migrate
-from relayd.store.types import AbuseEntry, StoreError
+from relayd.store.types import AbuseEntry, StoreError, StoreUnavailable
 from relayd.tls import ServerTls, TlsError, read_tls_files
 
 __all__ = [
@@ -53,11 +63,15 @@ _log = structlog.get_logger("relayd.server")
 
 _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20
+_SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _HEALTH_INTERVAL: Final = 2.0
+_MEMORY_INTERVAL: Final = 0.5
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
-_BACKLOG: Final = 4096
+_LOST_CLOSE_TIMEOUT: Final = 1.0
+_ANEW_PAUSE: Final = 0.5
+_GUARD_INTERVAL: Final = 10.0
 
 Announce = Callable[[dict[str, str]], None]
 
@@ -130,16 +144,72 @@ async def serve(
     """Serve one process on a migrated database until `stop` is set, then drain.
 
     `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
+    When the database is replaced by an older copy meanwhile, the relay begins anew with that.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
     """
-    bootstrap = read_bootstrap(settings.bootstrap_file)
-    trust = trust_of(settings, bootstrap)
     metrics = Metrics()
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
     tls = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
+    served: _Served | None = None
+    ports: dict[str, int] = {}  # those that were chosen stay chosen
+    try:
+        while True:
+            try:
+                served = await _serve(
+                    served.settings if served else settings,
+                    database_url,
+                    metrics=metrics,
+                    plugins=plugins,
+                    tls=tls,
+                    claim=served.claim if served else None,
+                    announce=announce if served is None else lambda addresses: None,
+                    stop=stop,
+                    shared_port=shared_port,
+                    ports=ports,
+                )
+            except StoreUnavailable:
+                if served is None:
+                    raise
+                # Another database stood behind the address a moment ago, and it has been served: wait for it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _ANEW_PAUSE)
+            if stop.is_set():
+                return
+    finally:
+        plugins.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Served:
+    """What is left of a relay whose database was replaced by an older copy."""
+
+    settings: Settings
+    """The settings of now."""
+    claim: Claim
+    """What the relay knew of the log."""
+
+
+async def _serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    metrics: Metrics,
+    plugins: Plugins,
+    tls: ServerTls | None,
+    claim: Claim | None,
+    announce: Announce,
+    stop: asyncio.Event,
+    shared_port: int | None,
+    ports: dict[str, int],
+) -> _Served:
+    """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
+    then, so the caller makes everything anew, in the same process and on the same port."""
+    bootstrap = read_bootstrap(settings.bootstrap_file)
+    if failpoints.ARMED:
+        await failpoints.reached("server.start")
     store = await Store.open(
         database_url,
         read_url=settings.read_database_url,
@@ -153,6 +223,9 @@ async def serve(
         allow_unsafe=settings.allow_unsafe_database,
     )
     try:
+        guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
+        claims = [claim, await asyncio.to_thread(guard.read)]
+        await store.begin([claim for claim in claims if claim is not None])
         if not settings.retention_requires_archive:
             await store.maintain(int(time.time()))
         relay = build_relay(
@@ -161,17 +234,17 @@ async def serve(
             metrics,
             head=await store.head(),
             bootstrap=bootstrap,
-            trust=trust,
+            trust=trust_of(settings, bootstrap),
             plugins=plugins,
         )
         await relay.identities.open()
-        process = _Process(settings, store, relay, metrics, tls, bootstrap)
+        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports)
         try:
             await process.run(announce, stop, shared_port)
+            return _Served(process.settings, store.known.claim)
         finally:
             await relay.admission.close()
             await relay.identities.close()
-            plugins.close()
     finally:
         await store.close()
 
@@ -182,6 +255,9 @@ def _calm_the_collector() -> None:
     Packets are freed as their last reference goes; a connection that has ended is the one cycle there is. A
     full collection beside thousands of connections holds every publisher up for a fifth of a second.
     """
+    # A verify thread that works through a large packet gives way to the loop after this time, each time the
+    # loop comes back from the network; Python's own 5 ms add up to a second for everybody else.
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
@@ -198,20 +274,34 @@ class _Process:
         metrics: Metrics,
         tls: ServerTls | None,
         bootstrap: Bootstrap,
+        guard: Guard,
+        ports: dict[str, int],
     ) -> None:
         self._settings = settings
+        self._ports = ports
+        self._guard = guard
+        self._guard_failed = False
         self._bootstrap = bootstrap
         self._store = store
         self._relay = relay
         self._metrics = metrics
         self._tls = tls
         self._database_up = True
+        self._is_serving = asyncio.Event()
         self._abuse: list[AbuseEntry] = []
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._ws_url = ""
+        self._scrapes = Scrapes(self._count, metrics.render)
+        self._described: tuple[Settings, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of now."""
+        return self._settings
+
     async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
+        """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay = self._relay
         await self._store.listen(relay.tail.ring)
         jobs: list[asyncio.Task[object]] = [
@@ -219,33 +309,50 @@ class _Process:
             for name, coroutine in (
                 ("writer", relay.writer.run()),
                 ("tail", relay.tail.run()),
+                ("loop", self._watch_loop()),
                 ("sweep", self._sweep()),
                 ("health", self._watch_database()),
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
+                ("memory", self._watch_memory()),
+                ("guard", self._keep_guard()),
             )
         ]
         try:
-            announce(await self._listen(shared_port))
+            announce(self._listen(shared_port))
             _calm_the_collector()
+            self._is_serving.set()
             _log.info("serving", relay_id=self._relay_id, url=self._ws_url)
             stopped = asyncio.create_task(stop.wait(), name="stop")
-            jobs.append(stopped)
+            lost = asyncio.create_task(self._store.lost.wait(), name="lost")
+            jobs += [stopped, lost]
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-            for job in done - {stopped}:
+            for job in done - {stopped, lost}:
                 job.result()  # a background task that ends is our bug: let its exception out
+            if lost in done:
+                _log.error("log_lost_its_end", consequence="all connections are closed; clients resume")
+                for socket in list(relay.registry.sockets):
+                    socket.close(1012, "the log was replaced; resume by cursor")
+                await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
+                return
             await self._drain()
+            await self._write_guard()
         finally:
-            for server in self._servers:
-                server.close()
+            for listener in self._listeners:
+                listener.close()
             for socket in list(relay.registry.sockets):
                 socket.abort()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    async def _listen(self, shared_port: int | None) -> dict[str, str]:
+    def _listen(self, shared_port: int | None) -> dict[str, str]:
         settings = self._settings
+        access = self._relay.access
+        room = room_for_sockets(access.max_sockets, settings.read_connections)
+        if room < access.max_sockets:
+            _log.warning("few_files", sockets=room, wanted=access.max_sockets)
+            access.max_sockets = room
         responder = HttpApi(
             readiness=self._readiness,
             manifest=self._manifest,
@@ -258,14 +365,15 @@ class _Process:
                 clock=self._relay.clock,
             ),
             form=settings.provenance_downgrade,
-            render_metrics=None if settings.metrics_listen else self._render_metrics,
+            metrics=None if settings.metrics_listen else self._scrapes.get,
             websocket_path=settings.path,
+            log_epoch=lambda: self._store.known.lineage.current.epoch,
         )
         context = self._tls.context if self._tls else None
         reuse_port = shared_port is not None
-        port = await self._open(
+        port = self._open(
             settings.host,
-            settings.port if shared_port is None else shared_port,
+            self._ports.get("main", settings.port) if shared_port is None else shared_port,
             responder,
             settings.path,
             tls=context,
@@ -276,20 +384,23 @@ class _Process:
         http_url = f"http{secure}://{host}:{port}"
         self._ws_url = f"ws{secure}://{host}:{port}{settings.path}"
         metrics_url = f"{http_url}/metrics"
+        if shared_port is None:
+            self._ports["main"] = port
         if settings.metrics_listen:
             metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
-            taken = await self._open(
+            taken = self._open(
                 metrics_host.strip("[]"),
-                int(metrics_port),
-                MetricsApi(self._render_metrics),
+                self._ports.get("metrics", int(metrics_port)),
+                MetricsApi(self._scrapes.get),
                 None,
                 reuse_port=reuse_port,
             )
             metrics_url = f"http://{metrics_host}:{taken}/metrics"
+            self._ports["metrics"] = taken
         self._reload_on_sighup()
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
 
-    async def _open(
+    def _open(
         self,
         host: str,
         port: int,
@@ -300,30 +411,23 @@ class _Process:
         reuse_port: bool,
     ) -> int:
         """Listen; returns the port, which the system chooses for 0. Raises `PortTaken`."""
-        loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(
-                lambda: Connection(self._relay, responder, path).socket,
-                host,
-                port,
-                backlog=_BACKLOG,
-                ssl=tls,
-                # R-321: a peer that is slow before the first byte is as slow as one that is slow after it.
-                ssl_handshake_timeout=None if tls is None else self._settings.handshake_timeout,
-                ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
-                reuse_port=reuse_port or None,
-            )
+            sockets = bind(host, port, reuse_port=reuse_port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None
             raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-        self._servers.append(server)
-        bound: int = server.sockets[0].getsockname()[1]
-        return bound
-
-    def _render_metrics(self) -> tuple[str, bytes]:
-        self._count()
-        return self._metrics.render()
+        listeners = [
+            Listener(
+                each,
+                lambda: Connection(self._relay, responder, path),
+                tls=tls,
+                handshake_timeout=self._settings.handshake_timeout,
+            )
+            for each in sockets
+        ]
+        self._listeners += listeners
+        return listeners[0].port
 
     def _count(self) -> None:
         """Move what was tallied since the last call into the metrics."""
@@ -331,26 +435,36 @@ class _Process:
         relay.tally.count(metrics)
         metrics.publish_queue.set(relay.admission.pending)
         metrics.log_sequence.set(relay.fanout.position)
+        metrics.log_epoch.set(self._store.known.lineage.current.epoch)
 
     def _readiness(self) -> str | None:
         if self._relay.registry.draining:
             return "draining"
-        return None if self._database_up else "database"
+        if not self._database_up:
+            return "database"
+        return "memory" if self._relay.registry.pressure >= Pressure.SHORT else None
 
     def _manifest(self) -> dict[str, object]:
-        return build_manifest(
-            self._settings,
-            relay_id=self._relay_id,
-            ws_endpoint=self._ws_url,
-            status=self._readiness() or "ok",
-            clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
-            did_docs=[item for items in self._bootstrap.documents.values() for item in items],
-        )
+        status = self._readiness() or "ok"
+        known = self._described
+        if known is None or known[0] is not self._settings or known[1] != status:
+            manifest = build_manifest(
+                self._settings,
+                relay_id=self._relay_id,
+                ws_endpoint=self._ws_url,
+                status=status,
+                clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
+                did_docs=[item for items in self._bootstrap.documents.values() for item in items],
+            )
+            known = self._described = self._settings, status, manifest
+        return known[2]
 
     async def _drain(self) -> None:
         """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
         admission, registry = self._relay.admission, self._relay.registry
         registry.draining = True
+        if failpoints.ARMED:
+            await failpoints.reached("server.drain")
         _log.info("draining", connections=len(registry), publishes=admission.pending)
         for socket in list(registry.sockets):
             socket.stop_reading()
@@ -360,6 +474,10 @@ class _Process:
         await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
 
+    async def _watch_loop(self) -> None:
+        await self._is_serving.wait()  # what a start takes, nobody waits for
+        await watch_loop(self._metrics)
+
     async def _sweep(self) -> None:
         """Look after every connection about once a second, some at a time: all at once would be felt."""
         while True:
@@ -368,6 +486,20 @@ class _Process:
             for part in range(_SWEEP_PARTS):
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
                 self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
+
+    async def _watch_memory(self) -> None:
+        settings, registry = self._settings, self._relay.registry
+        ceiling = MemoryCeiling(settings.memory_limit_bytes or default_limit(settings.workers))
+        while True:
+            await asyncio.sleep(_MEMORY_INTERVAL)
+            before = registry.pressure
+            if before is not Pressure.FINE:
+                await asyncio.to_thread(give_back)
+            pressure = ceiling.update(resident_bytes())
+            registry.relieve(pressure)
+            self._metrics.memory_pressure.set(pressure)
+            if pressure is not before:
+                _log.warning("memory", pressure=pressure.name.lower(), limit=ceiling.limit)
 
     async def _watch_database(self) -> None:
         while True:
@@ -379,6 +511,9 @@ class _Process:
                 up = False
                 if self._database_up:
                     _log.error("database_lost", problem=str(error))
+            except Exception as error:
+                up = False
+                self._relay.faults.caught("background", error)
             if up and not self._database_up:
                 _log.info("database_back")
             self._database_up = up
@@ -393,6 +528,8 @@ class _Process:
                 await self._store.maintain(int(time.time()))
             except StoreError as error:
                 _log.warning("maintenance_failed", problem=str(error))
+            except Exception as error:
+                self._relay.faults.caught("background", error)
             await asyncio.sleep(_MAINTENANCE_INTERVAL)
 
     async def _refresh_policy(self) -> None:
@@ -402,9 +539,25 @@ class _Process:
                 self._abuse = await self._store.abuse(self._relay.clock())
             except StoreError as error:
                 _log.warning("abuse_table_unread", problem=str(error))
+            except Exception as error:
+                self._relay.faults.caught("background", error)
             else:
                 self._apply_policy()
             await asyncio.sleep(self._settings.abuse_refresh_interval)
+
+    async def _keep_guard(self) -> None:
+        """Write down now and then how far the log was acknowledged."""
+        while True:
+            await self._write_guard()
+            await asyncio.sleep(_GUARD_INTERVAL)
+
+    async def _write_guard(self) -> None:
+        try:
+            await asyncio.to_thread(self._guard.write, self._store.known.claim)
+        except OSError as error:
+            if not self._guard_failed:
+                _log.warning("log_guard_not_written", problem=str(error))
+            self._guard_failed = True
 
     def _apply_policy(self) -> None:
         apply_policy(self._relay, Policy.from_settings(self._settings, self._abuse))
@@ -417,6 +570,8 @@ class _Process:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
         relay = self._relay
         try:
+            if failpoints.ARMED:
+                failpoints.hit("server.reload")
             reread = read_again(self._settings)
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=str(error))

@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 import uvloop
 
-from relayd import logs, server
+from relayd import failpoints, logs, server
 from relayd.config import ConfigurationError, Settings
 from relayd.metrics import forget_process, share_between_processes
 from relayd.reloading import read_again
@@ -177,6 +177,8 @@ class _Worker:
 def _work(settings: Settings, database_url: str, port: int, pipe: Pipe) -> None:
     """The child process."""
     logs.configure(settings.log_format, settings.log_level)
+    if failpoints.ARMED:
+        failpoints.hit("workers.start")
     # Ctrl-C reaches the whole process group; the parent passes the stop on, once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

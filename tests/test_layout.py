@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,14 +25,25 @@ IO_MODULES = {
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-    return found
+    return frozenset(found)
 
 
 def core_modules() -> list[str]:
@@ -48,9 +60,7 @@ def core_modules() -> list[str]:
 def test_the_core_has_no_io_clock_or_randomness(name):
     path = ROOT / name
     assert not {module.partition(".")[0] for module in imports(path)} & IO_MODULES
-    assert not any(
-        isinstance(n, ast.AsyncFunctionDef | ast.Await) for n in ast.walk(ast.parse(path.read_text()))
-    )
+    assert not any(isinstance(n, ast.AsyncFunctionDef | ast.Await) for n in nodes(path))
 
 
 def arrows(package: str, folder: Path) -> dict[str, set[str]]:
@@ -87,7 +97,7 @@ def test_no_two_modules_need_each_other(package):
     for name, path in modules.items():
         taken = [
             f"{node.module}.{alias.name}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes(path)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         ]
@@ -124,14 +134,13 @@ def test_every_public_module_says_what_it_exports(package):
     for path in (ROOT / package).rglob("*.py"):
         if path.name.startswith("_") or "_migrations" in path.parts:
             continue
-        tree = ast.parse(path.read_text())
         exported = [
             node
-            for node in tree.body
+            for node in tree(path).body
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
         ]
         assert exported, f"{path} has no __all__"
-        assert ast.get_docstring(tree), f"{path} has no docstring"
+        assert ast.get_docstring(tree(path)), f"{path} has no docstring"
 
 
 @pytest.mark.req("R-327")
@@ -149,7 +158,7 @@ def test_a_public_class_has_a_name_of_its_own(package):
     """One name is one thing. `Closed` alone is two: an error, and a frame of the Tx/Rx document."""
     homes: dict[str, list[str]] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in homes.items() if len(found) > 1 and name != "Closed"} == {}
@@ -161,7 +170,8 @@ def test_no_literal_is_unpacked_where_its_elements_could_stand():
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for folder in ("client", "relayd", "pipeline", "tests", "benches", "examples", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "*(" in (text := path.read_text()) or "*[" in text  # few are worth reading
+        for node in nodes(path)
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
     ]
     assert found == []

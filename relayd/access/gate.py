@@ -1,9 +1,12 @@
 """The decisions before a session exists: addresses, origins, connection limits (RFC-0004 §8; R-321).
 
-A socket counts for its address from the moment it is accepted, whether it says anything or not. At the
-opening handshake the address may turn out to be another one, behind a proxy that is trusted; then that one
-counts. So no address holds more than `max_connections_per_address` sessions, and twice as many sockets at
-most.
+A socket counts for its address from the moment it is accepted, before TLS and whether it says anything or
+not. At the opening handshake the address may turn out to be another one, behind a proxy that is trusted; then
+that one counts. So no address holds more than `max_connections_per_address` sessions, and twice as many
+sockets at most, nor more than half of the sockets that there may be.
+
+Whoever authenticates is charged as an identity, and its address still is for what all its identities do
+together, so that many identities are worth no more than one. Members and peers may be spared that.
 
 `unlimited_addresses` are networks that no rate limit and no connection cap holds for, by default the machine
 itself. A request that names somebody it speaks for never belongs to them: behind a proxy that nobody
@@ -20,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from relayd.access.accounts import AddressAccounts
 from relayd.access.auth import Grants
-from relayd.access.limits import Limits, Quota, Quotas
+from relayd.access.limits import Limits, Quota, Quotas, purse
 from relayd.addresses import (
     FORWARDING_HEADERS,
     Address,
@@ -47,25 +51,66 @@ class RequestHeaders(Protocol):
     def get_all(self, name: str, /) -> Sequence[str]: ...
 
 
-@dataclass(slots=True)
 class Visitor:
     """Where one socket comes from, and what its requests are charged to.
 
     `quota` is its address's, and None for an address without limits. `identity_quota` is that of the identity
-    the session has proved to speak for, which then counts instead (R-316).
+    the session has proved to speak for, which then counts instead (R-316); `ceiling` is what its address
+    leaves to all its identities together, and None where nothing is set.
     """
 
-    peer: Address | None = None
-    address: Address | None = None
-    quota: Quota | None = None
-    identity_quota: Quota | None = None
-    origins: tuple[str, ...] = ()
-    """The web page that connected, as its browser names it; programs name none."""
+    __slots__ = (
+        "_own",
+        "address",
+        "ceiling",
+        "identity_quota",
+        "is_spared",
+        "knocks",
+        "origins",
+        "peer",
+        "quota",
+    )
+
+    def __init__(self) -> None:
+        self.peer: Address | None = None
+        self.address: Address | None = None
+        self.quota: Quota | None = None
+        self.identity_quota: Quota | None = None
+        self.ceiling: Quota | None = None
+        self.is_spared = False
+        """A member or a peer, held to its own limits alone."""
+        self.knocks = False
+        """It came too soon, and is to hear so."""
+        self.origins: tuple[str, ...] = ()
+        """The web page that connected, as its browser names it; programs name none."""
+        self._own: Quota | None = None
 
     @property
     def charged(self) -> Quota | None:
-        """What PUBLISH, SUBSCRIBE and history are charged to; None sets no limit."""
+        """Whose PUBLISH, SUBSCRIBE and history these are; None sets no limit."""
         return self.identity_quota or self.quota
+
+    @property
+    def charged_too(self) -> tuple[Quota, ...]:
+        """What pays for them besides: the network around the address, or the address beside the identity."""
+        if self.identity_quota is None:
+            return () if self.quota is None else self.quota.line[1:]
+        return () if self.ceiling is None else self.ceiling.line
+
+    @property
+    def workload(self) -> Quota | None:
+        """What the relay's own work for this socket is charged to: the event loop's time."""
+        return self.identity_quota if self.is_spared else self.quota
+
+    @property
+    def reader(self) -> Quota:
+        """Who takes turns at the database: one of the many addresses of a network is no reader by itself."""
+        payer = self.workload
+        if payer is not None:
+            return payer.parent or payer
+        if self._own is None:
+            self._own = Quota("")
+        return self._own
 
     @property
     def key(self) -> str | None:
@@ -108,21 +153,28 @@ class Access:
             backfill_bytes=settings.anonymous_backfill_limit_bytes,
             auths=settings.auth_limit,
             connects=settings.connection_limit,
+            loop_share=settings.loop_share,
+            read_share=settings.read_share,
             window_seconds=window,
         )
         authenticated = Limits(
             publishes=settings.publish_limit,
             subscribes=settings.subscribe_limit,
             backfill_bytes=settings.backfill_limit_bytes,
+            loop_share=settings.loop_share,
+            read_share=settings.read_share,
             window_seconds=window,
         )
-        self.addresses = Quotas(anonymous)
+        self.addresses = AddressAccounts(anonymous)
         self.identities = Quotas(authenticated)
+        ceiling = authenticated.times(settings.identities_per_address)
+        self._ceilings = AddressAccounts(ceiling) if settings.identities_per_address else None
         self.revision = 0
         """Rises with every change that open sessions must follow."""
         self._restricted: frozenset[str] = frozenset()
         self._restricted_quotas = Quotas(anonymous)
-        self._max_sockets = settings.max_connections + _SPARE_SOCKETS
+        self.max_sockets = settings.max_connections + _SPARE_SOCKETS
+        """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
         self._per_address = settings.max_connections_per_address
         self._trusted = Networks(settings.trusted_proxies)
         self._unlimited = Networks(settings.unlimited_addresses)
@@ -134,6 +186,8 @@ class Access:
     def reload(self, settings: Settings) -> None:
         """Take over the settings that may change while running; open sessions see it by `revision`."""
         self.grants = grants_of(settings)
+        spares = settings.spare_members
+        self._spared = self.grants.members | self.grants.peers if spares else frozenset()
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
         self.revision += 1
 
@@ -150,18 +204,34 @@ class Access:
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
         """A socket was accepted. False: there are too many, and it is dropped without a word."""
-        if open_sockets > self._max_sockets:
+        if open_sockets > self.max_sockets:
             return False
         address = visitor.peer = visitor.address = None if peer is None else parse_address(peer)
         if address is None or address in self._trusted or address in self._unlimited:
             return True
-        visitor.quota = self.addresses.hold(address_key(address))
-        return not self._per_address or visitor.quota.holders <= 2 * self._per_address
+        return self._count(visitor, address, now)
 
     def leave(self, visitor: Visitor, now: float) -> None:
         """The socket has closed."""
         self._release_identity(visitor, now)
         self._release_address(visitor, now)
+
+    def _count(self, visitor: Visitor, address: Address, now: float) -> bool:
+        """Let the visitor count for this address; whether its socket may stay."""
+        quota = visitor.quota = self.addresses.hold(address)
+        if self._per_address:
+            # Half of all the sockets are never those of one address, nor of one network.
+            most = min(2 * self._per_address, self.max_sockets // 2)
+            if self.addresses.crowded(quota, most) or quota.line[-1].holders > max(
+                most, self.max_sockets // 2
+            ):
+                return False
+        connect = purse("connect", quota.line)
+        if connect is not None and not connect.take(now):
+            visitor.knocks = True
+            knock = purse("knock", quota.line)
+            return knock is None or knock.take(now)
+        return True
 
     def identify(self, visitor: Visitor, headers: RequestHeaders, now: float) -> bool:
         """The request is there: settle whose address counts.
@@ -177,8 +247,9 @@ class Access:
         if address != visitor.address or (is_limited and visitor.quota is None):
             self._release_address(visitor, now)
             visitor.address = address
+            visitor.knocks = False
             if is_limited:
-                visitor.quota = self.addresses.hold(address_key(address))
+                visitor.knocks = not self._count(visitor, address, now) or visitor.knocks
         undeclared = spoken_for and address in self._unlimited and visitor.peer not in self._trusted
         if undeclared and not self._knows_of_proxy:
             self._knows_of_proxy = True
@@ -193,16 +264,21 @@ class Access:
         quota = visitor.quota
         if quota is None:
             return None
-        if self._per_address and quota.holders > self._per_address:
+        if self._per_address and self.addresses.crowded(quota, self._per_address):
             return Turnaway(429, "Too many connections from this address.", "address_limit", 1)
-        if quota.connect is not None and not quota.connect.take(now):
-            wait = quota.connect.excess(now).retry_after
-            return Turnaway(429, "Too many connections from this address lately.", "connection_rate", wait)
+        if visitor.knocks:
+            sentence = "Too many connections from this address lately."
+            return Turnaway(429, sentence, "connection_rate", self.retry_after(visitor, now))
         return None
 
     def takes_origin(self, visitor: Visitor) -> bool:
         """Whether the page that this visitor came by may connect, as the settings are now."""
         return not self._origins or self._origins.issuperset(visitor.origins)
+
+    def retry_after(self, visitor: Visitor, now: float) -> int:
+        """When a visitor that `knocks` may come again, in seconds from now."""
+        connect = None if visitor.quota is None else purse("connect", visitor.quota.line)
+        return 1 if connect is None else connect.excess(now).retry_after
 
     def shown(self, visitor: Visitor) -> dict[str, str]:
         """The fields of a log line about a visitor's address (R-330)."""
@@ -218,15 +294,22 @@ class Access:
         An address without limits stays without limits, whichever identity connects from there.
         """
         self._release_identity(visitor, now)
-        if visitor.quota is not None:
-            quotas = self._restricted_quotas if did in self.restricted else self.identities
-            visitor.identity_quota = quotas.hold(did)
+        if visitor.quota is None or visitor.address is None:
+            return
+        is_restricted = did in self.restricted
+        quotas = self._restricted_quotas if is_restricted else self.identities
+        visitor.identity_quota = quotas.hold(did)
+        visitor.is_spared = did in self._spared and not is_restricted
+        if self._ceilings is not None and not visitor.is_spared:
+            visitor.ceiling = self._ceilings.hold(visitor.address)
 
     def reconsider(self, visitor: Visitor, did: str, now: float) -> None:
         """Move an authenticated visitor to the quota that its identity is due now."""
         if visitor.identity_quota is not None:
-            due = self._restricted_quotas if did in self.restricted else self.identities
-            if not due.holds(visitor.identity_quota):
+            is_restricted = did in self.restricted
+            due = self._restricted_quotas if is_restricted else self.identities
+            is_spared = did in self._spared and not is_restricted
+            if not due.holds(visitor.identity_quota) or is_spared is not visitor.is_spared:
                 self.authenticated(visitor, did, now)
 
     def _release_address(self, visitor: Visitor, now: float) -> None:
@@ -241,3 +324,7 @@ class Access:
             quotas = self.identities if self.identities.holds(quota) else self._restricted_quotas
             quotas.release(quota, now)
             visitor.identity_quota = None
+            visitor.is_spared = False
+        if visitor.ceiling is not None and self._ceilings is not None:
+            self._ceilings.release(visitor.ceiling, now)
+            visitor.ceiling = None

@@ -4,10 +4,12 @@ A `Budget` holds `limit` units and fills up again evenly, `limit` in every windo
 once. It is kept as one number, the moment at which it will be full again, so taking a unit is one addition
 and one comparison (the generic cell rate algorithm).
 
-A `Quota` is every budget of one holder: an authenticated identity, else the address it comes from (R-316).
+A `Quota` is every budget of one holder: an authenticated identity, an address, a network of addresses.
 All sockets of a holder share the very same object, and it lives on one event loop, where nothing happens
 between looking and taking: however many frames arrive together, no more than the limit pass. Each process
-has its own: `limit` holds for each of `--workers N`.
+has its own: `limit` holds for each of `--workers N`. A quota may have a `parent`, which pays as well.
+
+A `Purse` is what one request takes from: a budget of each quota that pays for it, all of them or none.
 
 `Quotas` keeps them. A quota that a connection holds is never dropped. An idle quota is kept until it is full,
 for a full quota is like a new one. Beyond `max_idle` the quota that was left longest ago goes, so that an
@@ -20,13 +22,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Budget", "Excess", "Limits", "Quota", "Quotas", "SessionLimits"]
+__all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLimits", "purse"]
 
 _TOLERANCE: Final = 1e-6
 """Seconds by which sums of fractions may miss the window's end."""
+
+_SHARE_WINDOW: Final = 10
+"""The window of shares, in seconds: of a second of work at a tenth, all may be done at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,27 @@ class Limits:
     backfill_bytes: int = 0
     auths: int = 0
     connects: int = 0
+    loop_share: float = 0.0
+    """Part of the event loop's time."""
+    read_share: float = 0.0
+    """Part of the time of one connection to the database."""
     window_seconds: int = 60
+
+    def times(self, factor: int) -> Limits:
+        """The limits of so many holders together."""
+        return Limits(
+            publishes=factor * self.publishes,
+            subscribes=factor * self.subscribes,
+            backfill_bytes=factor * self.backfill_bytes,
+            auths=factor * self.auths,
+            connects=factor * self.connects,
+            loop_share=factor * self.loop_share,
+            read_share=factor * self.read_share,
+            window_seconds=self.window_seconds,
+        )
+
+
+NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +82,7 @@ class Budget:
 
     __slots__ = ("_full_at", "_interval", "_limit", "_promised_at", "_window")
 
-    def __init__(self, limit: int, window_seconds: int) -> None:
+    def __init__(self, limit: float, window_seconds: float) -> None:
         self._limit = limit
         self._window = float(window_seconds)
         self._interval = window_seconds / limit
@@ -71,7 +97,11 @@ class Budget:
         self._full_at = full_at
         return True
 
-    def spend(self, units: int, now: float) -> None:
+    def has_unit(self, now: float) -> bool:
+        """Whether `take` would find a unit."""
+        return max(self._full_at, now) + self._interval - now <= self._window + _TOLERANCE
+
+    def spend(self, units: float, now: float) -> None:
         """Spend units that are already used; the budget may end in debt."""
         self._full_at = max(self._full_at, now) + units * self._interval
 
@@ -95,31 +125,126 @@ class Budget:
         due_at = min(due_at, max(now + self._window, own_at))
         self._promised_at = due_at
         seconds = math.ceil(due_at - now - _TOLERANCE)
-        return Excess(self._limit, int(self._window), max(1, seconds))
+        return Excess(int(self._limit), int(self._window), max(1, seconds))
+
+
+class Purse:
+    """The budgets that pay for one kind of request together."""
+
+    __slots__ = ("_budgets",)
+
+    def __init__(self, budgets: tuple[Budget, ...]) -> None:
+        self._budgets = budgets
+
+    def take(self, now: float) -> bool:
+        """Spend one unit of each budget, if each has one; else none of any."""
+        for budget in self._budgets:
+            if not budget.has_unit(now):
+                return False
+        for budget in self._budgets:
+            budget.take(now)
+        return True
+
+    def spend(self, units: float, now: float) -> None:
+        """Spend units of each that are already used."""
+        for budget in self._budgets:
+            budget.spend(units, now)
+
+    def debt_seconds(self, now: float) -> float:
+        """How long until no budget owes anything; 0 or less if none does now."""
+        return max(budget.debt_seconds(now) for budget in self._budgets)
+
+    def excess(self, now: float) -> Excess:
+        """What to tell a request that was refused now: by the first budget that refuses."""
+        refusing = [budget for budget in self._budgets if not budget.has_unit(now)]
+        return (refusing or self._budgets)[0].excess(now)
 
 
 class Quota:
-    """The budgets of one holder; None is a budget without limit. `holders` counts the open connections."""
+    """The budgets of one holder; None is a budget without limit. `holders` counts the open connections.
 
-    __slots__ = ("_limits", "auth", "backfill", "connect", "holders", "key", "publish", "subscribe")
+    As a `Payer` of the store it takes its turn among the other quotas.
+    """
 
-    def __init__(self, key: str, limits: Limits) -> None:
+    __slots__ = (
+        "_limits",
+        "auth",
+        "backfill",
+        "connect",
+        "holders",
+        "key",
+        "knock",
+        "loop",
+        "parent",
+        "publish",
+        "read",
+        "subscribe",
+    )
+
+    def __init__(self, key: str, limits: Limits = NO_LIMITS) -> None:
         self.key = key
         self.holders = 0
+        self.parent: Quota | None = None
+        """The holder of which this one is a part, and which pays for all that this one does."""
         self._limits = limits
         self.publish = self._budget(limits.publishes)
         self.subscribe = self._budget(limits.subscribes)
         self.backfill = self._budget(limits.backfill_bytes)
         self.auth = self._budget(limits.auths)
         self.connect = self._budget(limits.connects)
+        self.knock = self._budget(limits.connects)
+        """Connections beyond `connect` that still hear why they are refused."""
+        self.loop = self._share(limits.loop_share)
+        self.read = self._share(limits.read_share)
+
+    @property
+    def line(self) -> tuple[Quota, ...]:
+        """This quota, its parent, and so on up."""
+        return (self,) if self.parent is None else (self, *self.parent.line)
+
+    def used_database(self, seconds: float, now: float) -> None:
+        """A connection to the database worked so long for this holder."""
+        for quota in self.line:
+            if quota.read is not None:
+                quota.read.spend(seconds, now)
+
+    def used_loop(self, seconds: float, now: float) -> float:
+        """The event loop worked so long for this holder. How long until nothing is owed for that."""
+        owed, quota = 0.0, self
+        while True:
+            if quota.loop is not None:
+                quota.loop.spend(seconds, now)
+                owed = max(owed, quota.loop.debt_seconds(now))
+            if quota.parent is None:
+                return owed
+            quota = quota.parent
 
     def is_full(self, now: float) -> bool:
         """Whether every budget is full, so that the quota can be forgotten."""
-        budgets = (self.publish, self.subscribe, self.backfill, self.auth, self.connect)
+        budgets = (
+            self.publish,
+            self.subscribe,
+            self.backfill,
+            self.auth,
+            self.connect,
+            self.knock,
+            self.loop,
+            self.read,
+        )
         return all(budget is None or budget.is_full(now) for budget in budgets)
 
     def _budget(self, limit: int) -> Budget | None:
         return Budget(limit, self._limits.window_seconds) if limit else None
+
+    @staticmethod
+    def _share(share: float) -> Budget | None:
+        return Budget(share * _SHARE_WINDOW, _SHARE_WINDOW) if share else None
+
+
+def purse(kind: str, quotas: Iterable[Quota]) -> Budget | Purse | None:
+    """What requests of one kind take from: the budgets of that name; None where nobody sets a limit."""
+    found = tuple(budget for quota in quotas if (budget := getattr(quota, kind)) is not None)
+    return Purse(found) if len(found) > 1 else found[0] if found else None
 
 
 class Quotas:
@@ -168,5 +293,6 @@ class SessionLimits:
     max_limit: int = 500
     max_subscriptions: int = 64
     max_filter_values: int = 1000
+    max_filter_bytes: int = 2 * 2**20
     malformed_limit: int = 20
     malformed_window: float = 60.0

@@ -1,21 +1,31 @@
 """How many trust edges and revocations an identity may publish within a day (R-241, R-242, RFC-0005 §5.2).
 
-The log is what counts, so every process on it and every restart agree: an identity's edges of the last
-24 hours are read when it publishes another, which is seldom by the nature of the rule. Those on their way to
-the log are counted beside them, and once where the log has them already. A revocation gives nothing back.
+The log is what counts, so every process on it and every restart agree. An identity's acts of the last
+24 hours are read when it first publishes one, and kept among those of the identities that did so most
+recently; the feed, which passes every entry of the log, brings them forward. Acts on their way to the log are
+counted beside them, and once where the log has them already. A revocation gives nothing back.
+
+What an identity may make this cost is bounded: a read takes ids, times and strengths, never a body, over a
+connection that nothing else waits for, and once for an identity and not for each packet.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
+from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
+from strata.protocol.typed import trust_strength
 
-from relayd.store.types import DAY_SECONDS, StoredPacket, first_sequence_of_day
+from relayd.faults import Faults
+from relayd.store.types import DAY_SECONDS, LogEntry, TrustRow, first_sequence_of_day
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
 
@@ -23,6 +33,11 @@ BUDGETED_TYPES: Final = frozenset({"TRUST_EDGE", "TRUST_REVOCATION"})
 WINDOW_SECONDS: Final = DAY_SECONDS
 _STRONG: Final = 0.5
 """An edge above this strength is a strong one."""
+_MAX_READ: Final = 1000
+"""Acts kept of one identity, the newest, or twice its budgets where those are larger: an import, or a relay
+with other budgets on the same log, may bring more than fit."""
+_MAX_AUTHORS: Final = 1024
+"""Identities whose acts are kept; beyond it the one that was quiet longest is read again when it returns."""
 
 
 class TrustAct(enum.Enum):
@@ -34,18 +49,30 @@ class TrustAct(enum.Enum):
 
 
 class _Log(Protocol):
-    async def packets_of(
-        self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
-    ) -> list[StoredPacket]: ...
+    async def trust_acts(
+        self, author: str, types: Iterable[str], *, after: int, most: int
+    ) -> list[TrustRow]: ...
+
+
+class _Acts:
+    """The acts of one identity: by packet id, when each was received and what it was.
+
+    While `reading`, the feed fills it as well: what was committed before the read began is in the read, and
+    what came after passes through the feed.
+    """
+
+    __slots__ = ("reading", "received")
+
+    def __init__(self) -> None:
+        self.received: dict[bytes, tuple[int, TrustAct]] = {}
+        self.reading: asyncio.Task[None] | None = None
 
 
 class _Content(msgspec.Struct):
-    type: str
-    strength: float | None = None
+    strength: Any = None
 
 
 class _Edge(msgspec.Struct):
-    packet_id: str
     content: _Content
 
 
@@ -55,64 +82,139 @@ _EDGE_DECODER = msgspec.json.Decoder(_Edge)
 class TrustBudgets:
     """The budgets of all identities; `limits` may leave a budget out, or hold 0, for no limit."""
 
-    def __init__(self, log: _Log, limits: Mapping[TrustAct, int], *, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: _Log,
+        limits: Mapping[TrustAct, int],
+        *,
+        clock: Callable[[], int],
+        faults: Faults | None = None,
+    ) -> None:
         self._log = log
+        self._faults = faults or Faults()
         self._limits = {budget: limit for budget, limit in limits.items() if limit}
         self._clock = clock
-        self._on_their_way: dict[tuple[str, TrustAct], set[str]] = {}
+        self._max_acts = max(_MAX_READ, 2 * sum(self._limits.values()))
+        # By author and packet id.
+        self._on_their_way: dict[str, dict[bytes, TrustAct]] = {}
+        # In order of last use.
+        self._known: OrderedDict[str, _Acts] = OrderedDict()
 
     async def take(self, packet: Packet) -> None:
         """Count a trust packet, until `settled` says what became of it.
 
-        Raises `InvalidPacket` with `rate_limited`, when nothing is counted, and `StoreError`. Cancelling
-        counts nothing.
+        Raises `InvalidPacket` with `rate_limited`, when nothing is counted, and what reading the log raises.
+        Cancelling counts nothing.
         """
-        budget = _budget_of(packet.content_type, packet.content.get("strength"))
+        budget = _act(packet.content_type, trust_strength(packet))
         limit = self._limits.get(budget)
         if limit is None:
             return
         # Reserved before the wait, so that several at once cannot all be the last one that fits.
-        under_way = self._on_their_way.setdefault((packet.author_id, budget), set())
-        under_way.add(packet.packet_id)
-        before = frozenset(under_way)
+        mine = self._on_their_way.setdefault(packet.author_id, {})
+        mine[packet.digest] = budget
+        before = {packet_id for packet_id, act in mine.items() if act is budget}
         try:
-            received = await self._received(packet, budget)
+            received = await self._received(packet.author_id, budget)
             if len(before | received.keys()) > limit:
-                raise _over(limit, list(received.values()), len(before - received.keys()), self._clock())
+                times = sorted(received.values())
+                raise _over(limit, times, len(before - received.keys()), self._clock())
         except BaseException:
-            self._release(packet, budget)
+            self.settled(packet)
             raise
 
-    def settled(self, packet: Packet) -> None:
-        """The packet is in the log, or refused: call it once for each `take` that returned."""
-        budget = _budget_of(packet.content_type, packet.content.get("strength"))
-        if budget in self._limits:
-            self._release(packet, budget)
+    def settled(self, packet: Packet, received_at: int | None = None) -> None:
+        """The packet is in the log since `received_at`, or refused: call it after each `take` that returned.
 
-    def _release(self, packet: Packet, budget: TrustAct) -> None:
-        under_way = self._on_their_way.get((packet.author_id, budget), set())
-        under_way.discard(packet.packet_id)  # the same packet may be published twice at once
-        if not under_way:
-            self._on_their_way.pop((packet.author_id, budget), None)
+        The same packet may be published twice at once; then the second call changes nothing.
+        """
+        mine = self._on_their_way.get(packet.author_id, {})
+        act = mine.pop(packet.digest, None)
+        if not mine:
+            self._on_their_way.pop(packet.author_id, None)
+        if act is not None and received_at is not None:
+            self._count(packet.author_id, packet.digest, received_at, act)
 
-    async def _received(self, packet: Packet, budget: TrustAct) -> dict[str, int]:
-        """The packets that count against this budget and when they were received, the oldest first."""
+    def observe(self, entries: Sequence[LogEntry]) -> None:
+        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
+        for entry in entries:
+            new = entry.packet
+            if new.content_type in BUDGETED_TYPES and new.author_id in self._known:
+                try:
+                    self._observe(entry)
+                except Exception as error:
+                    self._faults.caught("identity", error)
+                    self._known.pop(new.author_id, None)  # what is kept may be wrong now: it is read again
+
+    def _observe(self, entry: LogEntry) -> None:
+        new = entry.packet
+        strength = fields.number(_EDGE_DECODER.decode(new.body).content.strength)
+        self._count(new.author_id, new.packet_id, entry.received_at, _act(new.content_type, strength))
+
+    async def close(self) -> None:
+        """End the reads under way."""
+        tasks = [acts.reading for acts in self._known.values() if acts.reading is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _received(self, author: str, budget: TrustAct) -> dict[bytes, int]:
+        """The packets that count against this budget, and when they were received."""
+        acts = self._known.get(author) or self._begin(author)
+        self._known.move_to_end(author)
+        if (task := acts.reading) is not None:
+            try:
+                await asyncio.wait({task})
+                task.result()
+            finally:
+                del task  # it holds what it raised, whose frames would hold it
         since = self._clock() - WINDOW_SECONDS
-        border = first_sequence_of_day(max(0, since // DAY_SECONDS))
-        rows = await self._log.packets_of([packet.author_id], [packet.content_type], after=border)
-        edges = ((row.received_at, _EDGE_DECODER.decode(row.body)) for row in rows)
         return {
-            edge.packet_id: received_at
-            for received_at, edge in edges
-            if received_at > since and _budget_of(edge.content.type, edge.content.strength) is budget
+            packet_id: received_at
+            for packet_id, (received_at, act) in acts.received.items()
+            if act is budget and received_at > since
         }
 
+    def _begin(self, author: str) -> _Acts:
+        """Start reading the acts of an identity."""
+        acts = _Acts()
+        acts.reading = asyncio.create_task(self._read(author, acts), name="trust-budget")
+        acts.reading.add_done_callback(functools.partial(self._read_ended, author, acts))
+        self._known[author] = acts
+        return acts
 
-def _budget_of(content_type: str, strength: object) -> TrustAct:
+    async def _read(self, author: str, acts: _Acts) -> None:
+        after = first_sequence_of_day(max(0, (self._clock() - WINDOW_SECONDS) // DAY_SECONDS))
+        rows = await self._log.trust_acts(author, BUDGETED_TYPES, after=after, most=self._max_acts)
+        for row in rows:
+            acts.received[row.packet_id] = row.received_at, _act(row.content_type, row.strength)
+
+    def _read_ended(self, author: str, acts: _Acts, task: asyncio.Task[None]) -> None:
+        acts.reading = None
+        if task.cancelled() or task.exception() is not None:
+            self._known.pop(author, None)  # who waits is told, and the next one reads again
+            return
+        self._make_room()
+
+    def _count(self, author: str, packet_id: bytes, received_at: int, act: TrustAct) -> None:
+        acts = self._known.get(author)
+        if acts is None or packet_id in acts.received:
+            return
+        acts.received[packet_id] = received_at, act
+        if len(acts.received) > self._max_acts and acts.reading is None:
+            del self._known[author]
+        else:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        while len(self._known) > _MAX_AUTHORS:
+            self._known.popitem(last=False)
+
+
+def _act(content_type: str, strength: float | None) -> TrustAct:
     if content_type == "TRUST_REVOCATION":
         return TrustAct.REVOCATIONS
-    is_strong = isinstance(strength, int | float) and strength > _STRONG
-    return TrustAct.STRONG_EDGES if is_strong else TrustAct.WEAK_EDGES
+    return TrustAct.STRONG_EDGES if strength is not None and strength > _STRONG else TrustAct.WEAK_EDGES
 
 
 def _over(limit: int, received: list[int], under_way: int, now: int) -> InvalidPacket:

@@ -25,9 +25,40 @@ from strata.protocol.typed import check_content, has_checks
 
 from relayd.admission.knowledge import Known
 from relayd.policy import Policy
-from relayd.store.types import NewPacket
+from relayd.store.types import EXEMPT_TYPES, NewPacket
 
-__all__ = ["judge", "to_store", "trace", "weigh"]
+__all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh"]
+
+_CHAIN_PACKETS = 64
+"""So many packets of the largest size make the longest chain; usual ones are a thirtieth of that size."""
+
+
+def require_room(packet: Packet, max_identity_bytes: int) -> None:
+    """The size limit of packets that are kept for ever and read whole (check 6). Raises `InvalidPacket`."""
+    if packet.content_type in EXEMPT_TYPES and packet.size_bytes > max_identity_bytes:
+        raise InvalidPacket(
+            ErrorCode.PACKET_TOO_LARGE,
+            f"a packet of type {packet.content_type} may have {max_identity_bytes} bytes",
+            detail="identity_packet",
+            max_bytes=max_identity_bytes,
+        )
+
+
+def require_chain_room(packet: Packet, known: Known, max_identity_bytes: int) -> None:
+    """Refuse an identity packet for which its author's chain has no room. Raises `InvalidPacket`.
+
+    A revocation may take twice the room: whoever has stolen a key must not be able to keep it by filling the
+    chain.
+    """
+    if known.chain is None or packet.content_type not in IDENTITY_TYPES:
+        return
+    room = _CHAIN_PACKETS * max_identity_bytes * (2 if packet.content.get("event") == "REVOKE" else 1)
+    if packet.size_bytes + sum(event.size_bytes for event, _ in known.chain.events) > room:
+        raise InvalidPacket(
+            ErrorCode.POLICY_REJECTED,
+            f"the DID's identity packets would exceed {room} bytes in all",
+            detail="too_many_key_bytes",
+        )
 
 
 def weigh(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
@@ -65,9 +96,11 @@ def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Dow
 
     Raises `InvalidPacket` for a claim that needs a proof and has none.
     """
-    return judge_provenance(
+    downgrade = judge_provenance(
         packet, now=now, trust=trust, keys_of=known.keys_of, manifest_of=known.manifests.get
     )
+    # Found once, here: the packet is served by copying bytes, however often that is.
+    return None if downgrade is None else downgrade.placed(packet.canonical)
 
 
 def _change(packet: Packet, chain: KeyChain, now: int) -> bool:

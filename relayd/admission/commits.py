@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
+from relayd import failpoints
 from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.faults import Faults
 from relayd.feed.tail import Tail
 from relayd.metrics import Metrics
-from relayd.store.types import Appended, LogEntry, NewPacket, Outcome
+from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
 
 __all__ = ["Commits"]
 
@@ -34,34 +36,52 @@ class Commits:
     """Passes the outcome of each append on: answers to admission, packets to the feed."""
 
     def __init__(
-        self, admission: Admission, tail: Tail, metrics: Metrics, *, on_flush: Callable[[], None]
+        self,
+        admission: Admission,
+        tail: Tail,
+        metrics: Metrics,
+        *,
+        on_flush: Callable[[], None],
+        faults: Faults,
     ) -> None:
         self._admission = admission
         self._tail = tail
         self._metrics = metrics
         self._on_flush = on_flush
+        self._faults = faults
 
     def committed(
         self, appended: Appended, batch: Sequence[tuple[NewPacket, PublishRequest]], seconds: float
     ) -> None:
-        """A batch is in the log; `seconds` is what the commit took."""
+        """A batch is in the log; `seconds` is what the commit took. Never raises."""
+        entries: list[LogEntry] = []
+        for (packet, request), place in zip(batch, appended.dispositions, strict=True):
+            if place.outcome is Outcome.STORED:
+                entries.append(LogEntry(place.sequence, place.received_at, packet))
+            try:
+                self._answer(packet, request, place)
+            except Exception as error:
+                self._admission.lost(request, error)
+        try:
+            self._tail.committed(appended.previous, entries)
+        except Exception as error:
+            self._faults.caught("commit", error)
+            self._tail.ring(entries[-1].sequence)  # the feed reads it from the log
+        self._on_flush()
         self._metrics.commit_packets.observe(len(batch))
         self._metrics.commit_seconds.observe(seconds)
-        admission = self._admission
-        entries: list[LogEntry] = []
-        for (packet, request), (outcome, sequence, received_at, duplicate_of) in zip(
-            batch, appended.dispositions, strict=True
-        ):
-            if outcome is Outcome.STORED:
-                entries.append(LogEntry(sequence, received_at, packet))
-                admission.committed(request, received_at, duplicate=False)
-            elif outcome is Outcome.DUPLICATE:
-                admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
-            else:
-                _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
-                admission.failed(request, _NOT_STORABLE)
-        self._tail.committed(appended.previous, entries)
-        self._on_flush()
+
+    def _answer(self, packet: NewPacket, request: PublishRequest, place: Disposition) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("admission.answer")
+        outcome, _, received_at, duplicate_of = place
+        if outcome is Outcome.STORED:
+            self._admission.committed(request, received_at, duplicate=False)
+        elif outcome is Outcome.DUPLICATE:
+            self._admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
+        else:
+            _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
+            self._admission.failed(request, _NOT_STORABLE)
 
     def not_stored(self, request: PublishRequest) -> None:
         """The database did not answer in time (R-200); an append in flight may still have taken effect."""

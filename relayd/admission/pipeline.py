@@ -17,26 +17,35 @@ A duplicate is answered OK before any later check can refuse it (check 8 before 
 packet up in the database first would double its work, so the question is asked where the answer matters:
 a packet that passes all checks meets the duplicate index inside the append itself; a packet that a later
 check refuses is looked up before the refusal is sent. A memory of recent ids answers most repeats at once.
+
+No request is left behind. Each ends in `_end`, once, where all that it holds is given back. Whatever is
+raised on its way ends it through `lost` with `internal_error`: on the loop a request moves only inside
+`_step`, what runs as a task reports to `_task_ended` or `Gathering`, and the threads to `VerifyPool`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
+from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
-from relayd.admission.checks import judge, to_store, trace, weigh
+from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace, weigh
+from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
+from relayd.faults import Faults
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
@@ -45,9 +54,17 @@ __all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"
 
 _log = structlog.get_logger("relayd.admission")
 
-_LARGE_BYTES = 16_384
-"""Above this a packet is parsed off the loop: its canonical form may take milliseconds."""
+_LARGE_BYTES, _MANY_VALUES = 16_384, 512
+"""Above either a packet is parsed off the loop: its canonical form may take milliseconds."""
+_SMALL_BYTES = 2048
+"""Up to here it takes less than counting is worth."""
 _RECENT_IDS = 65_536
+_DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
+
+
+def _is_dear(raw: bytes) -> bool:
+    size = len(raw)
+    return size > _LARGE_BYTES or (size > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES)
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -57,7 +74,7 @@ def _passing(reason: str, detail: str) -> InvalidPacket:
 _QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
 _UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
 _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
-_UNCHECKED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet could not be checked")
+_FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
 _FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is gone; publish it again")
 """For a repeat whose first copy left the duplicate index between two looks at it."""
 
@@ -69,6 +86,8 @@ class AdmissionLimits:
     max_packet_bytes: int
     max_json_depth: int
     max_packet_age_seconds: int
+    max_json_values: int = 32_768
+    max_identity_bytes: int = 16_384
     publish_queue_bytes: int = 64 * 2**20
 
 
@@ -94,6 +113,7 @@ class Admission:
         verify_threads: int,
         on_verified: Callable[[float], None],
         on_flush: Callable[[], None],
+        faults: Faults,
     ) -> None:
         self.policy = policy
         self.trust = trust
@@ -101,6 +121,7 @@ class Admission:
         self.pending_bytes = 0
         self._enqueue = enqueue
         self._find = find
+        self._faults = faults
         self._identities = identities
         self._budgets = budgets
         self._plugins = plugins
@@ -111,29 +132,34 @@ class Admission:
         self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, int] = OrderedDict()
         self._held: set[Publisher] = set()
-        self._doubtful: list[PublishRequest] = []
-        self._unknown: list[PublishRequest] = []
+        self._doubtful = Gathering("duplicates", self._look_up, self._lost_together)
+        self._unknown = Gathering("keys", self._load, self._lost_together)
         # Authors with an identity packet on its way to the log, and the lanes that wait for it.
         self._changing: dict[str, PublishRequest] = {}
         self._barred: dict[str, dict[Lane, None]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
             self._check,
             self._checked,
+            self.lost,
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
-            is_quick=lambda request: len(request.raw) <= _LARGE_BYTES,
+            is_quick=lambda request: not _is_dear(request.raw),
         )
 
     # In.
 
     def submit(self, request: PublishRequest) -> None:
-        """Take a PUBLISH; its publisher gets exactly one answer (R-192)."""
+        """Take a PUBLISH; its publisher gets exactly one answer (R-192). Never raises."""
         self.pending += 1
         self.pending_bytes += len(request.raw)
         request.lane.requests.append(request)
-        if len(request.raw) > _LARGE_BYTES:
+        self._step(request, self._enter)
+
+    def _enter(self, request: PublishRequest) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("admission.submit")
+        if _is_dear(request.raw):
             self._pool.put(request)
             return
         self._examine(request)
@@ -156,8 +182,14 @@ class Admission:
         limits = self._limits
         try:
             request.parsed(
-                Packet.parse(request.raw, max_bytes=limits.max_packet_bytes, max_depth=limits.max_json_depth)
+                Packet.parse(
+                    request.raw,
+                    max_bytes=limits.max_packet_bytes,
+                    max_depth=limits.max_json_depth,
+                    max_values=limits.max_json_values,
+                )
             )
+            require_room(request.packet, limits.max_identity_bytes)
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:
             request.refuse(error)
@@ -166,7 +198,7 @@ class Admission:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
         if request.is_parsed and request.packet.digest in self._recent:
             request.verdict = PublishVerdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
-        if request.verdict is not PublishVerdict.PENDING:
+        if request.verdict in _DECIDED:
             self._advance_from(request)
             return
         known = self._knowledge(request.packet)
@@ -174,8 +206,7 @@ class Admission:
             request.known = known
             self._pool.put(request)
         else:
-            self._unknown.append(request)
-            self._start("keys", self._load)
+            self._unknown.put(request)
 
     def _knowledge(self, packet: Packet) -> Known | None:
         generation = self._identities.generation
@@ -186,38 +217,39 @@ class Admission:
     # On the threads.
 
     def _check(self, request: PublishRequest) -> None:
-        """For a large packet all up to the signature, for others the signature and all after it.
-
-        Never raises.
-        """
+        """For a large packet all up to the signature, for others the signature and all after it."""
+        if failpoints.ARMED:
+            failpoints.hit("admission.verify")
+        if not request.is_parsed:
+            self._examine(request)
+            return
+        now = self._clock()
         try:
-            if not request.is_parsed:
-                self._examine(request)
-                return
-            now = self._clock()
             request.queued = judge(request.packet, request.known, now)
-            try:
-                request.downgrade = trace(request.packet, request.known, self.trust, now)
-            except InvalidPacket as error:
-                request.origin_refusal = error
-            request.verdict = PublishVerdict.PASSED
+            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True
-        except Exception:
-            _log.exception("check_failed")
-            request.refuse(_UNCHECKED)
+            return
+        try:
+            request.downgrade = trace(request.packet, request.known, self.trust, now)
+        except InvalidPacket as error:
+            request.origin_refused(error)
+        request.verdict = PublishVerdict.CHECKED
 
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
-        self._on_verified(seconds)
         for request in requests:
-            if request.verdict is PublishVerdict.PENDING:  # a large packet: only now is it known what it is
-                self._route(request)
-                continue
-            if request.verdict is PublishVerdict.PASSED:
-                self._finish(request)
-            self._advance_from(request)
+            self._step(request, self._go_on)
+        self._guarded(self._on_verified, seconds)
         self._on_flush()
+
+    def _go_on(self, request: PublishRequest) -> None:
+        if request.verdict is PublishVerdict.PENDING:  # a large packet: only now is it known what it is
+            self._route(request)
+            return
+        if request.verdict is PublishVerdict.CHECKED:
+            self._finish(request)
+        self._advance_from(request)
 
     # Checks that wait for something before the packet may enter the log.
 
@@ -228,9 +260,11 @@ class Admission:
             request.verdict = PublishVerdict.PENDING
             task = asyncio.create_task(self._finish_later(request), name="publish-finish")
             self._finishing.add(task)
-            task.add_done_callback(self._finishing.discard)
+            task.add_done_callback(functools.partial(self._task_ended, request))
         elif request.origin_refusal is not None:
             request.refuse(request.origin_refusal)
+        else:
+            request.verdict = PublishVerdict.PASSED
         request.is_finished = True
 
     async def _finish_later(self, request: PublishRequest) -> None:
@@ -240,34 +274,107 @@ class Admission:
                 await self._budgets.take(packet)
                 request.is_charged = True
             if request.origin_refusal is not None:
-                raise request.origin_refusal
-            if self._plugins:
-                await self._plugins.check(packet, request.lane.identity)
-            request.verdict = PublishVerdict.PASSED
+                request.refuse(request.origin_refusal)
+            else:
+                if self._plugins:
+                    await self._plugins.check(packet, request.lane.identity)
+                request.verdict = PublishVerdict.PASSED
         except InvalidPacket as error:
             request.refuse(error)
         except StoreError:
             request.refuse(_UNAVAILABLE)
-        self._advance_from(request)
+
+    def _task_ended(self, request: PublishRequest, task: asyncio.Task[None]) -> None:
+        self._finishing.discard(task)
+        if task.cancelled():
+            return  # admission is closed
+        if (error := task.exception()) is not None:
+            self.lost(request, error)
+        elif not request.is_ended:
+            self._step(request, self._advance_from)
+        elif request.is_charged:
+            self._guarded(self._budgets.settled, request.packet)
         self._on_flush()
 
-    async def _load(self) -> None:
+    async def _load(self, requests: list[PublishRequest]) -> None:
         """Read the chains and manifests that packets wait for, all in one go."""
-        while self._unknown:
-            requests, self._unknown = self._unknown, []
-            dids: dict[str, None] = {}
-            for request in requests:
-                dids |= dict.fromkeys(missing_for(request.packet, self._identities))
-            try:
-                await self._identities.load(dids)
-            except StoreError:
-                for request in requests:
-                    request.refuse(_UNAVAILABLE)
-            for request in requests:
-                self._route(request)
-            self._on_flush()
+        dids: dict[str, None] = {}
 
-    # Out.
+        def need(request: PublishRequest) -> None:
+            dids.update(dict.fromkeys(missing_for(request.packet, self._identities)))
+
+        for request in requests:
+            self._step(request, need)
+        refusal: InvalidPacket | None = None
+        try:
+            await self._identities.load(dids)
+        except StoreError:
+            refusal = _UNAVAILABLE
+        except Exception as error:
+            self._faults.caught("identity", error)
+            refusal = _FAULT
+        for request in requests:
+            self._step(request, functools.partial(self._loaded, refusal))
+        self._on_flush()
+
+    def _loaded(self, refusal: InvalidPacket | None, request: PublishRequest) -> None:
+        # One chain that cannot be read is no reason to refuse the packets of others.
+        if refusal is not None and missing_for(request.packet, self._identities):
+            request.refuse(refusal)
+        self._route(request)
+
+    # The one way on, and the one way out.
+
+    def _step(self, request: PublishRequest, work: Callable[[PublishRequest], None]) -> None:
+        """Move a request on. Whatever that raises ends this request and no other."""
+        if request.is_ended:
+            return
+        try:
+            work(request)
+        except Exception as error:
+            self.lost(request, error)
+
+    def lost(self, request: PublishRequest, error: BaseException) -> None:
+        """A fault of ours on a request's way: it is counted, the request is answered, and its lane goes on.
+
+        Never raises; a request that has ended stays as it is.
+        """
+        self._faults.caught("publish", error)
+        request.lane.forget(request)
+        self.failed(request, _FAULT)
+        self._let_out(request.lane)
+        self._on_flush()
+
+    def _lost_together(self, requests: list[PublishRequest], error: BaseException) -> None:
+        for request in requests:
+            self.lost(request, error)
+
+    def _end(self, request: PublishRequest, *, stored_at: int | None = None) -> bool:
+        """Give back all that a request holds; False where that is done already. Never raises.
+
+        `stored_at` is when the log received a packet that it did not have.
+        """
+        if request.is_ended:
+            return False
+        request.is_ended = True
+        self.pending -= 1
+        self.pending_bytes -= len(request.raw)
+        if request.is_charged:
+            self._guarded(self._budgets.settled, request.packet, stored_at)
+        if self._held and not self.is_full():
+            held, self._held = self._held, set()
+            for publisher in held:
+                self._guarded(publisher.room_again)
+        # What is stored bars the way for its author's next packets until the feed has applied it.
+        if self._changing and request.is_parsed and stored_at is None:
+            self._unbar(request)
+        return True
+
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._faults.caught("publish", error)
 
     def _advance_from(self, request: PublishRequest) -> None:
         """Let everything leave the lane, if it is this one's turn.
@@ -276,34 +383,45 @@ class Admission:
         """
         lane = request.lane
         if lane.requests and lane.requests[0] is request:
-            self._advance(lane)
+            self._let_out(lane)
 
-    def _advance(self, lane: Lane) -> None:
+    def _let_out(self, lane: Lane) -> None:
+        """Let the requests leave that have a verdict, in order. Never raises."""
+        if lane.is_advancing:
+            return
+        lane.is_advancing = True
         requests = lane.requests
-        while requests and requests[0].verdict is not PublishVerdict.PENDING:
+        while requests and requests[0].verdict in _DECIDED:
             request = requests[0]
-            has_passed = request.verdict is PublishVerdict.PASSED
-            if (has_passed or request.is_by_keys) and not self._may_leave(request):
-                return
-            requests.popleft()
-            if has_passed:
-                self._store(request)
-            else:
-                self._settle(request)
+            try:
+                if not self._leaves(request):
+                    break
+            except Exception as error:
+                self.lost(request, error)
+        lane.is_advancing = False
 
-    def _may_leave(self, request: PublishRequest) -> bool:
-        """Whether the verdict holds by the keys of now. If not, something will come back to the lane."""
-        packet, known = request.packet, request.known
-        if self._changing and packet.author_id in self._changing:
-            self._barred.setdefault(packet.author_id, {})[request.lane] = None
-            return False
-        if known.generation != self._identities.generation:
-            if not self._is_current(request):
+    def _leaves(self, request: PublishRequest) -> bool:
+        """Send the first of a lane to the log, to its answer, or back to be judged by the keys of now.
+
+        False if it must stay where it is.
+        """
+        has_passed = request.verdict is PublishVerdict.PASSED
+        if has_passed or request.is_by_keys:
+            author = request.packet.author_id
+            if self._changing and author in self._changing:
+                self._barred.setdefault(author, {})[request.lane] = None
+                return False
+            if request.known.generation != self._identities.generation and not self._is_current(request):
                 request.verdict = PublishVerdict.PENDING
                 request.is_by_keys = False
                 request.refusal = request.origin_refusal = None
                 self._route(request)
-                return False
+                return True
+        request.lane.requests.popleft()
+        if has_passed:
+            self._store(request)
+        else:
+            self._settle(request)
         return True
 
     def _is_current(self, request: PublishRequest) -> bool:
@@ -325,74 +443,101 @@ class Admission:
     def _settle(self, request: PublishRequest) -> None:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
         if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
-            self.failed(request, request.refusal or _UNCHECKED)
+            self.failed(request, request.refusal or _FAULT)
         elif (received_at := self._recent.get(request.packet.digest)) is not None:
             self.committed(request, received_at, duplicate=True)
         else:
-            self._doubtful.append(request)
-            self._start("duplicates", self._look_up)
+            self._doubtful.put(request)
 
-    async def _look_up(self) -> None:
-        while self._doubtful:
-            requests, self._doubtful = self._doubtful, []
-            ids = {request.packet.digest for request in requests}
-            try:
-                known = await self._find(list(ids))
-            except StoreError:
-                # The refusal stands whatever the index would say; saying so needs no database.
-                known = {}
-            for request in requests:
-                found = known.get(request.packet.digest)
-                if found is not None:
-                    self.committed(request, found[1], duplicate=True)
-                else:
-                    self.failed(request, request.refusal or _FORGOTTEN)
-            self._on_flush()
+    async def _look_up(self, requests: list[PublishRequest]) -> None:
+        ids = {request.packet.digest for request in requests}
+        try:
+            known = await self._find(list(ids))
+        except StoreError:
+            # The refusal stands whatever the index would say; saying so needs no database.
+            known = {}
+        except Exception as error:
+            self._faults.caught("publish", error)
+            known = {}
+        for request in requests:
+            found = known.get(request.packet.digest)
+            if found is not None:
+                self.committed(request, found[1], duplicate=True)
+            else:
+                self.failed(request, request.refusal or _FORGOTTEN)
+        self._on_flush()
 
     # Told by the writer and the feed.
 
     def committed(
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
     ) -> None:
-        """The log has the packet, or for `duplicate_of` the one it repeats."""
-        packet = request.packet
-        if duplicate_of is None:
-            self._remember(packet.digest, received_at)
-        self._finished(request)
-        if duplicate:
-            self._unbar(request)
-            request.queued = self._is_pending(packet)
-        elif request.downgrade is not None:  # R-213
-            _log.info("provenance_downgraded", packet_id=packet.packet_id, reason=request.downgrade.reason)
-        request.lane.publisher.publish_accepted(
-            request, received_at, duplicate=duplicate, duplicate_of=duplicate_of, queued=request.queued
-        )
+        """The log has the packet, or for `duplicate_of` the one it repeats. Never raises."""
+        if not self._end(request, stored_at=None if duplicate else received_at):
+            return
+        try:
+            packet = request.packet
+            if duplicate_of is None:
+                self._remember(packet.digest, received_at)
+            if duplicate:
+                request.queued = self._is_pending(packet)
+            elif request.downgrade is not None:  # R-213
+                _log.info(
+                    "provenance_downgraded", packet_id=packet.packet_id, reason=request.downgrade.reason
+                )
+            request.lane.publisher.publish_accepted(
+                request, received_at, duplicate=duplicate, duplicate_of=duplicate_of, queued=request.queued
+            )
+        except Exception as error:
+            self._unanswered(request, error)
 
     def failed(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is refused, or could not be stored, or may have been stored."""
-        self._finished(request)
-        if request.is_parsed:
-            self._unbar(request)
-        request.lane.publisher.publish_refused(request, error)
+        """The packet is refused, or could not be stored, or may have been stored. Never raises."""
+        if not self._end(request):
+            return
+        try:
+            request.lane.publisher.publish_refused(request, error)
+        except Exception as fault:
+            self._unanswered(request, fault)
 
-    def identity_applied(self, packet: Packet) -> None:
-        """The feed has applied an identity packet: its author's next packets may be judged by it."""
-        request = self._changing.get(packet.author_id)
-        if request is not None and request.packet.digest == packet.digest:
+    def _unanswered(self, request: PublishRequest, error: Exception) -> None:
+        """The answer could not be made. A packet that is stored may be published again."""
+        self._faults.caught("publish", error)
+        try:
+            request.lane.publisher.publish_refused(request, _FAULT)
+        except Exception as again:
+            self._faults.caught("publish", again)
+            self._guarded(request.lane.publisher.publish_unanswerable)
+
+    def identity_applied(self, author: str, digest: bytes) -> None:
+        """The feed has applied an identity packet: its author's next packets may be judged by it.
+
+        Never raises.
+        """
+        request = self._changing.get(author)
+        if request is not None and request.packet.digest == digest:
             self._unbar(request)
 
     def still_admitted(self, request: PublishRequest) -> bool:
         """Whether a packet on its way to the log holds by the keys as they are now (R-074).
 
-        If not, it is answered here. Called for each append, so the usual answer costs one comparison.
+        If not, it is answered here. Called for each append, so the usual answer costs one comparison. Never
+        raises.
         """
+        try:
+            return not request.is_ended and self._holds(request)
+        except Exception as error:
+            self.lost(request, error)
+            return False
+
+    def _holds(self, request: PublishRequest) -> bool:
         packet, known = request.packet, request.known
         is_current = known.generation == self._identities.generation or self._is_current(request)
         if is_current and (known.chain is None or self._clock() < known.until):
             return True
         fresh = self._knowledge(packet)
         if fresh is None:  # put out of memory within this moment
-            request.refusal = _KEYS_CHANGED
+            request.refuse(_KEYS_CHANGED)
         else:
             request.known = fresh
             try:
@@ -400,25 +545,30 @@ class Admission:
                 request.queued = judge(packet, fresh, self._clock())
                 return True
             except InvalidPacket as error:
-                request.refusal = error
+                request.refuse(error)
         self._settle(request)
         return False
 
     async def close(self) -> None:
         """Stop the threads and the tasks; requests still inside get no answer."""
         await asyncio.get_running_loop().run_in_executor(None, self._pool.close)
-        tasks = [*self._tasks.values(), *self._finishing]
-        for task in tasks:
+        for task in self._finishing:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(
+            self._doubtful.close(),
+            self._unknown.close(),
+            self._budgets.close(),
+            *self._finishing,
+            return_exceptions=True,
+        )
 
     def _unbar(self, request: PublishRequest) -> None:
-        """Let the author's next packets pass, if it was this one that barred them."""
+        """Let the author's next packets pass, if it was this one that barred them. Never raises."""
         author = request.packet.author_id
         if self._changing.get(author) is request:
             del self._changing[author]
             for lane in self._barred.pop(author, ()):
-                self._advance(lane)
+                self._let_out(lane)
 
     def _is_pending(self, packet: Packet) -> bool:
         """Whether an identity packet of the log still waits for its effect."""
@@ -427,24 +577,8 @@ class Admission:
         chain = self._identities.chain(packet.author_id)
         return chain is not None and chain.is_pending(packet.packet_id, self._clock())
 
-    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` unless it runs already: it takes all that gathers until no more does."""
-        task = self._tasks.get(name)
-        if task is None or task.done():
-            self._tasks[name] = asyncio.ensure_future(work())
-
     def _remember(self, digest: bytes, received_at: int) -> None:
         recent = self._recent
         recent[digest] = received_at
         if len(recent) > _RECENT_IDS:
             recent.popitem(last=False)
-
-    def _finished(self, request: PublishRequest) -> None:
-        self.pending -= 1
-        self.pending_bytes -= len(request.raw)
-        if self._held and not self.is_full():
-            held, self._held = self._held, set()
-            for publisher in held:
-                publisher.room_again()
-        if request.is_charged:
-            self._budgets.settled(request.packet)

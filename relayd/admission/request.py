@@ -29,20 +29,25 @@ class Publisher(Protocol):
     ) -> None:
         """The packet, or for `duplicate_of` the one it repeats, is durably stored; answer OK.
 
-        `queued` says that it has no effect yet (R-190).
+        `queued` says that it has no effect yet (R-190). If this raises, nothing has been answered.
         """
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is not stored; answer ERROR."""
+        """The packet is not stored; answer ERROR. If this raises, nothing has been answered."""
+
+    def publish_unanswerable(self) -> None:
+        """No answer could be made: end the connection, so that the peer knows that none will come."""
 
     def room_again(self) -> None:
         """There is room for publishes again: the answer to `Admission.hold`."""
 
 
 class PublishVerdict(enum.Enum):
-    """How far the checks have come."""
+    """How far the checks have come. The first two are for the relay to go on with, the others decide."""
 
     PENDING = enum.auto()
+    CHECKED = enum.auto()
+    """Passed what the threads check; the loop has to look at what may have to wait for something."""
     PASSED = enum.auto()
     REFUSED = enum.auto()
 
@@ -55,6 +60,7 @@ class PublishRequest:
         "downgrade",
         "is_by_keys",
         "is_charged",
+        "is_ended",
         "is_finished",
         "is_parsed",
         "known",
@@ -90,6 +96,8 @@ class PublishRequest:
         """It counts against a budget of its author."""
         self.is_finished = False
         """The checks that wait for something are done."""
+        self.is_ended = False
+        """It has left admission, and what it held is given back. Whoever still has it passes it over."""
         self.verdict = PublishVerdict.PENDING
 
     def parsed(self, packet: Packet) -> None:
@@ -99,8 +107,22 @@ class PublishRequest:
 
     def refuse(self, error: InvalidPacket) -> None:
         """Note the first check that failed."""
-        self.refusal = error
+        self.refusal = _bare(error)
         self.verdict = PublishVerdict.REFUSED
+
+    def origin_refused(self, error: InvalidPacket) -> None:
+        """Note that check 13 failed."""
+        self.origin_refusal = _bare(error)
+
+
+def _bare(error: InvalidPacket) -> InvalidPacket:
+    """A refusal without the frames it was raised in.
+
+    They hold the request, which holds the refusal: such a circle would keep the request's bytes until the
+    next run of the cycle collector, and a stranger's refused frames would fill the memory before that.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class Lane:
@@ -109,9 +131,18 @@ class Lane:
     `identity` is the DID that the session has authenticated as, if any.
     """
 
-    __slots__ = ("identity", "publisher", "requests")
+    __slots__ = ("identity", "is_advancing", "publisher", "requests")
 
     def __init__(self, publisher: Publisher, identity: str | None = None) -> None:
         self.publisher = publisher
         self.identity = identity
         self.requests: deque[PublishRequest] = deque()
+        self.is_advancing = False
+        """Requests are leaving it in this very step."""
+
+    def forget(self, request: PublishRequest) -> None:
+        """Take a request out, wherever it stands; one that has left changes nothing."""
+        if self.requests and self.requests[0] is request:
+            self.requests.popleft()
+        elif request in self.requests:
+            self.requests.remove(request)

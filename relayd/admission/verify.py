@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["BATCH", "VerifyPool"]
 
@@ -24,17 +24,27 @@ BATCH = 64
 J = TypeVar("J")
 
 
+class _Checked(NamedTuple, Generic[J]):
+    """A batch that a thread is through with."""
+
+    passed: list[J]
+    failed: list[tuple[J, BaseException]]
+    seconds: float
+
+
 class VerifyPool(Generic[J]):
     """Runs `check(job)` on threads and gives finished batches to `on_checked(jobs, seconds)` on the loop.
 
-    `check` must not raise. `is_quick` tells a job that the loop may do itself when it is the only one. The
-    queue is bounded by its callers: they stop reading from their peers.
+    A job whose check raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells a job that
+    the loop may do itself when it is the only one. The queue is bounded by its callers: they stop reading
+    from their peers.
     """
 
     def __init__(
         self,
         check: Callable[[J], None],
         on_checked: Callable[[Sequence[J], float], None],
+        on_failed: Callable[[J, BaseException], None],
         *,
         threads: int,
         loop: asyncio.AbstractEventLoop,
@@ -44,6 +54,7 @@ class VerifyPool(Generic[J]):
         self._under_way = 0
         self._check = check
         self._on_checked = on_checked
+        self._on_failed = on_failed
         self._loop = loop
         self._gathered: list[J] = []
         # Batches for the threads; an empty one tells a thread to end.
@@ -64,19 +75,47 @@ class VerifyPool(Generic[J]):
     def _hand_over(self) -> None:
         """Give what this step of the loop has gathered to the threads."""
         jobs, self._gathered = self._gathered, []
+        try:
+            self._share_out(jobs)
+        except Exception as error:
+            self._tell(_Checked([], [(job, error) for job in jobs], 0.0))
+
+    def _share_out(self, jobs: list[J]) -> None:
         if len(jobs) == 1 and not self._under_way and self._is_quick(jobs[0]):
-            started = time.perf_counter()
-            self._check(jobs[0])
-            self._on_checked(jobs, time.perf_counter() - started)
+            self._tell(self._checked(jobs))
             return
         self._under_way += len(jobs)
         share = min(BATCH, -(-len(jobs) // len(self._threads)))
         for start in range(0, len(jobs), share):
             self._batches.put(jobs[start : start + share])
 
-    def _returned(self, jobs: Sequence[J], seconds: float) -> None:
-        self._under_way -= len(jobs)
-        self._on_checked(jobs, seconds)
+    def _checked(self, jobs: Sequence[J]) -> _Checked[J]:
+        """Check these jobs. Never raises."""
+        started = time.perf_counter()
+        passed: list[J] = []
+        failed: list[tuple[J, BaseException]] = []
+        for job in jobs:
+            try:
+                self._check(job)
+                passed.append(job)
+            except BaseException as error:  # the thread has other jobs to do
+                failed.append((job, error))
+        return _Checked(passed, failed, time.perf_counter() - started)
+
+    def _returned(self, checked: _Checked[J]) -> None:
+        self._under_way -= len(checked.passed) + len(checked.failed)
+        self._tell(checked)
+
+    def _tell(self, checked: _Checked[J]) -> None:
+        passed, failed, seconds = checked
+        for job, error in failed:
+            self._on_failed(job, error)
+        failed.clear()  # errors hold their frames, and those this list
+        try:
+            self._on_checked(passed, seconds)
+        except Exception as error:
+            for job in passed:
+                self._on_failed(job, error)
 
     def close(self) -> None:
         """Stop the threads after what they are doing; queued jobs are dropped."""
@@ -91,15 +130,17 @@ class VerifyPool(Generic[J]):
             thread.join()
 
     def _work(self) -> None:
-        while batch := self._take():
-            started = time.perf_counter()
-            for job in batch:
-                self._check(job)
-            seconds = time.perf_counter() - started
+        while self._work_once():
+            pass  # nothing of a batch is kept while the thread waits for the next
+
+    def _work_once(self) -> bool:
+        batch = self._take()
+        if batch:
             try:
-                self._loop.call_soon_threadsafe(self._returned, batch, seconds)
+                self._loop.call_soon_threadsafe(self._returned, self._checked(batch))
             except RuntimeError:  # the loop has ended, and with it everyone who waited
-                return
+                return False
+        return bool(batch)
 
     def _take(self) -> list[J]:
         batch = self._batches.get()

@@ -30,7 +30,7 @@ from relayd.config.settings import (
 __all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
 
 # Variables of ours that are not settings: the place of the file, and those of the tests.
-_OTHER_VARIABLES = ("RELAYD_CONFIG",)
+_OTHER_VARIABLES = ("RELAYD_CONFIG", "RELAYD_FAILPOINTS")
 _OTHER_PREFIXES = ("RELAYD_TEST_",)
 
 

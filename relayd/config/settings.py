@@ -31,6 +31,7 @@ _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Limit = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _LimitBytes = Annotated[int, Meta(ge=0, le=2**40)]
+_Share = Annotated[float, Meta(ge=0, le=1000)]
 _LongSeconds = Annotated[int, Meta(ge=1, le=100 * 365 * 86_400)]
 _Hashes = tuple[Annotated[str, Meta(pattern=f"^{CONTENT_ID}$")], ...]
 
@@ -81,6 +82,11 @@ class Settings:
         None, "Replica to read history from; without it, history is read from `database_url`.", secret=True
     )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
+    log_guard: Path | None = _setting(
+        None,
+        "File outside the database that remembers how far the log was acknowledged; `log-guard` in `data_dir`"
+        " unless set.",
+    )
     allow_unsafe_database: bool = _setting(
         False, "Start even on a database that could lose acknowledged packets, such as one with `fsync` off."
     )
@@ -102,8 +108,17 @@ class Settings:
     max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
         262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
     )
+    max_identity_bytes: Annotated[int, Meta(ge=4096, le=1_048_576)] = _setting(
+        16_384,
+        "Largest packet of the types that are kept for ever (key events, approvals, DID documents, client"
+        " manifests, relay descriptors); an author's chain holds 64 times as much.",
+        unit="bytes",
+    )
     max_json_depth: Annotated[int, Meta(ge=8, le=512)] = _setting(
         64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
+    )
+    max_json_values: Annotated[int, Meta(ge=1024, le=1_048_576)] = _setting(
+        32_768, "Most numbers, strings, arrays and objects in a packet, in all.", unit="values"
     )
     max_packet_age_seconds: _LongSeconds = _setting(
         86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
@@ -131,6 +146,11 @@ class Settings:
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
     max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+    max_filter_bytes: _Bytes = _setting(
+        2 * 2**20,
+        "Memory that the filters of a connection may take; a thousand DIDs take half a MiB.",
+        unit="bytes",
+    )
 
     max_connections: _Count = _setting(
         10_000, "Connections open at once, for each process.", unit="connections"
@@ -156,6 +176,12 @@ class Settings:
         "Unsent bytes at which a connection leaves the live feed and reads on from the store.",
         unit="bytes",
     )
+    memory_limit_bytes: _LimitBytes = _setting(
+        0,
+        "Resident memory of each process near which the relay refuses those who hold most of it; 0 takes 60 %"
+        " of what the machine or its control group has, divided by `workers`.",
+        unit="bytes",
+    )
     slow_consumer_timeout: _Seconds = _setting(
         60.0, "How long a connection may accept no bytes at all before it is closed.", unit="seconds"
     )
@@ -167,7 +193,14 @@ class Settings:
     malformed_limit: _Count = _setting(
         20, "Malformed frames within `malformed_window` that close a connection.", unit="frames"
     )
-    malformed_window: _Seconds = _setting(60.0, "Window of `malformed_limit`.", unit="seconds")
+    malformed_window: _Seconds = _setting(
+        60.0, "Window of `malformed_limit` and `control_frame_limit`.", unit="seconds"
+    )
+    control_frame_limit: _Count = _setting(
+        1200,
+        "Pings, pongs and fragments below 1 KiB within `malformed_window` that close a connection.",
+        unit="frames",
+    )
     drain_timeout: _Seconds = _setting(
         10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
     )
@@ -265,8 +298,40 @@ class Settings:
     auth_limit: _Limit = _setting(
         60, "AUTHs from one address in each window; 0 means no limit.", unit="messages"
     )
+    refused_limit: _Limit = _setting(
+        1200,
+        "Refused messages of one connection in each window, after which it is closed with 1008;"
+        " 0 means no limit.",
+        unit="messages",
+    )
     connection_limit: _Limit = _setting(
-        600, "Connections opened from one address in each window; 0 means no limit.", unit="connections"
+        600,
+        "Sockets opened from one address in each window, for WebSockets and plain HTTP; 0 means no limit.",
+        unit="connections",
+    )
+    identities_per_address: _Limit = _setting(
+        1,
+        "How many identities' limits all authenticated sessions from one address may use together, however"
+        " many identities they are; 0 means no such ceiling.",
+        unit="identities",
+    )
+    spare_members: bool = _setting(
+        True,
+        "Hold `members` and `replication_peers` to the limits of their own identity alone, not to those of"
+        " the address that they come from.",
+        reload=True,
+    )
+    loop_share: _Share = _setting(
+        0.1,
+        "Part of the event loop's time that the messages from one address may take; more is read later."
+        " 0 means no limit.",
+        unit="of one",
+    )
+    read_share: _Share = _setting(
+        1.0,
+        "Part of the time of one of `read_connections` that readers from one address may take; more is read"
+        " later. 0 means no limit.",
+        unit="of one",
     )
 
     bootstrap_file: Path | None = _setting(

@@ -12,7 +12,7 @@ No I/O: a `Sink` carries a subscriber's bytes away, and says when its queue is f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from relayd.cursor import CursorCodec
@@ -32,8 +32,9 @@ _RECENT_ENTRIES: Final = 2048
 class Sink(Protocol):
     """One connection, as the fan-out sees it."""
 
-    def deliver(self, frames: bytes, events: int) -> bool:
-        """Take frames for one subscription, to be written when the batch is through.
+    @property
+    def deliver(self) -> Callable[[bytes, int], bool]:
+        """Takes frames for one subscription, and how many they are, to be written when the batch is through.
 
         False means the outbound queue is full and nothing was taken.
         """
@@ -77,14 +78,23 @@ class Fanout:
     """The live feed of one process. `position` is the last sequence that went through it.
 
     `form` is how annotated packets are served. What `declined` covers is passed over (R-323); it may be
-    replaced at any time.
+    replaced at any time. A subscription that meets a fault of ours, told to `on_fault`, reads on from the
+    store; the feed goes on for the others.
     """
 
-    def __init__(self, cursors: CursorCodec, position: int, *, form: Form = "rewrite") -> None:
+    def __init__(
+        self,
+        cursors: CursorCodec,
+        position: int,
+        *,
+        form: Form = "rewrite",
+        on_fault: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
         self.position = position
         self.form: Form = form
         self.declined = Declined()
         self._cursors = cursors
+        self._on_fault = on_fault
         self._index: InterestIndex[Subscription] = InterestIndex()
         self._sinks: dict[Subscription, Sink] = {}
         # The newest entries, oldest first, and the position before the first of them.
@@ -148,10 +158,13 @@ class Fanout:
         self.position = entries[-1].sequence
         self._keep(entries)
         for subscription in behind:
-            sink = self._sinks[subscription]
-            self.leave(subscription)
-            subscription.leave_live(before)
-            sink.fell_behind(subscription)
+            try:
+                sink = self._sinks[subscription]
+                self.leave(subscription)
+                subscription.leave_live(before)
+                sink.fell_behind(subscription)
+            except Exception as error:
+                self._on_fault(error)
         return delivered
 
     def _matches(
@@ -179,17 +192,31 @@ class Fanout:
         joined: dict[tuple[bytes, bool, bool], bytes] = {}
         sinks = self._sinks
         count, delivered = len(tails), 0
+        frames = head = with_cursor = signed = None
         for subscription in members:
-            shape = (subscription.head, subscription.live_cursors, subscription.signed)
-            frames = joined.get(shape)
-            if frames is None:
-                kind = shape[1:]
-                half = halves.get(kind)
-                if half is None:
-                    half = halves[kind] = [tail.encoded(*kind) for tail in tails]
-                frames = joined[shape] = event_frames(subscription.head, half)
-            if sinks[subscription].deliver(frames, count):
-                delivered += count
-            else:
+            try:
+                # Neighbours are mostly alike: a comparison costs less than a look into `joined`.
+                if (
+                    frames is None
+                    or subscription.head != head
+                    or subscription.live_cursors is not with_cursor
+                    or subscription.signed is not signed
+                ):
+                    head = subscription.head
+                    with_cursor, signed = subscription.live_cursors, subscription.signed
+                    frames = joined.get((head, with_cursor, signed))
+                    if frames is None:
+                        half = halves.get((with_cursor, signed))
+                        if half is None:
+                            half = [tail.encoded(with_cursor, signed) for tail in tails]
+                            halves[with_cursor, signed] = half
+                        frames = joined[head, with_cursor, signed] = event_frames(head, half)
+                if sinks[subscription].deliver(frames, count):
+                    delivered += count
+                else:
+                    behind.append(subscription)
+            except Exception as error:  # nothing was delivered to this one
+                frames = None
+                self._on_fault(error)
                 behind.append(subscription)
         return delivered

@@ -9,15 +9,23 @@ subscribers who want the same packets cost one match.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 
 from strata.protocol.errors import InvalidMessage
 from strata.protocol.fields import is_content_id
+from strata.protocol.ids import MAX_DID_CHARACTERS
 from strata.protocol.wire import Filters
 
 from relayd.store.types import LogEntry, LogQuery
 
-__all__ = ["CompiledFilter", "compile_filter"]
+__all__ = ["MAX_TYPE_BYTES", "CompiledFilter", "compile_filter"]
+
+MAX_TYPE_BYTES = 4096
+"""The longest content type that can be subscribed to; packets may have longer ones."""
+
+_FILTER_BYTES, _VALUE_BYTES = 1024, 400
+"""What a filter and each of its values take besides: in its set, and on a shelf of the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,9 @@ class CompiledFilter:
     since: int | None = None
     received_since: int | None = None
     received_until: int | None = None
+    kept_bytes: int = field(default=_FILTER_BYTES, compare=False)
+    """About what it takes in memory while it is open. One character outside Latin-1 doubles or quadruples
+    what a string takes, so this is no multiple of what was sent."""
 
     def matches(self, entry: LogEntry) -> bool:
         """Whether a live packet is wanted. `until` bounds history alone (R-148), so it has no part here."""
@@ -64,8 +75,8 @@ class CompiledFilter:
 def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
     """Compile the filters of a SUBSCRIBE.
 
-    Raises `InvalidMessage` (without ids: the caller knows them) for a malformed packet id, or for more than
-    `max_values` values in all.
+    Raises `InvalidMessage` (without ids: the caller knows them) for a malformed packet id, for an author or a
+    type that is too long, or for more than `max_values` values in all.
     """
     authors, types, packet_ids = filters.authors or (), filters.types or (), filters.packet_ids or ()
     if len(authors) + len(types) + len(packet_ids) > max_values:
@@ -75,10 +86,18 @@ def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
     for packet_id in packet_ids:
         if not is_content_id(packet_id):
             raise InvalidMessage("packet_ids must be 0x and 64 lowercase hex digits", detail="packet_ids")
+    if any(len(author) > MAX_DID_CHARACTERS for author in authors):
+        raise InvalidMessage(f"a DID has at most {MAX_DID_CHARACTERS} characters", detail="authors")
+    # Characters are at most four bytes, so short types need no encoding to be measured.
+    if any(len(type_) > MAX_TYPE_BYTES // 4 and len(type_.encode()) > MAX_TYPE_BYTES for type_ in types):
+        raise InvalidMessage(f"a type in a filter has at most {MAX_TYPE_BYTES} bytes", detail="types")
+    ids = frozenset(bytes.fromhex(packet_id[2:]) for packet_id in packet_ids)
+    values = (*frozenset(authors), *frozenset(types), *ids)
     return CompiledFilter(
         authors=frozenset(authors),
         types=frozenset(types),
-        packet_ids=frozenset(bytes.fromhex(packet_id[2:]) for packet_id in packet_ids),
+        packet_ids=ids,
+        kept_bytes=_FILTER_BYTES + sum(map(sys.getsizeof, values)) + _VALUE_BYTES * len(values),
         since=filters.since,
         received_since=filters.received_since,
         received_until=filters.received_until,

@@ -26,6 +26,7 @@ from strata.protocol.wire import EndOfHistory, encode
 from relayd.cursor import CursorCodec
 from relayd.feed.events import Form, event_frames, event_head, row_frames
 from relayd.feed.filters import CompiledFilter
+from relayd.lineage import Mark
 from relayd.store.types import LogEntry, LogQuery, StoredPacket
 
 __all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
@@ -54,6 +55,8 @@ class SubscriptionRequest:
     limit: int | None = None
     ascending: bool = True
     cursor: int | None = None
+    resumes_after: Mark | None = None
+    """The same as a place of some log; whether this log has it is still to be asked."""
     history_marker: bool = False
     client_msg_id: str | None = None
     signed: bool = False
@@ -77,6 +80,7 @@ class Subscription:
         "_live_from",
         "_remaining",
         "_request",
+        "_searched",
         "_snapshot",
         "filter",
         "head",
@@ -91,6 +95,7 @@ class Subscription:
         self._request = request
         self._cursors = cursors
         self._cursor = request.cursor
+        self._searched = request.cursor
         self._remaining = request.limit
         self._snapshot: int | None = None
         self._live_from: int | None = None
@@ -107,6 +112,20 @@ class Subscription:
     def started(self) -> bool:
         """Whether `start` has been called."""
         return self._snapshot is not None
+
+    @property
+    def resumes_after(self) -> Mark | None:
+        """The place of the cursor that the SUBSCRIBE came with."""
+        return self._request.resumes_after
+
+    @property
+    def client_msg_id(self) -> str | None:
+        """What names the SUBSCRIBE in its answer."""
+        return self._request.client_msg_id
+
+    def good_cursor(self, sequence: int) -> str:
+        """A cursor at this place, for a reader whose own is of a log that was lost."""
+        return self._cursors.encode(sequence, ascending=self._request.ascending)
 
     def start(self, snapshot: int) -> None:
         """Begin, with the head of the log as it stands now."""
@@ -149,11 +168,11 @@ class Subscription:
         request = self._request
         assert self._snapshot is not None
         after, up_to = 0, self._snapshot
-        if self._cursor is not None:
+        if self._searched is not None:
             if request.ascending:
-                after = self._cursor
+                after = self._searched
             else:
-                up_to = min(up_to, self._cursor - 1)
+                up_to = min(up_to, self._searched - 1)
         query = request.filter.query(
             after=after, up_to=up_to, ascending=request.ascending, until=request.until
         )
@@ -161,18 +180,26 @@ class Subscription:
         return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining) + 1)
 
     def rows_read(
-        self, read: Read, rows: Sequence[StoredPacket], exhausted: bool, form: Form
+        self,
+        read: Read,
+        rows: Sequence[StoredPacket],
+        exhausted: bool,
+        form: Form,
+        reached: int | None = None,
     ) -> tuple[bytes, int]:
         """Take a page; return the frames to send, joined, and how many EVENTs they hold.
 
-        `exhausted` says that the store has no further row for this query; `form` is the relay's.
+        `exhausted` says that the store has no further row for this query, and `reached` how far the store has
+        searched, where that is beyond the last row; `form` is the relay's.
         """
         if self.phase is Phase.HISTORY:
-            return self._history_rows(rows, exhausted, form)
+            return self._history_rows(rows, exhausted, form, reached)
         if self.phase is not Phase.CATCHING_UP:
             return b"", 0
         if rows:
             self.position = rows[-1].sequence
+        if reached is not None:
+            self.position = reached
         if exhausted and read.query.up_to is not None:
             self.position = read.query.up_to
         return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
@@ -189,13 +216,18 @@ class Subscription:
         self.position = position
         return self._frames(rows, form, with_cursor=self.live_cursors), len(rows)
 
-    def _history_rows(self, rows: Sequence[StoredPacket], exhausted: bool, form: Form) -> tuple[bytes, int]:
+    def _history_rows(
+        self, rows: Sequence[StoredPacket], exhausted: bool, form: Form, reached: int | None
+    ) -> tuple[bytes, int]:
         cut = self._remaining is not None and len(rows) > self._remaining
         if self._remaining is not None:
             rows = rows[: self._remaining]
             self._remaining -= len(rows)
         if rows:
-            self._cursor = rows[-1].sequence
+            self._cursor = self._searched = rows[-1].sequence
+        if reached is not None:
+            # No place for a reader to come back to: the marker names the last packet that it has.
+            self._searched = reached
         frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
             self.live_cursors = not cut

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import structlog
 
+from relayd import failpoints
+from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.store.types import LogEntry, StoreError
 
@@ -49,12 +51,14 @@ class Tail:
         clock: Callable[[], int],
         on_dispatch: Callable[[int], None],
         on_entries: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
+        faults: Faults | None = None,
     ) -> None:
         self._fanout = fanout
         self._store = store
         self._clock = clock
         self._on_dispatch = on_dispatch
         self._on_entries = on_entries
+        self._faults = faults or Faults()
         self._target = fanout.position
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -94,26 +98,46 @@ class Tail:
             self._wake.clear()
             while self._fanout.position < self._target:
                 try:
-                    entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
+                    await self._read()
                 except StoreError as error:
                     _log.debug("tail_read_failed", error=str(error), retry_in=pause)
-                    await asyncio.sleep(random.uniform(pause / 2, pause))
-                    pause = min(pause * 2, _RETRY_SECONDS[1])
+                except Exception as error:
+                    self._faults.caught("feed", error)
+                else:
+                    pause = _RETRY_SECONDS[0]
                     continue
-                pause = _RETRY_SECONDS[0]
-                # Our own commits may have moved the feed while we were reading.
-                position = self._fanout.position
-                fresh = [entry for entry in entries if entry.sequence > position]
-                if fresh:
-                    self._dispatch(fresh)
-                elif not entries:
-                    # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
-                    self._skip_to(self._target)
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, _RETRY_SECONDS[1])
+
+    async def _read(self) -> None:
+        if failpoints.ARMED:
+            await failpoints.reached("feed.tail.read")
+        entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
+        # Our own commits may have moved the feed while we were reading.
+        position = self._fanout.position
+        fresh = [entry for entry in entries if entry.sequence > position]
+        if fresh:
+            self._dispatch(fresh)
+        elif not entries:
+            # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
+            self._skip_to(self._target)
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
-        delivered = self._fanout.dispatch(entries, self._clock())
+        delivered, before = 0, self._fanout.position
+        try:
+            if failpoints.ARMED:
+                failpoints.hit("feed.dispatch")
+            delivered = self._fanout.dispatch(entries, self._clock())
+        except Exception as error:
+            if self._fanout.position == before:
+                raise  # nothing was delivered: they come again
+            self._faults.caught("feed", error)
         # After the position has moved: a caller that is told here may append behind these entries at once.
-        self._on_entries(entries)
+        # These entries do not come again, so a fault in one of the three must not keep them from the others.
+        try:
+            self._on_entries(entries)
+        except Exception as error:
+            self._faults.caught("feed", error)
         self._release()
         self._on_dispatch(delivered)
 

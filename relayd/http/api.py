@@ -21,6 +21,7 @@ from strata.protocol.fields import is_content_id
 
 from relayd.feed.events import Form, annotated_tail, event_tail
 from relayd.http.identities import IdentityApi
+from relayd.http.scrapes import Scrape
 from relayd.responses import JSON, NO_STORE, PUBLIC, Response, error_response, json_response
 from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
 
@@ -32,8 +33,8 @@ class HttpApi:
 
     `readiness` gives None when the relay is ready, else one of `starting`, `draining`, `database`.
     `by_id` is the store's: a `StoredPacket`, None for an id never seen, or any other object for one that is
-    gone or not served (R-323). `form` is how annotated packets are served. `render_metrics` is None where
-    another port serves them.
+    gone or not served (R-323). `form` is how annotated packets are served. `metrics` is None where another
+    port serves them. A `manifest` that is the same object as before is not written out again.
     """
 
     def __init__(
@@ -44,16 +45,19 @@ class HttpApi:
         by_id: Callable[[bytes, int], Awaitable[object]],
         identities: IdentityApi | None = None,
         form: Form = "rewrite",
-        render_metrics: Callable[[], tuple[str, bytes]] | None = None,
+        metrics: Callable[[], Awaitable[Scrape]] | None = None,
         websocket_path: str = "/strata",
         clock: Callable[[], float] = time.time,
+        log_epoch: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._log_epoch = log_epoch
         self._readiness = readiness
         self._manifest = manifest
         self._by_id = by_id
         self._identities = identities
         self._form: Form = form
-        self._render_metrics = render_metrics
+        self._metrics = metrics
+        self._written: tuple[Mapping[str, object], Response] | None = None
         self._websocket_path = websocket_path
         self._clock = clock
 
@@ -69,19 +73,26 @@ class HttpApi:
                 return json_response(200, {"status": "alive"}, NO_STORE)
             case "/readyz":
                 return self._ready()
-            case "/metrics" if self._render_metrics is not None:
-                return _metrics(self._render_metrics)
+            case "/metrics" if self._metrics is not None:
+                return _scraped(await self._metrics())
             case "/.well-known/strata-relay.json":
-                return json_response(200, self._manifest(), {"Cache-Control": "public, max-age=60", **PUBLIC})
+                return self._described()
             case self._websocket_path:
                 refusal = error_response(426, "upgrade_required", "this path speaks WebSocket")
                 return dataclasses.replace(refusal, headers={"Upgrade": "websocket", **NO_STORE})
         return _not_found()
 
+    def _described(self) -> Response:
+        manifest = self._manifest()
+        if self._written is None or self._written[0] is not manifest:
+            headers = {"Cache-Control": "public, max-age=60", **PUBLIC}
+            self._written = manifest, json_response(200, manifest, headers)
+        return self._written[1]
+
     def _ready(self) -> Response:
         reason = self._readiness()
         if reason is None:
-            return json_response(200, {"status": "ready"}, NO_STORE)
+            return json_response(200, {"status": "ready", "log_epoch": self._log_epoch()}, NO_STORE)
         return error_response(503, "not_ready", reason)
 
     async def _packet(self, text: str) -> Response:
@@ -113,16 +124,18 @@ class HttpApi:
 class MetricsApi:
     """The answers of a port that serves metrics alone (`metrics_listen`)."""
 
-    def __init__(self, render_metrics: Callable[[], tuple[str, bytes]]) -> None:
-        self._render_metrics = render_metrics
+    def __init__(self, metrics: Callable[[], Awaitable[Scrape]]) -> None:
+        self._metrics = metrics
 
     async def respond(self, path: str) -> Response:
         """Answer `GET path`."""
-        return _metrics(self._render_metrics) if path.partition("?")[0] == "/metrics" else _not_found()
+        if path.partition("?")[0] != "/metrics":
+            return _not_found()
+        return _scraped(await self._metrics())
 
 
-def _metrics(render: Callable[[], tuple[str, bytes]]) -> Response:
-    content_type, body = render()
+def _scraped(scrape: Scrape) -> Response:
+    content_type, body = scrape
     return Response(200, content_type, body, NO_STORE)
 
 

@@ -3,19 +3,23 @@
     /did/{did}                 its current document and the hash of it, its keys as they stand, its chain
     /did-docs/{did_doc_hash}   one document, its canonical bytes
 
+What this relay does not serve by any other path it does not serve here: packets that are declined (R-323) or
+expired (R-100) are left out, and so is a document that came in one.
+
 A reader need not believe the answer: the packets of the chain are signed, documents are named by their hash,
 and `strata.protocol.keys` draws the same conclusions from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from urllib.parse import unquote
 
 import msgspec
 from strata.protocol import canonical
-from strata.protocol.documents import document_hash, is_document_hash
+from strata.protocol.canonical import DEEPEST
+from strata.protocol.documents import DidDocument, document_hash, is_document_hash
 from strata.protocol.equivalence import document_key
 from strata.protocol.ids import base58_decode, is_did
 from strata.protocol.keys import KeyChain, KeyState
@@ -24,14 +28,17 @@ from strata.protocol.packets import Packet
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.responses import JSON, PUBLIC, Response, error_response, json_response
-from relayd.store.types import Declined, StoredPacket, StoreError
+from relayd.store.declined import covers
+from relayd.store.types import Declined, NewPacket, StoredPacket, StoreError
 
 __all__ = ["IdentityApi"]
 
 _BRIEFLY: Final = {"Cache-Control": "public, max-age=10", **PUBLIC}
-# The bytes behind an id never change.
-_FOR_EVER: Final = {"Cache-Control": "public, max-age=31536000, immutable", **PUBLIC}
+# The bytes behind a hash never change, but whether they are served may.
+_A_MINUTE: Final = {"Cache-Control": "public, max-age=60", **PUBLIC}
 _MULTIHASH_BYTES: Final = 2
+_MAX_EVENTS_BYTES: Final = 2**20
+"""Packets of one answer. A longer chain, of before there was a limit, is read by SUBSCRIBE."""
 
 
 class IdentityApi:
@@ -73,27 +80,72 @@ class IdentityApi:
         chain = await self._identities.resolve(did)
         if not chain.is_resolvable and not chain.events:
             return error_response(404, "not_found", "nothing is known of this DID here")
-        return json_response(200, _described(chain, self._clock()), _BRIEFLY)
+        return json_response(
+            200, _described(chain, self._head(chain), self._served(chain), self._clock()), _BRIEFLY
+        )
 
     async def _document(self, text: str) -> Response:
         if not is_document_hash(text):
             return error_response(400, "invalid_did_doc_hash", "a document's hash is a BLAKE3 multihash")
         if (configured := self._configured.get(text)) is not None:
-            return Response(200, JSON, configured.canonical, _FOR_EVER)
+            return Response(200, JSON, configured.canonical, _A_MINUTE)
         digest = base58_decode(text[1:])[_MULTIHASH_BYTES:]
         row = await self._by_key(document_key(digest))
         if row is None:
             return error_response(404, "not_found", "no document with this hash is known here")
-        packet = Packet.parse(row.body)
-        if packet.author_id in self._declined().authors:
-            return error_response(410, "gone", "this relay serves nothing of this DID")
-        document = canonical.encode(packet.content["document"])
+        packet = Packet.read(row.body)
+        if not self._is_served(packet):
+            return error_response(410, "gone", "the document has expired or was removed")
+        document = canonical.encode(packet.content["document"], max_depth=DEEPEST)
         assert document_hash(document) == text
-        return Response(200, JSON, document, _FOR_EVER)
+        return Response(200, JSON, document, _A_MINUTE)
+
+    def _is_served(self, packet: Packet) -> bool:
+        if packet.expires_at is not None and packet.expires_at < self._clock():
+            return False
+        declined = self._declined()
+        return not declined or not covers(declined, _as_stored(packet))
+
+    def _head(self, chain: KeyChain) -> DidDocument | None:
+        """The current document, unless it came in a packet that is not served."""
+        head = chain.head
+        is_hidden = head is not None and any(
+            not self._is_served(packet) and _brought(packet, head) for packet, _ in chain.events
+        )
+        return None if is_hidden else head
+
+    def _served(self, chain: KeyChain) -> list[tuple[Packet, int]]:
+        """The packets of the chain that may be shown, the first ones where all are too many."""
+        served, size = [], 0
+        for packet, received_at in chain.events:
+            size += packet.size_bytes
+            if size > _MAX_EVENTS_BYTES:
+                break
+            if self._is_served(packet):
+                served.append((packet, received_at))
+        return served
 
 
-def _described(chain: KeyChain, at: int) -> dict[str, object]:
-    head = chain.head
+def _as_stored(packet: Packet) -> NewPacket:
+    return NewPacket(
+        packet.digest,
+        packet.author_id,
+        packet.content_type,
+        packet.timestamp,
+        packet.expires_at,
+        packet.canonical,
+    )
+
+
+def _brought(packet: Packet, document: DidDocument) -> bool:
+    if packet.content_type != "DID_DOCUMENT":
+        return False
+    return document_hash(canonical.encode(packet.content["document"], max_depth=DEEPEST)) == document.hash
+
+
+def _described(
+    chain: KeyChain, head: DidDocument | None, served: Sequence[tuple[Packet, int]], at: int
+) -> dict[str, object]:
     return {
         "did": chain.did,
         "did_doc_hash": None if head is None else head.hash,
@@ -106,8 +158,9 @@ def _described(chain: KeyChain, at: int) -> dict[str, object]:
                 "received_at": received_at,
                 "pending": chain.is_pending(packet.packet_id, at),
             }
-            for packet, received_at in chain.events
+            for packet, received_at in served
         ],
+        "events_omitted": len(chain.events) - len(served),
     }
 
 

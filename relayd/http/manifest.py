@@ -56,12 +56,15 @@ def build_manifest(
 def _limits(settings: Settings) -> dict[str, int]:
     return {
         "max_packet_bytes": settings.max_packet_bytes,
+        "max_identity_bytes": settings.max_identity_bytes,
         "max_frame_bytes": settings.max_frame_bytes,
         "max_json_depth": settings.max_json_depth,
+        "max_json_values": settings.max_json_values,
         "default_limit": settings.default_limit,
         "max_limit": settings.max_limit,
         "max_subscriptions": settings.max_subscriptions,
         "max_filter_values": settings.max_filter_values,
+        "max_filter_bytes": settings.max_filter_bytes,
         "max_pending_publishes": settings.max_pending_publishes,
     }
 
@@ -82,6 +85,7 @@ def _rates(settings: Settings) -> dict[str, object]:
         "connections": settings.max_connections_per_address,
         "connects": settings.connection_limit,
         "auths": settings.auth_limit,
+        "identities": settings.identities_per_address,
     }
     return {
         "window_seconds": settings.limit_window_seconds,

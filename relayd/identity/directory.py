@@ -6,6 +6,9 @@ most recent, and brought forward by the feed: every entry of the log passes `obs
 in which it is forwarded, whichever process appended it. So what this directory knows has a position, the
 feed's own, and `relay_append` refuses a batch that was judged behind a later identity packet (R-074).
 
+Who has published anything about themselves is read from the log at start, by pages. The relay serves
+meanwhile: until the last page has come, every author is looked up in the log, like one who has a chain.
+
 Nothing here asks the network (R-056): the sources are the bootstrap file, the log, and the DID itself.
 
 A chain is immutable and changes by replacement; `generation` counts the replacements. Admission has judged a
@@ -16,16 +19,22 @@ whether it was that one.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import functools
+import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
+from strata.protocol import canonical
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
 
+from relayd import failpoints
+from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
+from relayd.identity.kept import Kept
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
 __all__ = ["DECISIVE_TYPES", "Identities", "LogOfIdentities"]
@@ -35,16 +44,20 @@ _log = structlog.get_logger("relayd.identity.directory")
 _MANIFEST = "CLIENT_MANIFEST"
 DECISIVE_TYPES = IDENTITY_TYPES | {_MANIFEST}
 """Packets by which later ones are judged."""
-_CACHED_CHAINS = 16_384
-_CACHED_MANIFESTS = 1024
-_AUTHORS_PER_READ = 200
-_REMEMBERED_CHANGES = 4096
+_CHAINS_BYTES: Final = 64 * 2**20
+_MANIFESTS_BYTES: Final = 16 * 2**20
+_AUTHORS_PER_READ: Final = 32
+"""A read brings at most so many chains into memory at once."""
+_START_PATIENCE: Final = 5.0
+"""Seconds that a start waits for the names of all identities; after that the relay serves without them."""
+_RETRY_SECONDS: Final = (0.1, 5.0)
+_REMEMBERED_CHANGES: Final = 4096
 
 
 class LogOfIdentities(Protocol):
     """The part of the store this module needs; each method may raise `StoreError`."""
 
-    async def authors(self, types: Iterable[str]) -> set[str]: ...
+    async def authors(self, type_: str, after: int = ...) -> AuthorsPage: ...
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]: ...
 
@@ -58,9 +71,38 @@ class _Loading:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.observed: list[tuple[Packet, int]] = []
 
+    def fail(self, error: BaseException) -> None:
+        """Tell all who wait, unless they have been told."""
+        if self.done.done():
+            return
+        # Without its frames, which hold this: the circle would keep all that waits until a collection.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        self.done.set_exception(error)
+        self.done.exception()  # seen: perhaps nobody waits any more
+
+
+class _Manifest(NamedTuple):
+    """The manifest of a DID that counts, so far; None where the log holds none."""
+
+    received_at: int
+    packet: Packet | None
+
+
+class _Understood(NamedTuple):
+    """What the log said about one DID."""
+
+    ids: frozenset[str]
+    """Of all its packets."""
+    chain: KeyChain
+    manifest: _Manifest
+
 
 class Identities:
-    """Who may sign for whom. `on_change(packet)` is called when the feed has brought an identity packet."""
+    """Who may sign for whom.
+
+    `on_change(author, digest)` is called when the feed has brought an identity packet of this author with
+    this id, whatever came of it.
+    """
 
     def __init__(
         self,
@@ -68,43 +110,81 @@ class Identities:
         bootstrap: Bootstrap,
         rules: KeyRules,
         *,
-        on_change: Callable[[Packet], None] = lambda packet: None,
-        max_chains: int = _CACHED_CHAINS,
+        on_change: Callable[[str, bytes], None] = lambda author, digest: None,
+        max_chain_bytes: int = _CHAINS_BYTES,
+        faults: Faults | None = None,
     ) -> None:
         self.generation = 0
         self.rules = rules
         self._log = log
         self._bootstrap = bootstrap
         self._on_change = on_change
-        self._max_chains = max_chains
+        self._faults = faults or Faults()
         # The DIDs whose keys cannot be read from the DID alone.
         self._special: set[str] = set(bootstrap.names())
         self._publishers: set[str] = set()
         """The DIDs that have published a client manifest."""
-        # In order of last use; the first goes when there is no more room.
-        self._chains: dict[str, KeyChain] = {}
-        self._manifests: OrderedDict[str, tuple[int, Packet]] = OrderedDict()
         # The generation in which each DID's chain changed last, in that order; the first goes.
         self._changes: dict[str, int] = {}
         self._forgotten = 0
+        self._is_complete = True
+        """Every name of the log is in these two sets: so it is where there is no log yet, see `open`."""
+        self._has_begun = False
+        self._chains: Kept[KeyChain] = Kept(max_chain_bytes, _weight_of_chain)
+        self._manifests: Kept[_Manifest] = Kept(_MANIFESTS_BYTES, _weight_of_manifest)
         self._loading: dict[str, _Loading] = {}
         self._reads: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Learn whose chains and manifests the log holds. Raises `StoreError`.
+        """Begin to learn whose chains and manifests the log holds, and wait a while for the end of it.
 
-        The feed must start no later than the log stood when this was called.
+        Raises `StoreError` if the log cannot be read. The feed must start no later than the log stood when
+        this was called. Cancelling leaves the reading to `close`.
         """
-        self._special |= await self._log.authors(IDENTITY_TYPES)
-        self._publishers |= await self._log.authors([_MANIFEST])
+        self._is_complete = False
+        learning = asyncio.create_task(self._learn(), name="identities")
+        self._reads.add(learning)
+        done, _ = await asyncio.wait({learning}, timeout=_START_PATIENCE)
+        learning.add_done_callback(self._reads.discard)
+        if done:
+            learning.result()
+        else:
+            _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
+
+    async def _learn(self) -> None:
+        for type_ in sorted(DECISIVE_TYPES):
+            names = self._publishers if type_ == _MANIFEST else self._special
+            place: int | None = 0
+            while place is not None:
+                page = await self._names(type_, place)
+                names |= page.names
+                place = page.next
+        self._is_complete = True
+        _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))
+
+    async def _names(self, type_: str, place: int) -> AuthorsPage:
+        """A page of names. The first has to come, for a start; the others are asked for until they do."""
+        pause = _RETRY_SECONDS[0]
+        while True:
+            try:
+                page = await self._log.authors(type_, place)
+            except StoreError as error:
+                if not self._has_begun:
+                    raise
+                _log.warning("identities_unread", problem=str(error), retry_in=pause)
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, _RETRY_SECONDS[1])
+            else:
+                self._has_begun = True
+                return page
 
     def is_plain(self, did: str) -> bool:
-        """Whether all that is known of this DID stands in itself: the usual case."""
-        return did not in self._special
+        """Whether it is known that all there is to know of this DID stands in itself: the usual case."""
+        return did not in self._special and self._is_complete
 
     def chain(self, did: str) -> KeyChain | None:
         """The DID's chain as the feed has it now; None where it has to be loaded first."""
-        if did not in self._special:
+        if self.is_plain(did):
             return KeyChain.genesis(did, rules=self.rules)
         return self._chains.get(did)
 
@@ -115,12 +195,14 @@ class Identities:
     def manifest(self, client_id: str) -> Packet | None:
         """The newest CLIENT_MANIFEST of a DID, of those loaded (R-236)."""
         found = self._manifests.get(client_id)
-        return None if found is None else found[1]
+        return None if found is None else found.packet
 
     def missing(self, dids: Iterable[str], clients: Iterable[str] = ()) -> list[str]:
         """Which of these have to be loaded before `chain` and `manifest` are complete."""
-        return [did for did in dids if did in self._special and did not in self._chains] + [
-            did for did in clients if did in self._publishers and did not in self._manifests
+        return [did for did in dids if not self.is_plain(did) and did not in self._chains] + [
+            did
+            for did in clients
+            if (did in self._publishers or not self._is_complete) and did not in self._manifests
         ]
 
     async def resolve(self, did: str) -> KeyChain:
@@ -133,18 +215,43 @@ class Identities:
         return chain
 
     async def load(self, dids: Iterable[str]) -> None:
-        """Read these DIDs' chains and manifests, in as few reads as may be. Raises `StoreError`."""
+        """Read these DIDs' chains and manifests, in as few reads as may be.
+
+        Waits for all of them, and raises `StoreError`, or what else the first that failed met.
+        """
         wanted = list(dict.fromkeys(dids))
         fresh = [did for did in wanted if did not in self._loading]
-        for did in fresh:
-            self._loading[did] = _Loading()
-        waiting = [self._loading[did].done for did in wanted]
         for start in range(0, len(fresh), _AUTHORS_PER_READ):
-            task = asyncio.create_task(self._read(fresh[start : start + _AUTHORS_PER_READ]), name="keys")
-            self._reads.add(task)
-            task.add_done_callback(self._reads.discard)
-        for done in waiting:
-            await asyncio.shield(done)
+            self._begin(fresh[start : start + _AUTHORS_PER_READ])
+        waiting = [self._loading[did].done for did in wanted]
+        if not waiting:
+            return
+        await asyncio.wait(waiting)
+        try:
+            for done in waiting:
+                done.result()
+        finally:
+            del done, waiting  # see `_Loading.fail`
+
+    def _begin(self, dids: list[str]) -> None:
+        """Start one read; whatever comes of it, who waits for it is told."""
+        loading = {did: _Loading() for did in dids}
+        task = asyncio.create_task(self._read(loading), name="keys")
+        self._loading |= loading
+        self._reads.add(task)
+        task.add_done_callback(functools.partial(self._read_ended, loading))
+
+    def _read_ended(self, loading: dict[str, _Loading], task: asyncio.Task[None]) -> None:
+        self._reads.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError):
+            self._faults.caught("identity", error)
+        for did, one in loading.items():
+            self._forget(did, one)
+            if error is None:
+                one.done.cancel()  # those that are done stay so
+            else:
+                one.fail(error)
 
     async def close(self) -> None:
         """End the reads under way; who waits for one is cancelled."""
@@ -153,16 +260,48 @@ class Identities:
         await asyncio.gather(*self._reads, return_exceptions=True)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, in sequence and without a gap; the feed calls this."""
+        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
         for entry in entries:
-            if entry.packet.content_type in DECISIVE_TYPES:
-                packet = _parsed(entry.packet.body)
-                if packet is None:
-                    continue
-                if packet.content_type == _MANIFEST:
-                    self._observe_manifest(packet, entry.received_at)
-                else:
-                    self._observe_event(packet, entry.received_at)
+            new = entry.packet
+            if new.content_type not in DECISIVE_TYPES:
+                continue
+            try:
+                self._observe(entry)
+            except Exception as error:
+                self._faults.caught("identity", error)
+                # What is known of this author may be wrong now: read it anew before anything else counts.
+                self._chains.drop(new.author_id)
+                self._manifests.drop(new.author_id)
+                if (loading := self._loading.pop(new.author_id, None)) is not None:
+                    loading.fail(error)
+                (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
+            if new.content_type != _MANIFEST:
+                self.generation += 1
+                self._remember(new.author_id)
+                self._tell(new.author_id, new.packet_id)
+
+    def _remember(self, did: str) -> None:
+        self._changes.pop(did, None)
+        self._changes[did] = self.generation
+        if len(self._changes) > _REMEMBERED_CHANGES:
+            self._forgotten = self._changes.pop(next(iter(self._changes)))
+
+    def _observe(self, entry: LogEntry) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("identity.observe")
+        packet = _parsed(entry.packet.body)
+        if packet is None:
+            return
+        if packet.content_type == _MANIFEST:
+            self._observe_manifest(packet, entry.received_at)
+        else:
+            self._observe_event(packet, entry.received_at)
+
+    def _tell(self, author: str, digest: bytes) -> None:
+        try:
+            self._on_change(author, digest)
+        except Exception as error:
+            self._faults.caught("identity", error)
 
     def _observe_event(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
@@ -171,84 +310,126 @@ class Identities:
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if chain is not None:
-            self._keep(did, _applied(chain, packet, received_at))
-        self.generation += 1
-        self._changes.pop(did, None)
-        self._changes[did] = self.generation
-        if len(self._changes) > _REMEMBERED_CHANGES:
-            self._forgotten = self._changes.pop(next(iter(self._changes)))
-        self._on_change(packet)
+            self._chains.put(did, _applied(chain, packet, received_at))
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
-        is_first = did not in self._publishers
+        is_first = did not in self._publishers and self._is_complete
         self._publishers.add(did)
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if is_first or did in self._manifests:
             self._keep_manifest(packet, received_at)
 
-    async def _read(self, dids: list[str]) -> None:
-        """One read for several DIDs; every caller that waits for one of them gets the outcome."""
-        loading = {did: self._loading[did] for did in dids}
-        try:
-            rows = await self._log.packets_of(dids, DECISIVE_TYPES)
-        except StoreError as error:
-            for one in loading.values():
-                one.done.set_exception(error)
-                one.done.exception()  # seen: perhaps no caller waits any more
-            return
-        except asyncio.CancelledError:
-            for one in loading.values():
-                one.done.cancel()
-            raise
-        finally:
-            for did in dids:
-                del self._loading[did]
+    async def _read(self, loading: dict[str, _Loading]) -> None:
+        """One read for several DIDs. What this raises goes to everybody who waits for one of them."""
+        if failpoints.ARMED:
+            await failpoints.reached("identity.read")
+        rows = await self._log.packets_of(list(loading), DECISIVE_TYPES)
+        # Reading a long chain takes as long as a hundred signatures: not on the loop.
+        understood = await asyncio.to_thread(self._understand, list(loading), rows)
+        for did, one in loading.items():
+            self._forget(did, one)
+            if one.done.done():  # it failed meanwhile
+                continue
+            found = understood[did]
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                self._loaded(did, found, one.observed)
+            except Exception as error:  # of this one, and the others are read
+                self._faults.caught("identity", error)
+                one.fail(error)
+            else:
+                one.done.set_result(None)
+
+    def _forget(self, did: str, one: _Loading) -> None:
+        """This read has ended. A read of the same DID that began later goes on."""
+        if self._loading.get(did) is one:
+            del self._loading[did]
+
+    def _understand(
+        self, dids: Sequence[str], rows: Sequence[StoredPacket]
+    ) -> dict[str, _Understood | Exception]:
+        """What these rows say about each DID, or why that cannot be told. A thread runs it."""
         packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
         for row in rows:
             packet = _parsed(row.body)
             if packet is not None:
                 packets[packet.author_id].append((packet, row.received_at))
-        for did, one in loading.items():
-            self._loaded(did, packets[did], one.observed)
-            one.done.set_result(None)
+        understood: dict[str, _Understood | Exception] = {}
+        for did, found in packets.items():
+            try:
+                understood[did] = self._understand_one(did, found)
+            except Exception as error:
+                understood[did] = error
+        return understood
 
-    def _loaded(self, did: str, stored: list[tuple[Packet, int]], observed: list[tuple[Packet, int]]) -> None:
-        known = {packet.packet_id for packet, _ in stored}
-        both = stored + [item for item in observed if item[0].packet_id not in known]
-        for packet, received_at in both:
+    def _understand_one(self, did: str, packets: Sequence[tuple[Packet, int]]) -> _Understood:
+        manifest = _NO_MANIFEST
+        events = []
+        for packet, received_at in packets:
             if packet.content_type == _MANIFEST:
-                self._keep_manifest(packet, received_at)
-        if did in self._special:
-            events = [item for item in both if item[0].content_type in IDENTITY_TYPES]
-            documents = self._bootstrap.documents.get(did, ())
-            static_key = self._bootstrap.keys.get(did)
-            chain = KeyChain.replay(did, events, documents=documents, static_key=static_key, rules=self.rules)
-            self._keep(did, chain)
+                manifest = _newer(manifest, _Manifest(received_at, packet))
+            else:
+                events.append((packet, received_at))
+        documents, static_key = self._bootstrap.documents.get(did, ()), self._bootstrap.keys.get(did)
+        chain = KeyChain.replay(did, events, documents=documents, static_key=static_key, rules=self.rules)
+        return _Understood(frozenset(packet.packet_id for packet, _ in packets), chain, manifest)
 
-    def _keep(self, did: str, chain: KeyChain) -> None:
-        chains = self._chains
-        chains.pop(did, None)
-        chains[did] = chain
-        if len(chains) > self._max_chains:
-            del chains[next(iter(chains))]
+    def _loaded(self, did: str, stored: _Understood, observed: list[tuple[Packet, int]]) -> None:
+        chain, manifest = stored.chain, stored.manifest
+        for packet, received_at in observed:
+            if packet.packet_id in stored.ids:
+                continue
+            if packet.content_type == _MANIFEST:
+                manifest = _newer(manifest, _Manifest(received_at, packet))
+            else:
+                chain = _applied(chain, packet, received_at)
+        # Also where there is none, or it would be looked for again and again.
+        self._manifests.put(did, _newer(self._manifests.get(did) or _NO_MANIFEST, manifest))
+        if chain.events:
+            self._special.add(did)
+        if not self.is_plain(did):
+            self._chains.put(did, chain)
 
     def _keep_manifest(self, packet: Packet, received_at: int) -> None:
-        """R-236: the latest counts, and of two in the same second the one with the smaller id."""
-        manifests, did = self._manifests, packet.author_id
-        current = manifests.get(did)
-        if current is None or (-received_at, packet.packet_id) < (-current[0], current[1].packet_id):
-            manifests[did] = (received_at, packet)
-        manifests.move_to_end(did)
-        if len(manifests) > _CACHED_MANIFESTS:
-            manifests.popitem(last=False)
+        kept = self._manifests.get(packet.author_id) or _NO_MANIFEST
+        self._manifests.put(packet.author_id, _newer(kept, _Manifest(received_at, packet)))
+
+
+_NO_MANIFEST: Final = _Manifest(-1, None)
+
+
+def _newer(one: _Manifest, other: _Manifest) -> _Manifest:
+    """R-236: the latest counts, and of two in the same second the one with the smaller id."""
+    if one.packet is None or other.packet is None:
+        return other if one.packet is None else one
+    is_newer = (-other.received_at, other.packet.packet_id) < (-one.received_at, one.packet.packet_id)
+    return other if is_newer else one
+
+
+def _weight_of_chain(chain: KeyChain) -> int:
+    return _OBJECT_BYTES + sum(_weight(packet) for packet, _ in chain.events)
+
+
+def _weight_of_manifest(manifest: _Manifest) -> int:
+    return _OBJECT_BYTES if manifest.packet is None else _weight(manifest.packet)
+
+
+_OBJECT_BYTES: Final = 1024
+_VALUE_BYTES: Final = 100
+
+
+def _weight(packet: Packet) -> int:
+    """About what a packet takes in memory: its bytes, those that are signed, and what they say, decoded."""
+    return 2 * packet.size_bytes + _VALUE_BYTES * canonical.most_values(packet.canonical) + _OBJECT_BYTES
 
 
 def _parsed(body: bytes) -> Packet | None:
     """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
     try:
-        return Packet.parse(body)
+        return Packet.read(body)
     except InvalidPacket as error:
         _log.error("log_holds_no_packet", code=error.code, detail=error.detail)
         return None

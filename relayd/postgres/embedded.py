@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
+from relayd import failpoints
 from relayd.logs import get_logger
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.process import ServerProcess, is_postgres
@@ -146,6 +147,8 @@ class EmbeddedPostgres:
         while not self._stopping:
             assert self._server is not None, "start() comes first"
             await self._until_down(self._server)
+            if failpoints.ARMED:
+                await failpoints.reached("postgres.supervise")
             delay, longest = _BACKOFF_SECONDS
             while not self._stopping:
                 try:

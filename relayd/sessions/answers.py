@@ -20,8 +20,11 @@ from relayd.access.limits import Excess
 __all__ = [
     "auth_ok_payload",
     "error_payload",
+    "fault_payload",
+    "filters_too_large_payload",
     "frame_too_large_payload",
     "limited_payload",
+    "lost_place_payload",
     "missing_payload",
     "ok_payload",
     "read_failure_payload",
@@ -34,6 +37,7 @@ _LIMIT_SENTENCES: Final = {
     "publish": "too many packets in too short a time",
     "subscribe": "too many subscriptions opened in too short a time",
     "backfill": "too many bytes of history read in too short a time",
+    "memory": "the relay is short of memory, and this address holds much of it",
     "auth": "too many attempts to authenticate in too short a time",
 }
 
@@ -157,6 +161,23 @@ def too_many_payload(limit: int, client_msg_id: str | None, subscription_id: str
     )
 
 
+def filters_too_large_payload(limit: int, client_msg_id: str | None, subscription_id: str) -> bytes:
+    """The ERROR for a subscription whose filter, with those that are open, would take too much memory."""
+    return encode(
+        Error(
+            code=ErrorCode.RATE_LIMITED,
+            reason=f"this session's filters would take more than {limit} bytes; end one first",
+            detail="too_many_filter_bytes",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            retry_after=1,
+            limit=limit,
+            remaining=0,
+            window_seconds=1,
+        )
+    )
+
+
 def frame_too_large_payload(max_packet_bytes: int) -> bytes:
     """The ERROR for a frame that no packet this relay takes could need (R-123)."""
     return encode(
@@ -164,6 +185,35 @@ def frame_too_large_payload(max_packet_bytes: int) -> bytes:
             code=ErrorCode.PACKET_TOO_LARGE,
             reason=f"the frame is larger than any packet of {max_packet_bytes} bytes can be",
             max_bytes=max_packet_bytes,
+        )
+    )
+
+
+def fault_payload(client_msg_id: str | None = None, subscription_id: str | None = None) -> bytes:
+    """The ERROR for a message on which the relay itself failed."""
+    return encode(
+        Error(
+            code=ErrorCode.INTERNAL_ERROR,
+            reason="the relay failed on this message; connect again",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+        )
+    )
+
+
+def lost_place_payload(subscription_id: str, client_msg_id: str | None, cursor: str | None) -> bytes:
+    """The ERROR for a cursor of a log that was lost from some place on: `cursor` is the last good place.
+
+    It is absent where this relay cannot know how far the two logs agree.
+    """
+    return encode(
+        Error(
+            code=ErrorCode.INVALID_CURSOR,
+            reason="the log has lost its end since this cursor was given out; go on from the last good place",
+            detail="log_reset",
+            client_msg_id=client_msg_id,
+            subscription_id=subscription_id,
+            cursor=cursor,
         )
     )
 

@@ -20,23 +20,21 @@ import secrets
 import time
 from typing import Final, Protocol
 
-import structlog
 from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.keys import KeyChain, Use
 from strata.protocol.wire import Auth, encode
 
+from relayd import failpoints
 from relayd.access.auth import CHALLENGE_BYTES, Attempt, Proof, verify_attempt
 from relayd.access.gate import Visitor
 from relayd.frames import text_frame
 from relayd.relay import Relay
-from relayd.sessions.answers import error_payload
+from relayd.sessions.answers import error_payload, fault_payload
 from relayd.sessions.session import Answer, Authenticated, AuthRefused, CloseConnection, Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreError
 
 __all__ = ["AuthExchange", "AuthenticatingPeer"]
-
-_log = structlog.get_logger("relayd.access.auth")
 
 _RESOLVE_TIMEOUT: Final = 4.0
 """How long looking up an identity may take: less than clients wait for an answer (R-280, R-295)."""
@@ -158,6 +156,9 @@ class AuthExchange:
                 chain = await self._relay.identities.resolve(identity)
         except (StoreError, TimeoutError):
             return  # the next review asks again
+        except Exception as error:
+            self._relay.faults.caught("auth", error)
+            return
         finally:
             self._review = None
         if proof is self._proof:  # and it has not authenticated anew meanwhile
@@ -199,14 +200,31 @@ class AuthExchange:
         self._task = self._review = None
 
     async def _run(self, attempt: Attempt) -> None:
-        outcome = await self._outcome(attempt)
-        self._task = None
-        self._apply(outcome)
-        self._socket.resume()
+        """Whatever comes of it, the peer hears of it: it is suspended until then."""
+        try:
+            outcome = await self._outcome(attempt)
+            self._task = None
+            self._apply(outcome)
+            self._socket.resume()
+        except Exception as error:
+            self._task = None
+            self._relay.faults.caught("auth", error)
+            self._fail(attempt)
+
+    def _fail(self, attempt: Attempt) -> None:
+        """Nobody knows what of this AUTH has taken effect: the peer comes back on a new connection."""
+        try:
+            self._connection.answer(fault_payload(attempt.client_msg_id), ErrorCode.INTERNAL_ERROR)
+            self._socket.close(1011, "internal error; authenticate again")
+        except Exception as error:
+            self._relay.faults.caught("auth", error)
+            self._socket.abort()
 
     async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
         relay = self._relay
         try:
+            if failpoints.ARMED:
+                await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 keys = await relay.identities.resolve(attempt.author_id)
             now = relay.clock()
@@ -216,8 +234,8 @@ class AuthExchange:
             return self._session.auth_failed(error)
         except (StoreError, TimeoutError):
             return _unavailable(attempt)
-        except Exception:
-            _log.exception("auth_failed", connection=self._connection.id)
+        except Exception as error:
+            relay.faults.caught("auth", error)
             return _unavailable(attempt)
         capabilities = relay.access.grants.effective(attempt.author_id, attempt.requested)
         relay.access.authenticated(self._visitor, attempt.author_id, time.monotonic())

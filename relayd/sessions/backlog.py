@@ -3,6 +3,9 @@
 One task for a connection, alive only while there is something to read. It takes the subscriptions in turn, a
 page each, and waits for the socket before every page: the reader sets the pace, and packets it has not taken
 stay in the store (A-067). A subscription that has caught up goes live in the same step.
+
+A page looks at so many rows of the log and no more, so a search for what hardly exists is many pages, most of
+them empty. Between two pages the readers of other accounts have their turn.
 """
 
 from __future__ import annotations
@@ -12,22 +15,23 @@ import random
 import time
 from typing import Final, Protocol
 
-import structlog
 from strata.protocol.errors import ErrorCode
 
+from relayd import failpoints
 from relayd.feed.fanout import Sink
 from relayd.feed.subscription import Phase, Read, Subscription
 from relayd.relay import Relay
-from relayd.sessions.answers import read_failure_payload
+from relayd.sessions.answers import lost_place_payload, read_failure_payload
 from relayd.sessions.websocket import WebSocket
+from relayd.store.connection import Payer
+from relayd.store.queries import CANDIDATES
 from relayd.store.types import StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
 
-_log = structlog.get_logger("relayd.sessions.backlog")
-
 _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
+_CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -38,8 +42,12 @@ class StoreReader(Sink, Protocol):
     def id(self) -> int:
         """Its number in the logs."""
 
+    @property
+    def payer(self) -> Payer:
+        """Who takes turns at the database with others."""
+
     async def writable(self) -> None:
-        """Wait until the socket has room, and the reader's budget for history too."""
+        """Wait until the socket has room, and until the reader owes neither bytes nor database time."""
 
     def backfilled(self, sent_bytes: int) -> None:
         """Charge bytes that came from the store to that budget."""
@@ -91,10 +99,17 @@ class Backlog:
     async def _run(self) -> None:
         try:
             await self._serve()
-        except Exception:
+        except Exception as error:
             # Our bug, and the reader's position is known: send it away to resume by cursor.
-            _log.exception("backlog_failed", connection=self._connection.id)
+            self._relay.faults.caught("backlog", error)
+            self._fail()
+
+    def _fail(self) -> None:
+        try:
             self._socket.close(1011, "internal error; resume by cursor")
+        except Exception as error:
+            self._relay.faults.caught("backlog", error)
+            self._socket.abort()
 
     async def _serve(self) -> None:
         while self._behind:
@@ -125,6 +140,8 @@ class Backlog:
             await relay.tail.reach(await relay.store.head())
             if subscription not in self._behind:
                 return  # it ended meanwhile, and others kept this task running
+            if await self._is_lost(subscription) or subscription not in self._behind:
+                return
             subscription.start(fanout.position)
         if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
             return
@@ -134,16 +151,47 @@ class Backlog:
             return
         await self._read_page(subscription, read)
 
+    async def _is_lost(self, subscription: Subscription) -> bool:
+        """Whether its cursor is of a place that the log does not have: then it ends with an ERROR (R-157).
+
+        The log's head has just been read from the primary, and the terms with it.
+        """
+        relay, mark = self._relay, subscription.resumes_after
+        if mark is None:
+            return False
+        known = relay.store.known
+        good_to = known.lineage.good_to(mark, known.seen)
+        if good_to is not None and mark.sequence <= good_to:
+            return False
+        await relay.store.bear_witness(mark)
+        relay.metrics.lost_cursors.inc()
+        if subscription in self._behind:
+            self._connection.end_subscription(subscription)
+            cursor = None if good_to is None else subscription.good_cursor(good_to)
+            payload = lost_place_payload(subscription.subscription_id, subscription.client_msg_id, cursor)
+            self._connection.answer(payload, ErrorCode.INVALID_CURSOR)
+            self._socket.flush()
+        return True
+
     async def _read_page(self, subscription: Subscription, read: Read) -> None:
         relay = self._relay
+        if failpoints.ARMED:
+            await failpoints.reached("sessions.page")
         started = time.perf_counter()
         page = await relay.store.page(
-            read.query, read.limit, relay.clock(), max_bytes=relay.settings.outbound_queue_bytes
+            read.query,
+            read.limit,
+            relay.clock(),
+            max_bytes=relay.settings.outbound_queue_bytes,
+            candidates=self._page_rows * _CANDIDATES_PER_ROW,
+            payer=self._connection.payer,
         )
         relay.metrics.store_reads["ok"].inc()
         relay.metrics.store_read_seconds.observe(time.perf_counter() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
-        frames, events = subscription.rows_read(read, page.rows, page.exhausted, relay.fanout.form)
+        frames, events = subscription.rows_read(
+            read, page.rows, page.exhausted, relay.fanout.form, page.reached
+        )
         self._connection.backfilled(len(frames))
         self._send(frames, events)
 
@@ -170,7 +218,8 @@ class Backlog:
             self._socket.flush()
 
     def _give_up(self, subscription: Subscription) -> None:
-        """A read took too long: once more with a smaller page, then the subscription ends with an ERROR."""
+        """A read took too long: once more from where it stands, with a page that looks at fewer rows; then
+        the subscription ends with an ERROR."""
         self._relay.metrics.store_reads["timeout"].inc()
         if self._page_rows > _FEWEST_ROWS:
             self._page_rows = _FEWEST_ROWS

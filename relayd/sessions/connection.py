@@ -13,24 +13,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance import served
+from strata.protocol.wire import read_ids
 from websockets.http11 import Request
 
+from relayd import failpoints
 from relayd.access.auth import Authentication
 from relayd.access.gate import Turnaway, Visitor
+from relayd.access.limits import Quota, purse
+from relayd.access.memory import Pressure
+from relayd.access.refusals import Refusals
 from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
 from relayd.relay import Relay
-from relayd.sessions.answers import ok_payload, refusal_payload
+from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
-from relayd.sessions.http_requests import HttpResponder, respond
+from relayd.sessions.http_requests import HttpResponder, fault_response, respond
 from relayd.sessions.session import (
     Action,
     Answer,
@@ -50,8 +55,18 @@ __all__ = ["Connection"]
 _log = structlog.get_logger("relayd.sessions.connection")
 _numbers = itertools.count(1)
 
+_FAULT: Final = "internal error; resume by cursor"
+
 _PACING_INTERVAL: Final = 1.0
 """Longest time between two looks at a byte budget that is spent, in seconds."""
+
+_SUBSCRIPTION_BYTES: Final = 1200
+_VALUE_BYTES: Final = 150
+"""What a subscription and each value of its filter take, about."""
+_TLS_SECONDS: Final = 0.002
+"""What the cryptography of a TLS handshake takes of the loop, about."""
+_STEP_SECONDS: Final = 10e-6
+"""What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
 
 
 class Connection:
@@ -63,18 +78,22 @@ class Connection:
     __slots__ = (
         "_auth",
         "_backlog",
-        "_events_sent",
         "_has_room",
         "_http_task",
+        "_is_arriving",
+        "_is_counted",
         "_is_websocket",
         "_lane",
         "_path",
+        "_pending_bytes",
         "_pending_publishes",
         "_publishes",
+        "_refusals",
         "_relay",
         "_responder",
         "_session",
         "_visitor",
+        "deliver",
         "id",
         "socket",
     )
@@ -83,27 +102,56 @@ class Connection:
         self.id = next(_numbers)
         """Its number in the logs of this process."""
         self.socket = WebSocket(relay, self)
+        self.deliver = self.socket.deliver
+        """The fan-out's way to the outbox, with no call in between."""
         self._relay = relay
         self._responder = responder
         self._path = path
         self._visitor = Visitor()
+        settings = relay.settings
+        self._refusals = Refusals(settings.refused_limit, settings.limit_window_seconds)
         authentication = Authentication(relay.relay_id, relay.settings.challenge_lifetime)
         self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
         self._auth = AuthExchange(relay, self, self.socket, self._session, self._visitor)
         self._lane = Lane(self)
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
+        self._pending_bytes = 0
         self._has_room = True
-        self._is_websocket = False
+        self._is_websocket = self._is_counted = self._is_arriving = False
         self._http_task: asyncio.Task[None] | None = None
-        self._events_sent = 0
         self._publishes = 0
 
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
-        access, sockets = self._relay.access, len(self._relay.registry)
-        return access.arrive(self._visitor, peer, sockets, self.socket.opened_at)
+        """Count the socket, before TLS where there is TLS; called again once that is done."""
+        if failpoints.ARMED:
+            failpoints.hit("sessions.accept")
+        if self._is_counted:
+            return True
+        registry, access = self._relay.registry, self._relay.access
+        self._is_counted = True
+        if access.arrive(self._visitor, peer, len(registry) + registry.arriving, self.socket.opened_at):
+            return True
+        self._relay.metrics.connections_closed["too_many_connections"].inc()
+        access.leave(self._visitor, self.socket.opened_at)
+        return False
+
+    def handshake_begins(self) -> None:
+        """TLS is about to cost something: the address pays for it."""
+        self._relay.registry.arriving += 1
+        self._is_arriving = True
+        self.worked(_TLS_SECONDS, self.socket.opened_at)
+
+    def handshake_ended(self, *, failed: bool) -> None:
+        """TLS is done, or there was none. Where it failed, nothing further is heard of this socket."""
+        if self._is_arriving:
+            self._is_arriving = False
+            self._relay.registry.arriving -= 1
+        if failed:
+            self._relay.metrics.connections_closed["handshake"].inc()
+            self._relay.access.leave(self._visitor, time.monotonic())
 
     def requested(self, request: Request, now: float) -> None:
         if self._relay.access.identify(self._visitor, request.headers, now):
@@ -127,6 +175,8 @@ class Connection:
         if registry.draining or len(registry) > relay.settings.max_connections:
             reason = "going_away" if registry.draining else "too_many_connections"
             return Turnaway(503, "This relay takes no more connections now.", reason, 1)
+        if registry.pressure >= Pressure.SHORT:
+            return Turnaway(503, "This relay is short of memory.", "memory", 5)
         return relay.access.judge(self._visitor, request.headers, now)
 
     def _opened(self) -> None:
@@ -134,18 +184,25 @@ class Connection:
         self._is_websocket = True
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._auth.challenge()
         _log.info("connection_opened", connection=self.id, **self._relay.access.shown(self._visitor))
 
     async def _answer(self, request: Request, now: float) -> None:
         try:
+            if failpoints.ARMED:
+                await failpoints.reached("http.respond")
             response = await respond(request, self._responder, self._relay.access, self._visitor, now)
-        except Exception:
-            _log.exception("http_failed", connection=self.id)
+            self.socket.respond(response)
+        except Exception as error:
+            self._relay.faults.caught("http", error)
+            self._fail_http()
+
+    def _fail_http(self) -> None:
+        try:
+            self.socket.respond(fault_response())
+        except Exception:  # half a response is on its way already
             self.socket.abort()
-            return
-        self.socket.respond(response)
 
     def closing(self) -> None:
         for subscription in list(self._session.subscriptions.values()):
@@ -170,12 +227,37 @@ class Connection:
             reason=reason,
             identity=self._session.identity,
             publishes=self._publishes,
-            events=self._events_sent,
+            events=self.socket.events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
     def review(self) -> None:
-        self._auth.review()
+        try:
+            self._auth.review()
+        except Exception as error:  # of this session, and the sweep goes on to the others
+            self._relay.faults.caught("auth", error)
+
+    def worked(self, seconds: float, now: float) -> float:
+        payer = self._visitor.workload
+        if payer is None:
+            return 0.0
+        owed = payer.used_loop(seconds + _STEP_SECONDS, now)
+        if owed > 0:
+            self._relay.metrics.rate_limited["loop"].inc()
+        return owed
+
+    @property
+    def account(self) -> Hashable:
+        return self._visitor.reader
+
+    @property
+    def held_bytes(self) -> int:
+        filters = [each.filter for each in self._session.subscriptions.values()]
+        values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
+        return self._pending_bytes + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        self._session.is_short_of_memory = refuse
 
     def tick(self) -> None:
         self._auth.check_deadline()
@@ -184,7 +266,21 @@ class Connection:
 
     def received(self, data: bytes, is_text: bool, now: float) -> None:
         session = self._session
-        self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
+        try:
+            self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
+        except Exception as error:
+            self._failed_on(data, error)
+
+    def _failed_on(self, data: bytes, error: Exception) -> None:
+        """A fault of ours on a message. Nobody knows what of it has taken effect: the peer hears that it
+        failed, and comes back on a new connection."""
+        self._relay.faults.caught("message", error)
+        try:
+            self.answer(fault_payload(*read_ids(data)), ErrorCode.INTERNAL_ERROR)
+            self.socket.close(1011, _FAULT)
+        except Exception as again:
+            self._relay.faults.caught("message", again)
+            self.socket.abort()
 
     def _act(self, action: Action, now: float) -> None:
         metrics = self._relay.metrics
@@ -193,6 +289,7 @@ class Connection:
                 self._relay.tally.publishes += 1
                 self._publishes += 1
                 self._pending_publishes += 1
+                self._pending_bytes += len(action.raw)
                 self._relay.admission.submit(
                     PublishRequest(action.raw, action.client_msg_id, self._lane, self.socket.heard_at)
                 )
@@ -214,6 +311,8 @@ class Connection:
                 self.socket.close(action.close_code, action.reason, action.cause)
             case UnknownUnsubscribe():
                 metrics.messages_received["UNSUBSCRIBE"].inc()
+                if self._is_one_too_many(ErrorCode.INVALID_SCHEMA):
+                    self._close_refused()
 
     def _refuse(self, refusal: Answer) -> None:
         metrics = self._relay.metrics
@@ -226,8 +325,20 @@ class Connection:
 
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR that belongs to no publish."""
-        self._relay.metrics.errors_sent[code].inc()
+        is_last = self._is_one_too_many(code)
         self.socket.queue(text_frame(payload))
+        self._relay.metrics.errors_sent[code].inc()
+        if is_last:
+            self._close_refused()
+
+    def _is_one_too_many(self, code: ErrorCode) -> bool:
+        """Count a refusal; where no limit holds for the address, none holds for refusals."""
+        if self._visitor.charged is None:
+            return False
+        return self._refusals.is_one_too_many(code, time.monotonic())
+
+    def _close_refused(self) -> None:
+        self.socket.close(1008, "too many refused messages", "refused")
 
     def _regulate(self) -> None:
         """Let the socket read, or not; where the whole relay is full, ask to be told of room again."""
@@ -245,14 +356,14 @@ class Connection:
 
     def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now: limits and open subscriptions follow."""
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
         self._end(outcome.ended)
 
     def regranted(self) -> None:
         """The settings have changed: capabilities, limits and open subscriptions follow."""
-        self._session.use_quota(self._visitor.charged)
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._end(self._session.regrant(self._relay.access.grants))
 
     def _end(self, subscriptions: Iterable[tuple[Subscription, bytes]]) -> None:
@@ -271,7 +382,6 @@ class Connection:
         duplicate_of: bytes | None = None,
         queued: bool = False,
     ) -> None:
-        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
         packet, downgrade = request.packet, request.downgrade
         annotations = None
         if downgrade is not None:
@@ -286,30 +396,41 @@ class Connection:
             annotations=annotations,
         )
         self._answered(payload)
+        self._relay.tally.answered(time.monotonic() - request.started_at, duplicate=duplicate)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        is_last = self._is_one_too_many(error.code)
+        self._answered(refusal_payload(error, request.client_msg_id), is_last=is_last)
         metrics = self._relay.metrics
         metrics.publishes[error.code].inc()
         metrics.errors_sent[error.code].inc()
-        self._answered(refusal_payload(error, request.client_msg_id))
+
+    def publish_unanswerable(self) -> None:
+        self._one_publish_less()
+        self.socket.abort()
 
     def room_again(self) -> None:
         self._regulate()
 
-    def _answered(self, payload: bytes) -> None:
-        self._pending_publishes -= 1
+    def _answered(self, payload: bytes, *, is_last: bool = False) -> None:
+        """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))
-        if not self._has_room:
-            self._regulate()
+        self._one_publish_less()
+        try:
+            if not self._has_room:
+                self._regulate()
+            if is_last and self.socket.is_open:
+                self._close_refused()
+        except Exception as error:
+            self._relay.faults.caught("message", error)
+            self.socket.abort()  # nothing would be read from it any more
+
+    def _one_publish_less(self) -> None:
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
+        self._pending_publishes -= 1
 
     # Subscriptions: called by the fan-out and the backlog.
-
-    def deliver(self, frames: bytes, events: int) -> bool:
-        if not self.socket.offer(frames):
-            return False
-        self._events_sent += events
-        return True
 
     def fell_behind(self, subscription: Subscription) -> None:
         self._backlog.add(subscription)
@@ -318,13 +439,20 @@ class Connection:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent
         later, and never cut (R-317). Cancelling it changes nothing."""
         await self.socket.writable()
-        while (budget := self._session.backfill_budget) is not None:
-            wait = budget.debt_seconds(time.monotonic())
-            if wait <= 0:
-                return
+        while (wait := self._reading_debt(time.monotonic())) > 0:
             self._relay.metrics.rate_limited["pacing"].inc()
             await asyncio.sleep(min(wait, _PACING_INTERVAL))
             await self.socket.writable()
+
+    def _reading_debt(self, now: float) -> float:
+        """How long until this peer may have more from the store."""
+        budgets = (self._session.backfill_budget, purse("read", self.payer.line))
+        return max((budget.debt_seconds(now) for budget in budgets if budget is not None), default=0.0)
+
+    @property
+    def payer(self) -> Quota:
+        """Who takes turns at the database with others, for this peer."""
+        return self._visitor.reader
 
     def backfilled(self, sent_bytes: int) -> None:
         """So many bytes of history were queued for this peer."""

@@ -15,10 +15,11 @@ from websockets.server import ServerProtocol
 
 from relayd.access.auth import SUBSCRIBE
 from relayd.access.gate import Access, Turnaway, Visitor
+from relayd.access.limits import purse
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
 
-__all__ = ["HttpResponder", "rejection", "respond"]
+__all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
 """Paths that serve packets or their contents, as a subscription would."""
@@ -38,6 +39,11 @@ def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
     return response
 
 
+def fault_response() -> Response:
+    """The response to a request on which the relay itself failed."""
+    return _response(error_response(500, "internal_error", "the relay failed on this request"))
+
+
 async def respond(
     request: Request, responder: HttpResponder, access: Access, visitor: Visitor, now: float
 ) -> Response:
@@ -45,12 +51,14 @@ async def respond(
     method = getattr(request, "method", "GET")
     if method != "GET":
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
+    if visitor.knocks:
+        return _response(_too_many(access.retry_after(visitor, now)))
     reads_packet = request.path.startswith(_READS)
     if reads_packet and (refusal := _refused(access, visitor, now)) is not None:
         return _response(refusal)
     answer = await responder.respond(request.path)
-    if reads_packet and visitor.quota is not None and visitor.quota.backfill is not None:
-        visitor.quota.backfill.spend(len(answer.body), now)
+    if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
+        backfill.spend(len(answer.body), now)
     return _response(answer)
 
 
@@ -66,13 +74,17 @@ def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | Non
         )
     if visitor.quota is None:
         return None
-    budget, backfill = visitor.quota.subscribe, visitor.quota.backfill
+    budget, backfill = purse("subscribe", visitor.quota.line), purse("backfill", visitor.quota.line)
     if budget is not None and not budget.take(now):
         wait = budget.excess(now).retry_after
     elif backfill is not None and backfill.debt_seconds(now) > 0:
         wait = backfill.excess(now).retry_after
     else:
         return None
+    return _too_many(wait)
+
+
+def _too_many(wait: int) -> HttpResponse:
     return error_response(
         429, "rate_limited", "too many requests from this address", {"Retry-After": str(wait)}
     )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final, Protocol
+
+from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
+from relayd.faults import Faults
 
 __all__ = ["OpenSocket", "Registry"]
+
+_CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1, Pressure.FULL: 16}
+"""Sockets that are closed at one look. At `SHORT` too: else whoever holds much keeps everybody else out."""
 
 
 class OpenSocket(Protocol):
@@ -25,20 +31,38 @@ class OpenSocket(Protocol):
     def stop_reading(self) -> None:
         """Take nothing further from the peer."""
 
-    def close(self, code: int, reason: str) -> None:
-        """Start the closing handshake."""
+    def close(self, code: int, reason: str, cause: str | None = None) -> None:
+        """Start the closing handshake; `cause` counts it among the closed connections."""
 
     def abort(self) -> None:
         """Drop the socket."""
+
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes it holds."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer, about: unsent answers, unfinished frames, publishes, subscriptions."""
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now, for want of memory."""
 
 
 class Registry:
     """The open sockets. While `draining`, no socket reads and no new one becomes a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self._faults = faults or Faults()
         self.sockets: set[OpenSocket] = set()
         self.draining = False
+        self.arriving = 0
+        """Sockets in their TLS handshake, which are none of `sockets` yet."""
+        self.pressure = Pressure.FINE
         self._dirty: list[OpenSocket] = []
+        self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
+        """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
+        called once for each subscriber of each batch."""
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -53,16 +77,17 @@ class Registry:
         self.sockets.discard(socket)
         self._changed.set()
 
-    def wants_flush(self, socket: OpenSocket) -> None:
-        """A socket has queued bytes; they are written at the end of this step."""
-        self._dirty.append(socket)
-
     def flush(self) -> None:
-        """End a step: write to each socket that has something, once."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
-            for socket in dirty:
+        """End a step: write to each socket that has something, once. Never raises."""
+        dirty = self._dirty
+        for socket in dirty:  # those that are added meanwhile too
+            try:
                 socket.flush()
+            except Exception as error:
+                # What it was to send is lost, so its peer must not wait for it; others get theirs.
+                self._faults.caught("write", error)
+                socket.abort()
+        dirty.clear()
         self._changed.set()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:
@@ -79,8 +104,27 @@ class Registry:
         for socket in self.sockets:
             socket.withdraw()
 
+    def relieve(self, pressure: Pressure) -> None:
+        """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""
+        if pressure is self.pressure is Pressure.FINE:
+            return
+        self.pressure = pressure
+        held = [(socket, socket.held_bytes) for socket in self.sockets]
+        dear = dearest((socket.account, size) for socket, size in held) if pressure else set()
+        for socket, _ in held:
+            socket.refuse_publishes(socket.account in dear)
+        holders = sorted((item for item in held if item[0].account in dear), key=lambda item: -item[1])
+        for socket, size in holders[: _CLOSED_AT_ONCE[pressure]]:
+            if size >= HOLDS_MUCH // 4:
+                socket.close(1013, "the relay is short of memory", "memory")
+                socket.abort()  # what it holds is wanted now, not when the peer has answered
+
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""
         for socket in sockets:
-            socket.check_deadlines(now)
+            try:
+                socket.check_deadlines(now)
+            except Exception as error:
+                self._faults.caught("message", error)
+                socket.abort()
         self.flush()

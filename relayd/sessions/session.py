@@ -33,13 +33,15 @@ from strata.protocol.wire import (
 )
 
 from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
-from relayd.access.limits import Budget, Quota, SessionLimits
+from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
 from relayd.feed.subscription import Subscription, SubscriptionRequest
+from relayd.lineage import Mark
 from relayd.sessions.answers import (
     auth_ok_payload,
     error_payload,
+    filters_too_large_payload,
     limited_payload,
     missing_payload,
     too_many_payload,
@@ -149,6 +151,7 @@ Action = (
     | CloseConnection
 )
 _UNKNOWN_UNSUBSCRIBE = UnknownUnsubscribe()
+_NO_MEMORY = Excess(limit=0, window_seconds=5, retry_after=5)
 
 
 class Session:
@@ -171,6 +174,7 @@ class Session:
         "_subscribe_budget",
         "authentication",
         "backfill_budget",
+        "is_short_of_memory",
         "subscriptions",
     )
 
@@ -181,8 +185,10 @@ class Session:
         self.authentication = authentication
         self._limits = limits
         self._cursors = cursors
+        self.is_short_of_memory = False
+        """The relay is, and this session's account holds much of it: no PUBLISH is taken."""
         self._malformed_at: deque[float] | None = None
-        self._auth_budget: Budget | None = None
+        self._auth_budget: Budget | Purse | None = None
         self._stated: frozenset[str] | None = None  # what the AUTH_OK said
         self._allow(grants.anonymous)
         self.use_quota(None)
@@ -192,17 +198,18 @@ class Session:
         """The DID this session has proved to speak for."""
         return self.authentication.identity
 
-    def use_quota(self, quota: Quota | None) -> None:
-        """Charge requests to this quota from now on; None sets no limit.
+    def use_quota(self, quota: Quota | None, others: Sequence[Quota] = ()) -> None:
+        """Charge requests to this quota from now on, and to `others` too; None sets no limit.
 
         AUTHs are charged to the first one that knows a limit for them, the address's, whoever the session
         comes to speak for.
         """
-        self._publish_budget = None if quota is None else quota.publish
-        self._subscribe_budget = None if quota is None else quota.subscribe
-        self.backfill_budget = None if quota is None else quota.backfill
+        quotas = () if quota is None else (quota, *others)
+        self._publish_budget = purse("publish", quotas)
+        self._subscribe_budget = purse("subscribe", quotas)
+        self.backfill_budget = purse("backfill", quotas)
         if quota is not None and quota.auth is not None:
-            self._auth_budget = quota.auth
+            self._auth_budget = purse("auth", quotas)
 
     def receive_text(self, data: bytes, now: float) -> Action:
         """Take one text frame; `now` is monotonic seconds."""
@@ -283,6 +290,9 @@ class Session:
         if not self._may_publish:
             payload = missing_payload(PUBLISH, message.client_msg_id)
             return Answer(payload, ErrorCode.UNAUTHENTICATED, request="PUBLISH")
+        if self.is_short_of_memory:
+            payload = limited_payload("memory", _NO_MEMORY, message.client_msg_id)
+            return Answer(payload, ErrorCode.RATE_LIMITED, "memory", request="PUBLISH")
         budget = self._publish_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("publish", budget.excess(now), message.client_msg_id)
@@ -311,6 +321,12 @@ class Session:
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
             return Answer(payload, ErrorCode.RATE_LIMITED)
+        others = sum(
+            open_.filter.kept_bytes for open_ in self.subscriptions.values() if open_ is not replaced
+        )
+        if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
+            payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
+            return Answer(payload, ErrorCode.RATE_LIMITED)
         subscription = Subscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription
         return SubscriptionOpened(subscription, replaced)
@@ -323,10 +339,10 @@ class Session:
         ascending = filters.order != "desc"
         limits = self._limits
         limit = limits.default_limit if filters.limit is None else min(filters.limit, limits.max_limit)
-        cursor: int | None = None
+        cursor: Mark | None = None
         if filters.cursor is not None:
             try:
-                cursor = self._cursors.decode(filters.cursor, ascending=ascending)
+                cursor = self._cursors.open(filters.cursor, ascending=ascending)
             except InvalidCursor as error:
                 raise InvalidMessage(str(error), code=ErrorCode.INVALID_CURSOR) from None
         return SubscriptionRequest(
@@ -335,7 +351,8 @@ class Session:
             until=filters.until,
             limit=None if gapless else limit,
             ascending=ascending,
-            cursor=cursor,
+            cursor=None if cursor is None else cursor.sequence,
+            resumes_after=cursor,
             history_marker=bool(message.history_marker),
             client_msg_id=message.client_msg_id,
             signed=self._replicates,

@@ -8,6 +8,8 @@ shell moves bytes, keeps deadlines, and applies pressure:
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
   not pass (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
+- One step takes so many frames of a peer. Its handler says how long the peer then has to wait, having used
+  its share of the loop. A peer that sends many pings or tiny fragments is closed with 1008.
 
 A `SocketHandler` gives the messages their meaning.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
@@ -26,7 +28,9 @@ from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
 from websockets.server import ServerProtocol
 
+from relayd import failpoints
 from relayd.access.gate import Turnaway
+from relayd.access.limits import Budget
 from relayd.frames import FrameReader, text_frame
 from relayd.relay import Relay
 from relayd.sessions.answers import frame_too_large_payload
@@ -41,6 +45,11 @@ _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long bytes that should not be sent any more may still leave, in seconds."""
+_SMALL_FRAGMENT: Final = 1024
+"""A fragment of fewer bytes than this counts as a control frame does."""
+_LONGEST_REST: Final = 1.0
+"""Longest time between two looks at what a peer owes, in seconds."""
+_END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
 
@@ -62,6 +71,20 @@ class SocketHandler(Protocol):
     def tick(self) -> None:
         """About once a second while open, unless the peer reads too slowly."""
 
+    def worked(self, seconds: float, now: float) -> float:
+        """A step's work for the peer took so long. How long nothing is to be read from it now, in seconds."""
+
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes the socket holds."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer besides what the socket holds."""
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now."""
+
     def closing(self) -> None:
         """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
 
@@ -77,23 +100,30 @@ class WebSocket(asyncio.Protocol):
         "_allowed",
         "_close_reason",
         "_close_sent",
+        "_control",
         "_fragments",
         "_fragments_text",
         "_frames",
         "_handler",
+        "_headers_end",
         "_held",
         "_liveness",
+        "_outbound_limit",
         "_outbox",
         "_outbox_bytes",
         "_paused",
         "_protocol",
         "_reading",
         "_relay",
+        "_resting",
         "_resumed",
         "_suspended",
+        "_tally",
         "_transport",
+        "_wants_flush",
         "_withdrawn",
         "_written",
+        "events_sent",
         "opened_at",
     )
 
@@ -104,14 +134,23 @@ class WebSocket(asyncio.Protocol):
         self._protocol = ServerProtocol(max_size=settings.max_frame_bytes)
         self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        # What each delivery needs is held here rather than looked up: it runs once for each subscriber.
+        self._tally = relay.tally
+        self._wants_flush = relay.registry.wants_flush
+        self._outbound_limit = settings.outbound_queue_bytes
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._written = 0
         self._withdrawn: tuple[int, float] | None = None  # up to which byte, and until when they may leave
         self._paused = False
+        self.events_sent = 0
+        """EVENTs of live feeds that were taken."""
         self._reading = self._allowed = True
         self._resumed: asyncio.Future[None] | None = None
-        self._fragments: list[bytes] = []
+        self._headers_end = b""
+        self._control: Budget | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._fragments = bytearray()
         self._fragments_text = True
         self._suspended = False
         self._held: list[_Received] = []
@@ -137,12 +176,36 @@ class WebSocket(asyncio.Protocol):
         """When the peer last gave a sign of life, on the monotonic clock."""
         return self._liveness.heard_at
 
+    @property
+    def account(self) -> Hashable:
+        """Whose bytes it holds."""
+        return self._handler.account
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for the peer, about."""
+        waiting = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        held = sum(len(event) for event in self._held if isinstance(event, bytes))
+        here = self._frames.held_bytes + len(self._fragments) + self._outbox_bytes + waiting + held
+        return here + self._handler.held_bytes
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        """Whether the peer may publish nothing now."""
+        self._handler.refuse_publishes(refuse)
+
     # asyncio.Protocol: called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        if not self._handler.accepted(peer[0] if peer else None):
+        try:
+            peer = transport.get_extra_info("peername")
+            is_welcome = self._handler.accepted(peer[0] if peer else None)
+        except Exception as error:
+            self._relay.faults.caught("message", error)
+            self._close_reason = "internal_error"
+            self._transport.abort()
+            return
+        if not is_welcome:
             self._close_reason = "too_many_connections"
             self._transport.abort()
             return
@@ -154,16 +217,41 @@ class WebSocket(asyncio.Protocol):
         now = time.monotonic()
         self._liveness.heard(now)
         if self._protocol.state is CONNECTING:
-            self._protocol.receive_data(data)
-            events: Sequence[_Received] = self._protocol.events_received()
-        else:
-            events = self._frames.receive(data)
+            data = self._take_headers(data, now)
+        self._take(self._frames.receive(data) if data else [], now)
+
+    def _take_headers(self, data: bytes, now: float) -> bytes:
+        """Give the library the request; what follows it in the same read is no business of its parser."""
+        seen = self._headers_end + data
+        end = seen.find(_END_OF_HEADERS)
+        size = len(data) if end < 0 else end + len(_END_OF_HEADERS) - len(self._headers_end)
+        self._headers_end = seen[-3:]
+        self._protocol.receive_data(data[:size])
+        self._handle(self._protocol.events_received(), now)
+        return data[size:] if self._protocol.state is OPEN else b""
+
+    def _take(self, events: Sequence[_Received], now: float) -> None:
+        """Handle what came in one step."""
         if self._suspended:
             self._held += events
         else:
             self._handle(events, now)
         self._send_protocol_data()
         self._relay.registry.flush()
+        self._go_on_after(self._handler.worked(time.monotonic() - now, now))
+
+    def _go_on_after(self, owed: float) -> None:
+        """Leave what is left to a later step, where something is left or the peer has to wait."""
+        if self._resting is None and (owed > 0 or (self._frames.has_more and not self._suspended)):
+            self._resting = asyncio.get_running_loop().call_later(min(owed, _LONGEST_REST), self._rested)
+            self._update_reading()
+
+    def _rested(self) -> None:
+        self._resting = None
+        if self._frames.has_more and not self._suspended and not self._transport.is_closing():
+            self._take(self._frames.receive(b""), time.monotonic())
+        if self._resting is None:
+            self._update_reading()
 
     def eof_received(self) -> bool:
         self._protocol.receive_eof()
@@ -184,9 +272,18 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # At once: a connection that has ended is a cycle, which the collector finds when it will.
         self._held.clear()
-        self._handler.closing()
+        self._frames.forget()
+        self._fragments = bytearray()
+        self._outbox.clear()
+        if self._resting is not None:
+            self._resting.cancel()
         self._relay.registry.remove(self)
+        try:
+            self._handler.closing()
+        except Exception as error:
+            self._relay.faults.caught("message", error)  # it has gone all the same
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
@@ -217,20 +314,23 @@ class WebSocket(asyncio.Protocol):
 
     def queue(self, frames: bytes) -> None:
         """Add whole frames to the outbox; they are written when the step ends."""
-        if not self._outbox:
-            self._relay.registry.wants_flush(self)
-        self._outbox.append(frames)
+        outbox = self._outbox
+        if not outbox:
+            self._wants_flush(self)
+        outbox.append(frames)
         self._outbox_bytes += len(frames)
 
-    def offer(self, frames: bytes) -> bool:
-        """Queue whole frames if there is room for them; False means that nothing was queued."""
-        if self._paused or self._outbox_bytes > self._relay.settings.outbound_queue_bytes:
+    def deliver(self, frames: bytes, events: int) -> bool:
+        """Queue EVENTs of a live feed if there is room for them; False means that nothing was queued."""
+        if self._paused or self._outbox_bytes > self._outbound_limit:
             return False
         # As in `queue`, without the call: this runs once for each subscriber of each batch.
-        if not self._outbox:
-            self._relay.registry.wants_flush(self)
-        self._outbox.append(frames)
+        outbox = self._outbox
+        if not outbox:
+            self._wants_flush(self)
+        outbox.append(frames)
         self._outbox_bytes += len(frames)
+        self.events_sent += events
         return True
 
     def flush(self) -> None:
@@ -238,13 +338,15 @@ class WebSocket(asyncio.Protocol):
         outbox = self._outbox
         if not outbox:
             return
+        if failpoints.ARMED:
+            failpoints.hit("sessions.write")
         data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
-        self._outbox = []
+        outbox.clear()
         self._outbox_bytes = 0
         if not self._close_sent:
             self._transport.write(data)
             self._written += len(data)
-            self._relay.tally.bytes_sent += len(data)
+            self._tally.bytes_sent += len(data)
 
     async def writable(self) -> None:
         """Wait until the transport has room. Cancelling it changes nothing."""
@@ -268,6 +370,7 @@ class WebSocket(asyncio.Protocol):
         self._suspended = False
         held, self._held = self._held, []
         self._handle(held, time.monotonic())
+        self._go_on_after(0.0)
         self._update_reading()
         self._send_protocol_data()
         self._relay.registry.flush()
@@ -286,20 +389,38 @@ class WebSocket(asyncio.Protocol):
                 return
 
     def _frame(self, frame: Frame, now: float) -> None:
+        if self._is_costly(frame) and not self._may_cost(now):
+            self.close(1008, "too many control frames", "control_frames")
+            return
         match frame.opcode:
             case Opcode.TEXT | Opcode.BINARY if frame.fin:
                 self._message(bytes(frame.data), frame.opcode is Opcode.TEXT, now)
             case Opcode.TEXT | Opcode.BINARY:
-                self._fragments = [bytes(frame.data)]
+                self._fragments = bytearray(frame.data)
                 self._fragments_text = frame.opcode is Opcode.TEXT
             case Opcode.CONT:
-                if frame.data:  # the library bounds their bytes, not how many empty ones there are
-                    self._fragments.append(bytes(frame.data))
+                self._fragments += frame.data
                 if frame.fin:
-                    data, self._fragments = b"".join(self._fragments), []
+                    data, self._fragments = bytes(self._fragments), bytearray()
                     self._message(data, self._fragments_text, now)
             case Opcode.CLOSE:
                 self._handler.closing()
+
+    @staticmethod
+    def _is_costly(frame: Frame) -> bool:
+        """Whether the frame is work that its bytes do not pay for."""
+        if frame.opcode is Opcode.CLOSE:
+            return False
+        is_part = not frame.fin or frame.opcode is Opcode.CONT
+        return frame.opcode in (Opcode.PING, Opcode.PONG) or (is_part and len(frame.data) < _SMALL_FRAGMENT)
+
+    def _may_cost(self, now: float) -> bool:
+        if self._protocol.state is not OPEN:
+            return True  # it is closed already, by either side
+        if self._control is None:
+            settings = self._relay.settings
+            self._control = Budget(settings.control_frame_limit, settings.malformed_window)
+        return self._control.take(now)
 
     def _message(self, data: bytes, is_text: bool, now: float) -> None:
         if is_text:
@@ -328,7 +449,13 @@ class WebSocket(asyncio.Protocol):
 
     def _update_reading(self) -> None:
         """Read from the peer only while its answers can leave and its messages have room."""
-        is_held_up = self._paused or self._suspended or self._relay.registry.draining
+        is_held_up = (
+            self._paused
+            or self._suspended
+            or self._resting is not None
+            or self._frames.has_more
+            or self._relay.registry.draining
+        )
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._transport.is_closing():
             return
@@ -407,7 +534,7 @@ class WebSocket(asyncio.Protocol):
             self._close_reason = self._close_reason or cause or _REASONS.get(code, "internal_error")
             self._protocol.send_close(code, reason)
             self._send_protocol_data()
-            if not self._reading and not self._transport.is_closing():
+            if not self._reading and not self._transport.is_closing() and not self._frames.has_more:
                 self._reading = True
                 self._transport.resume_reading()  # for the peer's half of the handshake
         elif self._protocol.state is CONNECTING and self._close_reason is None:

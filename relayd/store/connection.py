@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from typing import Any, Protocol
 
 import asyncpg
 
+from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
-__all__ = ["Pool", "close_quietly", "connect", "translate_errors"]
+__all__ = ["Payer", "Pool", "close_quietly", "connect", "translate_errors"]
 
 _LOST = (
     OSError,
@@ -66,28 +68,53 @@ async def connect(url: str, *, name: str, connect_timeout: float, **settings: st
         )
 
 
+class Payer(Hashable, Protocol):
+    """Whoever a connection is lent to: payers are told apart as dictionary keys are."""
+
+    def used_database(self, seconds: float, now: float) -> None:
+        """A connection was lent for so long, at this payer's expense, until `now` on the monotonic clock."""
+
+
 class Pool:
     """At most `size` connections for single statements, opened when first needed.
 
     Leaner than asyncpg's pool, which spends more on resetting a connection than our statements take: ours
-    leave nothing behind to reset. When all are lent out, `lease` waits in order of arrival; the holder's
-    statement timeout bounds that wait.
+    leave nothing behind to reset. When all are lent out, `lease` waits: whoever has used least goes first
+    (`Turns`), and those without a payer wait in one line. The holder's statement timeout bounds each turn.
     """
 
-    def __init__(self, url: str, size: int, *, name: str, connect_timeout: float, **settings: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        size: int,
+        *,
+        name: str,
+        connect_timeout: float,
+        check: Callable[[asyncpg.Connection[Any]], Awaitable[object]] | None = None,
+        **settings: str,
+    ) -> None:
+        """`check` looks at each new connection before it is lent, and raises if it must not be."""
+        self._check = check
         self._url = url
         self._name = name
         self._connect_timeout = connect_timeout
         self._settings = settings
         self._idle: list[asyncpg.Connection[Any]] = []
         self._lent: set[asyncpg.Connection[Any]] = set()
-        self._free = asyncio.Semaphore(size)
+        self._turns = Turns(size)
+        self._waiting: dict[Turn, asyncio.Future[None]] = {}
         self._closed = False
 
     @contextlib.asynccontextmanager
-    async def lease(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lend a connection. Raises `StoreUnavailable`; cancelling while waiting lends nothing."""
-        async with self._free:
+        turn = self._turns.ask(payer)
+        self._waiting[turn] = lent = asyncio.get_running_loop().create_future()
+        self._begin()
+        started: float | None = None
+        try:
+            await lent
+            started = time.perf_counter()
             connection = await self._take()
             self._lent.add(connection)
             try:
@@ -98,6 +125,19 @@ class Pool:
                     connection.terminate()
                 elif not connection.is_closed():
                     self._idle.append(connection)
+        finally:
+            self._waiting.pop(turn, None)
+            seconds = 0.0 if started is None else time.perf_counter() - started
+            self._turns.end(turn, seconds)
+            if payer is not None:
+                payer.used_database(seconds, time.monotonic())
+            self._begin()
+
+    def _begin(self) -> None:
+        while (turn := self._turns.begin()) is not None:
+            lent = self._waiting.pop(turn)
+            if not lent.done():  # a waiter that was cancelled in this very step ends its turn itself
+                lent.set_result(None)
 
     async def _take(self) -> asyncpg.Connection[Any]:
         if self._closed:
@@ -106,9 +146,18 @@ class Pool:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await connect(
+        connection = await connect(
             self._url, name=self._name, connect_timeout=self._connect_timeout, **self._settings
         )
+        if self._check is not None:
+            try:
+                with translate_errors():
+                    async with asyncio.timeout(self._connect_timeout):
+                        await self._check(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return connection
 
     async def close(self) -> None:
         """End every connection, those lent out included. Idempotent."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
 
+from relayd import failpoints
 from relayd.store.connection import close_quietly, connect, translate_errors
-from relayd.store.queries import CHANNEL, HEAD
+from relayd.store.queries import CHANNEL
 from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = ["Doorbell"]
@@ -35,11 +36,13 @@ class Doorbell:
         callback: Callable[[int], None],
         *,
         own_pid: Callable[[], int | None],
+        read_head: Callable[[asyncpg.Connection[Any]], Awaitable[int]],
         connect_timeout: float,
     ) -> None:
         self._url = url
         self._callback = callback
         self._own_pid = own_pid
+        self._read_head = read_head
         self._connect_timeout = connect_timeout
         self._wake = asyncio.Event()
 
@@ -72,7 +75,7 @@ class Doorbell:
             async with asyncio.timeout(_PROBE_TIMEOUT):
                 await connection.add_listener(CHANNEL, self._ring)
                 # Only now: what is committed after this rings, what was before is below this head.
-                head = await connection.fetchval(HEAD)
+                head = await self._read_head(connection)
         self._callback(head)
 
     async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
@@ -83,10 +86,13 @@ class Doorbell:
             self._wake.clear()
             # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
             with translate_errors():
-                head = await connection.fetchval(HEAD, timeout=_PROBE_TIMEOUT)
+                async with asyncio.timeout(_PROBE_TIMEOUT):
+                    head = await self._read_head(connection)
             self._callback(head)
         raise StoreUnavailable("the connection was lost")
 
     def _ring(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("store.notify")
         if pid != self._own_pid():
             self._callback(int(str(payload)))

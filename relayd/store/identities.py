@@ -7,25 +7,29 @@ nothing. The index serves a query only if the query repeats its condition, hence
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+from strata.protocol.lake import HASHED
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool, translate_errors
-from relayd.store.types import StoredPacket
+from relayd.store.types import DAY_SECONDS, StoredPacket, TrustRow
 
-__all__ = ["INDEXED", "IdentityReader"]
+__all__ = ["INDEXED", "AuthorsPage", "IdentityReader"]
 
 INDEXED: Final = (
     "content_type IN ('KEY_EVENT'::bytea, 'RECOVERY_APPROVAL'::bytea, 'DID_DOCUMENT'::bytea,"
     " 'CLIENT_MANIFEST'::bytea, 'TRUST_EDGE'::bytea, 'TRUST_REVOCATION'::bytea)"
 )
 
-_AUTHORS: Final = f"""
-SELECT DISTINCT ON (author_id) author_id, CASE WHEN get_byte(author_id, 0) = 255 THEN body END
-FROM packets WHERE {INDEXED} AND content_type = ANY ($1::bytea[])
+_AUTHORS: Final = """
+SELECT author_id, sequence FROM packets WHERE content_type = $1 AND sequence > $2 ORDER BY sequence LIMIT $3
 """
+# In log order, so that neighbours in the index are neighbours on the disk.
+
+_ONE_BODY: Final = f"SELECT body FROM packets WHERE author_id = $1 AND {INDEXED} LIMIT 1"
 
 _PACKETS: Final = f"""
 SELECT p.sequence, p.received_at, p.body
@@ -37,49 +41,112 @@ ORDER BY p.sequence
 # OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
 # which it takes for cheaper where a day has no statistics yet.
 
+_MANIFESTS: Final = f"""
+SELECT newest.sequence, newest.received_at, newest.body FROM unnest($1::bytea[]) AS wanted (author)
+CROSS JOIN LATERAL (SELECT received_at FROM packets
+    WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
+    ORDER BY sequence DESC LIMIT 1) AS last
+CROSS JOIN LATERAL (SELECT sequence, received_at, body FROM packets
+    WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
+        AND sequence > (last.received_at / {DAY_SECONDS}) << 32 AND received_at = last.received_at
+    ORDER BY packet_id LIMIT 1) AS newest
+"""
+# R-236: of the last second's manifests the one with the smallest id. A second lies within one day.
+
 _BY_KEY: Final = """
 SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1
 """
+
+_MAX_NUMBER: Final = 32
+"""Characters of the longest number in canonical form, and some."""
+
+_TRUST: Final = f"""
+SELECT packet_id, received_at, content_type,
+    CASE WHEN content_type = 'TRUST_EDGE'::bytea
+        THEN left(
+            (replace(convert_from(body, 'UTF8'), '\\u0000', '\\u0001')::json #> '{{content,strength}}')::text,
+            {_MAX_NUMBER}
+        ) END
+FROM packets WHERE author_id = $1 AND {INDEXED} AND content_type = ANY ($2::bytea[]) AND sequence > $3
+ORDER BY sequence DESC LIMIT $4
+"""
+# PostgreSQL has no text with a NUL, and would refuse the whole body for one that nobody asks for.
 
 
 class _Author(msgspec.Struct):
     author_id: str
 
 
+_AUTHORS_PAGE_ROWS: Final = 5000
+
+
+class AuthorsPage(NamedTuple):
+    """Some authors who have published packets of a type, and the sequence to go on after; None at the end."""
+
+    names: set[str]
+    next: int | None
+
+
 _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
 
 
 class IdentityReader:
-    """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`."""
+    """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`.
 
-    def __init__(self, lookups: Pool) -> None:
+    Trust packets are read over `budgets`, a pool of their own: PostgreSQL has to look into each body, and
+    whoever published large ones must hold up neither the feed nor anybody's AUTH.
+    """
+
+    def __init__(self, lookups: Pool, budgets: Pool | None = None) -> None:
         self._lookups = lookups
+        self._budgets = budgets or lookups
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        """Everybody who has published a packet of these types."""
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        """Some of those who have published packets of this type: a page, in log order.
+
+        A page reads so many rows of an index and no more, so that no number of identities makes it slow.
+        """
         async with self._lookups.lease() as connection:
             with translate_errors():
-                rows = await connection.fetch(_AUTHORS, [string_key(type_) for type_ in types])
-        # A long name stands in its column as a hash; the packet has it in full.
-        return {
-            author.decode() if body is None else _AUTHOR_DECODER.decode(body).author_id
-            for author, body in rows
-        }
+                rows = await connection.fetch(_AUTHORS, string_key(type_), after, _AUTHORS_PAGE_ROWS)
+                keys = {key for key, _ in rows}
+                names = {key.decode() for key in keys if not key.startswith(HASHED)}
+                for key in keys:
+                    if key.startswith(HASHED):  # a long name: a packet has it in full
+                        body = await connection.fetchval(_ONE_BODY, key)
+                        if body is not None:
+                            names.add(_AUTHOR_DECODER.decode(body).author_id)
+        return AuthorsPage(names, rows[-1][1] if rows else None)
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
     ) -> list[StoredPacket]:
-        """Their packets of these types, in log order, from those after the sequence `after`."""
+        """Their packets of these types, in log order, from those after the sequence `after`.
+
+        Of an author's manifests only the one that counts (R-236).
+        """
+        keys = [string_key(author) for author in authors]
+        wanted = set(types)
         async with self._lookups.lease() as connection:
             with translate_errors():
+                columns = [string_key(type_) for type_ in wanted - {CLIENT_MANIFEST}]
+                rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
+                if CLIENT_MANIFEST in wanted:
+                    rows += [row for row in await connection.fetch(_MANIFESTS, keys) if row[0] > after]
+        return sorted(StoredPacket(*row) for row in rows)
+
+    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
+        """This author's trust packets after the sequence `after`, the newest first, at most so many.
+
+        No body is sent, whatever its size: PostgreSQL gives the strength alone.
+        """
+        async with self._budgets.lease() as connection:
+            with translate_errors():
                 rows = await connection.fetch(
-                    _PACKETS,
-                    [string_key(author) for author in authors],
-                    [string_key(type_) for type_ in types],
-                    after,
+                    _TRUST, string_key(author), [string_key(type_) for type_ in types], after, most
                 )
-        return [StoredPacket(*row) for row in rows]
+        return [TrustRow(row[0], row[1], row[2].decode(), _number(row[3])) for row in rows]
 
     async def by_key(self, key: bytes) -> StoredPacket | None:
         """The stored packet with this equivalence key."""
@@ -87,3 +154,11 @@ class IdentityReader:
             with translate_errors():
                 row = await connection.fetchrow(_BY_KEY, key)
         return None if row is None else StoredPacket(*row)
+
+
+def _number(text: str | None) -> float | None:
+    """The number that a piece of canonical JSON is, if it is one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import asyncpg
 from strata.protocol.keys import IDENTITY_TYPES
 
+from relayd import failpoints
+from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.terms import Reason, Reset, agree, open_term
 from relayd.store.types import (
     Appended,
     Disposition,
     IdentitiesMoved,
+    LogLost,
     NewPacket,
     Outcome,
     StoreError,
@@ -23,7 +28,9 @@ from relayd.store.types import (
 
 __all__ = ["Log"]
 
-_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_Result = TypeVar("_Result")
+
+_APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 
 _SESSION = {
     # The plans do not depend on the values, and planning a partitioned INSERT costs more than running it.
@@ -37,18 +44,52 @@ _SESSION = {
 }
 
 _INVALID = Disposition(Outcome.INVALID, 0, 0)
+_TERM_CHANGES = 8
+"""How often an append begins again because other processes have opened a term, before it gives up."""
 
 
 class Log:
-    """Appends to the log over one connection, opened when needed and kept."""
+    """Appends to the log over one connection, opened when needed and kept.
 
-    def __init__(self, url: str, *, connect_timeout: float, append_timeout: float) -> None:
+    Each connection begins with a term of its own (`relayd.lineage`): the database behind a new one may be
+    an older copy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        known: KnownLog,
+        *,
+        connect_timeout: float,
+        append_timeout: float,
+    ) -> None:
+        self._known = known
+        self._claims: list[Claim] = []
         self._url = url
         self.connect_timeout = connect_timeout
         self._append_timeout = append_timeout
         self._connection: asyncpg.Connection[Any] | None = None
         self._turn = asyncio.Lock()
         self._closed = False
+
+    async def open(self, claims: Sequence[Claim]) -> None:
+        """Open the connection and a term. Raises `StoreUnavailable`, and `LogLost` as `append` does."""
+        self._claims += claims
+        await self._alone(self._connected)
+
+    async def begin_epoch(self, reason: Reason, witness: Mark | None = None) -> Reset | None:
+        """Begin a new epoch; with a witness, only if the log lacks that place and no epoch says so yet.
+
+        Raises `StoreUnavailable`.
+        """
+
+        async def begin() -> Reset | None:
+            connection = await self._connected()
+            if witness is None:
+                return await self._open_term(connection, reason)
+            return await self._open_term(connection, witness=witness)
+
+        return await self._alone(begin)
 
     @property
     def backend_pid(self) -> int | None:
@@ -62,6 +103,7 @@ class Log:
         Each packet gets a sequence, or DUPLICATE with the place of its first copy, or INVALID where the
         database refuses it alone. Raises `StoreUnavailable` when the outcome is unknown: append the same
         batch again, the duplicate index makes that safe. Cancelling leaves the outcome unknown as well.
+        Raises `LogLost`, with nothing appended, when the database lacks what this process knows to be there.
 
         `followed` is the sequence up to which the caller has applied identity packets; None where keys do
         not matter. Raises `IdentitiesMoved`, with nothing appended, when the log holds later ones.
@@ -114,32 +156,82 @@ class Log:
             followed,
             any(packet.content_type in IDENTITY_TYPES for packet in batch),
         )
-        async with self._turn:
+
+        async def run() -> asyncpg.Record:
             connection = await self._connected()
+            if keep:
+                # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
+                return await self._commit(connection, now, columns)
+            trial = connection.transaction()
+            await trial.start()
+            try:
+                return await self._stand_and_append(connection, now, columns)
+            finally:
+                await trial.rollback()
+
+        return await self._alone(run)
+
+    async def _commit(
+        self, connection: asyncpg.Connection[Any], now: int, columns: tuple[object, ...]
+    ) -> asyncpg.Record:
+        if failpoints.ARMED:
+            await failpoints.reached("store.append.before_commit")
+        row = await self._stand_and_append(connection, now, columns)
+        if failpoints.ARMED:
+            await failpoints.reached("store.append.after_commit")
+        return row
+
+    async def _stand_and_append(
+        self, connection: asyncpg.Connection[Any], now: int, columns: tuple[object, ...]
+    ) -> asyncpg.Record:
+        """Append under the current term, whoever has opened it."""
+        known = self._known
+        for _ in range(_TERM_CHANGES):
+            row = await connection.fetchrow(_APPEND, now, *columns, known.lineage.current.tag, known.seen)
+            if row[0] is not None:
+                return row
+            await agree(connection, known)
+            if not await connection.fetchval("SELECT home = tableoid FROM log_head"):
+                await self._open_term(connection)
+        raise StoreUnavailable("the terms of the log keep changing")
+
+    async def _alone(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Use the connection, one at a time and within `append_timeout`."""
+        async with self._turn:
             try:
                 async with asyncio.timeout(self._append_timeout):
                     with translate_errors():
-                        if keep:
-                            # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
-                            return await connection.fetchrow(_APPEND, now, *columns)
-                        trial = connection.transaction()
-                        await trial.start()
-                        try:
-                            return await connection.fetchrow(_APPEND, now, *columns)
-                        finally:
-                            await trial.rollback()
+                        return await work()
             except TimeoutError:
-                connection.terminate()
+                if self._connection is not None:
+                    self._connection.terminate()
                 raise StoreUnavailable("the database did not answer in time") from None
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         if self._closed:
             raise StoreUnavailable("the store is closed")
+        if self._known.is_lost:
+            raise LogLost("the database has lost packets that were acknowledged")
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(
+            connection = await connect(
                 self._url, name="relayd writer", connect_timeout=self.connect_timeout, **_SESSION
             )
+            try:
+                await self._open_term(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection = connection
         return self._connection
+
+    async def _open_term(
+        self, connection: asyncpg.Connection[Any], reason: Reason = "start", witness: Mark | None = None
+    ) -> Reset | None:
+        reset = await open_term(
+            connection, self._known, self._claims, now=int(time.time()), reason=reason, witness=witness
+        )
+        self._claims.clear()
+        return reset
 
     async def close(self) -> None:
         """End the connection. Idempotent."""

@@ -1,14 +1,25 @@
 """The statements that read pages of the log, one for each shape of query, and the values they take.
 
+No statement looks at more than so many candidates, whatever a reader asks for: the rows that one index finds
+for one of the query's columns, in log order. Conditions on other columns are no search but a look at each
+candidate, so a query whose conditions hardly ever meet ends at its last candidate and says where it stands:
+a row without a body, which is the first candidate that was not looked at.
+
+A `Way` is the index that brings the candidates. `ways` puts them in the order to try: where the first brings
+mostly rows that do not match, the second, which goes on where the first has stopped, may fare better. The
+reader takes both in turn, so a page costs at most twice what the better way would.
+
 PostgreSQL answers `author_id = ANY (five) AND content_type = ANY (two)` with one bitmap of all that ever
 matched and sorts it for every page. So several values of one column are written as a LATERAL join: each
-value's rows come from an index in log order, at most a page of them, and are merged.
+value's rows come from an index in log order, a few of them, and are merged up to the first sequence that a
+value was cut off at.
 
 Every value travels as a parameter (R-312); the text depends on the shape alone.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 from typing import NamedTuple
 
@@ -16,12 +27,29 @@ from relayd.store.columns import string_key
 from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
 from relayd.store.types import Declined, LogQuery
 
-__all__ = ["ABUSE", "BY_ID", "CHANNEL", "FIND", "HEAD", "LAST_SEQUENCE", "POSITION", "TAIL", "page_statement"]
+__all__ = [
+    "ABUSE",
+    "BY_ID",
+    "CANDIDATES",
+    "CHANNEL",
+    "FIND",
+    "HEAD",
+    "LAST_SEQUENCE",
+    "POSITION",
+    "STATE",
+    "TAIL",
+    "Way",
+    "page_statement",
+    "ways",
+]
 
 CHANNEL = "relayd_log"
 """The LISTEN/NOTIFY channel; the payload is the last sequence of a commit."""
 
 HEAD = "SELECT last_sequence FROM log_head"
+
+STATE = "SELECT last_sequence, tag FROM log_head"
+"""Where the log ends, and under which term it is written."""
 
 FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id = ANY ($1::bytea[])"
 
@@ -43,9 +71,38 @@ POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
 LAST_SEQUENCE = 2**63 - 1
 """No sequence is above this."""
 
-_MANY_ROWS = 16_384
-_FEWEST_ROWS = 32
+CANDIDATES = 10_000
+"""Rows that one statement looks at, unless told otherwise: some 20 ms, for a database that holds them."""
+
+_MANY_VALUES = 64
+"""With more values than this, reading the log itself is tried before an index scan for each of them."""
+_FEWEST_OF_VALUE = 2
+_SPARE = 256
+"""Candidates of one value beyond those that a page can send, for those that will not match."""
 _NOTHING = Declined()
+
+
+class Way(enum.Enum):
+    """What brings the candidates of a page."""
+
+    IDS = "packet_id"
+    AUTHORS = "author_id"
+    TYPES = "content_type"
+    LOG = "sequence"
+
+
+def ways(query: LogQuery) -> tuple[Way, ...]:
+    """The ways to search for a page, in the order to try; each goes on where the one before has stopped."""
+    if query.packet_ids:
+        return (Way.IDS,)
+    if query.authors and query.types:
+        return (Way.AUTHORS, Way.TYPES)
+    values, way = (query.authors, Way.AUTHORS) if query.authors else (query.types, Way.TYPES)
+    if not values:
+        return (Way.LOG,)
+    if len(values) == 1:
+        return (way,)
+    return (Way.LOG, way) if len(values) > _MANY_VALUES else (way, Way.LOG)
 
 
 def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
@@ -53,9 +110,10 @@ def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
 
     The sum needs only the lengths: bodies beyond the cut are neither decompressed nor sent.
     """
+    length = "coalesce(octet_length(body), 0)"
     return (
-        f"SELECT {columns} FROM (SELECT {columns}, sum(octet_length(body)) OVER (ORDER BY sequence"
-        f" {direction} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS bytes_before"
+        f"SELECT {columns} FROM (SELECT {columns}, sum({length}) OVER (ORDER BY sequence"
+        f" {direction} ROWS UNBOUNDED PRECEDING) - {length} AS bytes_before"
         f" FROM ({rows}) AS rows) AS counted"
         f" WHERE bytes_before < {max_bytes} ORDER BY sequence {direction}"
     )
@@ -65,20 +123,23 @@ _TAIL_COLUMNS = (
     'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
 )
 
-TAIL = _bounded(
+_TAIL_ROWS = _bounded(
     _TAIL_COLUMNS,
     f"SELECT {_TAIL_COLUMNS} FROM packets WHERE sequence > $1 AND sequence <= $2 ORDER BY sequence LIMIT $3",
     "ASC",
     "$4",
 )
+TAIL = f"SELECT rows.*, (SELECT tag FROM log_head) AS tag FROM ({_TAIL_ROWS}) AS rows ORDER BY sequence"
+"""Entries of the log, each with the tag of the term that was current when they were read."""
 
 
 class _Shape(NamedTuple):
     """All that decides the text of a page's statement."""
 
     ascending: bool
-    several: str | None
-    """The column whose values are merged from one index scan each."""
+    way: Way
+    several: bool
+    """The way has several values, whose rows are merged."""
     filters: tuple[str, ...]
     """The further conditions; each takes one parameter, in this order after the fixed ones."""
 
@@ -104,66 +165,105 @@ def page_statement(
     after: int,
     up_to: int | None,
     declined: Declined = _NOTHING,
-) -> tuple[str, list[object], int]:
-    """The statement for a page, its parameters and its limit; `after` and `up_to` stand in for the query's.
+    *,
+    way: Way | None = None,
+    candidates: int = CANDIDATES,
+) -> tuple[str, list[object]]:
+    """The statement for a page and its parameters; `after` and `up_to` stand in for the query's.
 
-    Declined packets count as absent from the log (R-323).
-
-    A query with very many values gets shorter pages than asked for, to bound the work of one statement.
+    Declined packets count as absent from the log (R-323). A row without a body is the last one: it and all
+    beyond it were not looked at. `way` is one of `ways(query)`, the first unless it is given.
     """
+    way = way or ways(query)[0]
+    columns: dict[Way, list[bytes]] = {
+        Way.IDS: list(query.packet_ids),
+        Way.AUTHORS: [string_key(author) for author in query.authors],
+        Way.TYPES: [string_key(type_) for type_ in query.types],
+    }
+    values = columns.pop(way, [])
     filters: dict[str, object] = {}
-    several: str | None = None
-    values: list[bytes] = []
-    authors = [string_key(author) for author in query.authors]
-    types = [string_key(type_) for type_ in query.types]
-    if query.packet_ids:
-        several, values = "packet_id", list(query.packet_ids)
-    elif len(authors) > 1:
-        several, values, authors = "author_id", authors, []
-    elif not authors and len(types) > 1:
-        several, values, types = "content_type", types, []
-    for name, column in (("author", authors), ("type", types)):
-        if len(column) == 1:
-            filters[name] = column[0]
-        elif column:
-            filters[f"{name}s"] = column
+    for name, column in (("author", Way.AUTHORS), ("type", Way.TYPES)):
+        rest = columns.get(column, [])
+        if len(rest) == 1:
+            filters[name] = rest[0]
+        elif rest:
+            filters[f"{name}s"] = rest
     for name in ("since", "until", "received_since", "received_until"):
         bound = getattr(query, name)
         if bound is not None:
             filters[name] = bound
     if declined:
         filters |= declined_parameters(declined)
-    if several in ("author_id", "content_type"):
-        limit = min(limit, max(_FEWEST_ROWS, _MANY_ROWS // len(values)))
-    parameters: list[object] = [after, LAST_SEQUENCE if up_to is None else up_to, now, limit, max_bytes]
-    if several:
-        parameters.append(values)
+    several = way is Way.IDS or len(values) > 1
+    if several and way is not Way.IDS:  # half as many as of one: these are all read before one is sent
+        candidates = max(_FEWEST_OF_VALUE, min(limit + _SPARE, candidates // 2 // len(values)))
+    last = LAST_SEQUENCE if up_to is None else up_to
+    parameters: list[object] = [after, last, now, limit, max_bytes]
+    if way is not Way.IDS:
+        parameters.append(candidates)
+    if values:
+        parameters.append(values if several else values[0])
     parameters += filters.values()
-    return _text(_Shape(query.ascending, several, tuple(filters))), parameters, limit
+    return _text(_Shape(query.ascending, way, several, tuple(filters))), parameters
 
 
 @functools.lru_cache(maxsize=256)
 def _text(shape: _Shape) -> str:
     direction = "ASC" if shape.ascending else "DESC"
+    within = "p.sequence > $1 AND p.sequence <= $2"
+    order = f"ORDER BY sequence {direction}"
+    value = 6 if shape.way is Way.IDS else 7
+    first = value if shape.way is Way.LOG else value + 1
     # R-100: served while now <= expires_at.
-    conditions = ["p.sequence > $1", "p.sequence <= $2", "(p.expires_at IS NULL OR p.expires_at >= $3)"]
-    first = 7 if shape.several else 6
+    conditions = ["(p.expires_at IS NULL OR p.expires_at >= $3)"]
     conditions += [_CONDITIONS[name].format(f"${n}") for n, name in enumerate(shape.filters, first)]
-    columns = "p.sequence, p.received_at, p.body, p.annotation"
-    order = f"ORDER BY sequence {direction} LIMIT $4"
-    where = " AND ".join(conditions)
-    if shape.several is None:
-        rows = f"SELECT {columns} FROM packets AS p WHERE {where} {order}"
-    elif shape.several == "packet_id":
+    matches = " AND ".join(conditions)
+    if shape.way is Way.IDS:
         rows = (
-            f"SELECT {columns} FROM packet_ids AS i"
+            f"SELECT {_qualified(_COLUMNS)} FROM packet_ids AS i"
             " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
-            f" WHERE i.packet_id = ANY ($6::bytea[]) AND {where} {order}"
+            f" WHERE i.packet_id = ANY (${value}::bytea[]) AND {within} AND {matches} {order} LIMIT $4"
         )
     else:
-        rows = (
-            f"SELECT {columns} FROM unnest($6::bytea[]) AS wanted (value) CROSS JOIN LATERAL"
-            f" (SELECT {columns} FROM packets AS p"
-            f" WHERE p.{shape.several} = wanted.value AND {where} {order}) AS p {order}"
-        )
-    return _bounded("sequence, received_at, body, annotation", rows, direction, "$5")
+        candidates = _of_several if shape.several else _of_one
+        rows = candidates(shape, within, matches, direction, f"${value}")
+    return _bounded(_COLUMNS, rows, direction, "$5")
+
+
+_COLUMNS = "sequence, received_at, body, annotation"
+_LOOKED_AT = (
+    'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
+)
+
+
+def _qualified(columns: str) -> str:
+    return ", ".join(f"p.{column.strip()}" for column in columns.split(","))
+
+
+def _of_one(shape: _Shape, within: str, matches: str, direction: str, value: str) -> str:
+    """The candidates of one scan that match, and the first one beyond the last that may be looked at."""
+    order = f"ORDER BY sequence {direction}"
+    column = "" if shape.way is Way.LOG else f"p.{shape.way.value} = {value} AND "
+    return (
+        "SELECT sequence, received_at, CASE WHEN n <= $6 THEN body END AS body, annotation FROM"
+        f" (SELECT {_COLUMNS}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
+        f" (SELECT {_qualified(_LOOKED_AT)} FROM packets AS p WHERE {column}{within}"
+        f" {order} LIMIT $6::bigint + 1) AS p) AS candidates"
+        f" WHERE matches OR n > $6 {order} LIMIT $4"
+    )
+
+
+def _of_several(shape: _Shape, within: str, matches: str, direction: str, value: str) -> str:
+    """As `_of_one`, merged from a scan for each value: only up to the nearest end of a scan is all known."""
+    order = f"ORDER BY sequence {direction}"
+    nearest, before = ("min", "<") if shape.ascending else ("max", ">")
+    return (
+        "SELECT sequence, received_at, CASE WHEN sequence IS DISTINCT FROM cut THEN body END AS body,"
+        f" annotation FROM (SELECT {_COLUMNS}, matches,"
+        f" {nearest}(sequence) FILTER (WHERE n > $6) OVER () AS cut FROM"
+        f" unnest({value}::bytea[]) AS wanted (value) CROSS JOIN LATERAL"
+        f" (SELECT {_COLUMNS}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
+        f" (SELECT {_qualified(_LOOKED_AT)} FROM packets AS p WHERE p.{shape.way.value} = wanted.value"
+        f" AND {within} {order} LIMIT $6::bigint + 1) AS p) AS candidates) AS merged"
+        f" WHERE (matches AND (cut IS NULL OR sequence {before} cut)) OR sequence = cut {order} LIMIT $4"
+    )

@@ -6,15 +6,29 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
 
+from relayd import failpoints
+from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
-from relayd.store.connection import Pool, translate_errors
+from relayd.store.connection import Payer, Pool, translate_errors
 from relayd.store.declined import covers
-from relayd.store.queries import ABUSE, BY_ID, FIND, HEAD, LAST_SEQUENCE, POSITION, TAIL, page_statement
+from relayd.store.queries import (
+    ABUSE,
+    BY_ID,
+    CANDIDATES,
+    FIND,
+    LAST_SEQUENCE,
+    POSITION,
+    STATE,
+    TAIL,
+    page_statement,
+    ways,
+)
+from relayd.store.terms import Reset, agree, read_head, read_resets
 from relayd.store.types import (
     DAY_SECONDS,
     AbuseEntry,
@@ -39,35 +53,59 @@ _CACHED_POSITIONS = 1024
 _GRACE_SECONDS = 5.0
 
 
+class _Span(NamedTuple):
+    """What is left to read of a page: `after < sequence <= up_to`, whichever way the page runs."""
+
+    query: LogQuery
+    after: int
+    up_to: int
+    limit: int
+    now: int
+    max_bytes: int
+    candidates: int
+    declined: Declined
+
+    def beyond(self, border: int) -> _Span:
+        """The rest, from `border` on, which has not been looked at."""
+        return self._replace(after=border - 1) if self.query.ascending else self._replace(up_to=border)
+
+    @property
+    def reached(self) -> int:
+        """The last sequence that is no part of the rest, in the direction of the page."""
+        return self.after if self.query.ascending else self.up_to + 1
+
+
 class Reader:
     """Reads over bounded pools: `pages` for long reads, `lookups` for short ones, so that slow pages never
     hold up the feed or an admission; and `replica`, where there is one, for pages in place of the primary.
 
     A replica may lag. It is asked only for what it has: pages end at a snapshot, and a replica that has not
-    reached it would leave a hole there which the reader's cursor would then jump (R-154).
+    reached it would leave a hole there which the reader's cursor would then jump (R-154). Nor is it asked if
+    it is of a log that the primary has left: the terms tell.
     """
 
-    def __init__(self, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float) -> None:
+    def __init__(
+        self, known: KnownLog, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float
+    ) -> None:
+        self._known = known
         self._lookups = lookups
         self._pages = pages
         self._replica = replica
         self._deadline = read_timeout + _GRACE_SECONDS
-        self._seen = 0
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.declined = Declined()
         """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
-    def saw(self, sequence: int) -> None:
-        """Note that the log has reached `sequence`: a page without `up_to` may not end before it."""
-        self._seen = max(self._seen, sequence)
-
     async def head(self) -> int:
         """The last sequence given out. Raises `StoreUnavailable`."""
         async with self._guarded(self._lookups) as connection:
-            head = int(await connection.fetchval(HEAD))
-        self.saw(head)
-        return head
+            return await read_head(connection, self._known)
+
+    async def resets(self) -> list[Reset]:
+        """The epochs of the log but the first. Raises `StoreUnavailable`, `StoreTimeout`."""
+        async with self._guarded(self._lookups) as connection:
+            return await read_resets(connection)
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         """Which of `ids` were ever stored: sequence and received_at.
@@ -76,6 +114,8 @@ class Reader:
         """
         if not ids:
             return {}
+        if failpoints.ARMED:
+            await failpoints.reached("store.lookup")
         async with self._guarded(self._lookups) as connection:
             rows = await connection.fetch(FIND, list(ids))
         return {row[0]: (row[1], row[2]) for row in rows}
@@ -93,26 +133,65 @@ class Reader:
             return Gone(sequence, received_at)
         return StoredPacket(sequence, received_at, body, annotation)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int) -> Page:
+    async def page(
+        self,
+        query: LogQuery,
+        limit: int,
+        now: int,
+        max_bytes: int,
+        candidates: int = CANDIDATES,
+        payer: Payer | None = None,
+    ) -> Page:
         """The first packets of the log that match, are neither expired at `now` nor declined, and fit in
         `max_bytes`.
 
-        A page may be shorter than `limit` and yet not the last: see `Page.exhausted`. Raises
-        `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
+        A page may be shorter than `limit`, and even empty, and yet not the last: see `Page`. So no page looks
+        at more than about twice `candidates` rows, whatever the query. `payer` is whose turn it takes, see
+        `Pool`. Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database
+        too.
         """
-        async with self._page_connection(self._seen if query.up_to is None else query.up_to) as connection:
+        needed = self._known.seen if query.up_to is None else query.up_to
+        async with self._page_connection(needed, payer) as connection:
             after, up_to = await self._bounds(connection, query)
             if up_to is not None and after >= up_to:
                 return Page([], exhausted=True)
-            declined = None
-            while declined is not self.declined:  # replaced while the page was read: read it anew
+            last = LAST_SEQUENCE if up_to is None else up_to
+            while True:
                 declined = self.declined
-                text, parameters, limit = page_statement(query, limit, now, max_bytes, after, up_to, declined)
-                found = await connection.fetch(text, *parameters)
-            rows = list(map(StoredPacket._make, found))
-        # A row is left out for its size only when those before it reach max_bytes.
-        exhausted = len(rows) < limit and sum(len(row.body) for row in rows) < max_bytes
-        return Page(rows, exhausted)
+                span = _Span(query, after, last, limit, now, max_bytes, candidates, declined)
+                page = await self._search(connection, span)
+                if declined is self.declined:  # else it was replaced while the page was read: read it anew
+                    return page
+
+    async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> Page:
+        """Try one way after the other, each from where the one before has stopped."""
+        query, rows, size = span.query, list[StoredPacket](), 0
+        for way in ways(query):
+            text, parameters = page_statement(
+                query,
+                span.limit - len(rows),
+                span.now,
+                span.max_bytes - size,
+                span.after,
+                span.up_to,
+                span.declined,
+                way=way,
+                candidates=span.candidates,
+            )
+            found = await connection.fetch(text, *parameters)
+            border = found.pop()[0] if found and found[-1][2] is None else None
+            fresh = list(map(StoredPacket._make, found))
+            rows += fresh
+            if len(rows) >= span.limit:
+                return Page(rows, exhausted=False)
+            # A row is left out for its size only when those before it reach max_bytes.
+            size += sum(len(row.body) for row in fresh)
+            if size >= span.max_bytes:
+                return Page(rows, exhausted=False)
+            if border is None:
+                return Page(rows, exhausted=True)
+            span = span.beyond(border)
+        return Page(rows, exhausted=False, reached=span.reached)
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""
@@ -128,7 +207,9 @@ class Reader:
         last = LAST_SEQUENCE if up_to is None else up_to
         async with self._guarded(self._lookups) as connection:
             rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
-        return [entry(tuple(row)) for row in rows]
+            if rows and rows[0][-1] != self._known.lineage.current.tag:
+                await agree(connection, self._known)  # before anybody asks for the term of these entries
+        return [entry(tuple(row)[:-1]) for row in rows]
 
     async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:
         """Turn the bounds on time into bounds on the sequence, so that a page starts where its rows are.
@@ -166,23 +247,25 @@ class Reader:
         return position, settled
 
     @contextlib.asynccontextmanager
-    async def _page_connection(self, needed: int) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _page_connection(
+        self, needed: int, payer: Payer | None
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Lend a connection to a server that has the log up to `needed`."""
         async with contextlib.AsyncExitStack() as stack:
-            connection = await self._from_replica(stack, needed)
+            connection = await self._from_replica(stack, needed, payer)
             if connection is None:
-                connection = await stack.enter_async_context(self._guarded(self._pages))
+                connection = await stack.enter_async_context(self._guarded(self._pages, payer))
             yield connection
 
     async def _from_replica(
-        self, stack: contextlib.AsyncExitStack, needed: int
+        self, stack: contextlib.AsyncExitStack, needed: int, payer: Payer | None
     ) -> asyncpg.Connection[Any] | None:
         """A connection to a replica that has enough, lent until `stack` unwinds; None: take the primary."""
         if self._replica is None:
             return None
         try:
             async with contextlib.AsyncExitStack() as attempt:
-                connection = await attempt.enter_async_context(self._guarded(self._replica))
+                connection = await attempt.enter_async_context(self._guarded(self._replica, payer))
                 if await self._has_replayed(connection, needed):
                     stack.push_async_exit(attempt.pop_all())
                     return connection
@@ -193,12 +276,18 @@ class Reader:
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
         # Kept for each connection: behind one address there may be several replicas.
         if self._replayed.get(connection, -1) < needed:
-            self._replayed[connection] = await connection.fetchval(HEAD)
+            head, tag = await connection.fetchrow(STATE)
+            lineage = self._known.lineage
+            # A replica that has parted from the primary goes further in a log that is lost.
+            shared = lineage.good_to(Mark(head, bytes(tag), 0), max(head, self._known.seen))
+            self._replayed[connection] = -1 if shared is None or shared < head else head
         return self._replayed[connection] >= needed
 
     @contextlib.asynccontextmanager
-    async def _guarded(self, pool: Pool) -> AsyncIterator[asyncpg.Connection[Any]]:
-        async with pool.lease() as connection:
+    async def _guarded(
+        self, pool: Pool, payer: Payer | None = None
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
+        async with pool.lease(payer) as connection:
             try:
                 # The server ends a slow statement itself; this is for a server that no longer answers.
                 async with asyncio.timeout(self._deadline):

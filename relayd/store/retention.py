@@ -1,6 +1,7 @@
 """Keep the log's partitions ahead of time, and drop whole days and generations when they are over.
 
-Nothing is ever deleted row by row: that would take as long as storing did, and leave the space to vacuum.
+Nothing is deleted row by row but manifests that newer ones replace: it would take as long as storing did, and
+leave the space to vacuum.
 A day goes in one transaction under the log's lock: what retention spares moves to the oldest partition,
 which grows to cover the day. So a spared packet is never out of sight, and keeps its sequence.
 
@@ -18,18 +19,17 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import structlog
-from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import day_text
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
+from relayd import failpoints
 from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
+from relayd.store.identities import INDEXED
 from relayd.store.queries import HEAD
-from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
+from relayd.store.types import DAY_SECONDS, EXEMPT_TYPES, day_of, first_sequence_of_day
 
-__all__ = ["EXEMPT_TYPES", "Retention", "Swept"]
-
-EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), "CLIENT_MANIFEST", "RELAY_DESCRIPTOR")
-"""Content types that retention spares: key chains and descriptors outlive everything (R-073, R-309)."""
+__all__ = ["Retention", "Swept"]
 
 _log = structlog.get_logger("relayd.store.retention")
 
@@ -48,6 +48,22 @@ JOIN pg_class AS parent ON parent.relnamespace = c.relnamespace AND parent.oid =
 WHERE c.relkind = 'r' AND c.relname ~ '^(packets|packet_ids)_d[0-9_d]+$'
 """
 _NAME = re.compile(r"(packets|packet_ids)_d(\d+)(?:_d(\d+))?")
+
+_MANIFEST = f"content_type = '{CLIENT_MANIFEST}'::bytea"
+
+_DROP_FORMER_MANIFESTS = f"""
+DELETE FROM packets_kept AS kept USING (SELECT DISTINCT author_id FROM {{name}} WHERE {_MANIFEST}) AS newer
+WHERE kept.author_id = newer.author_id AND {INDEXED} AND {_MANIFEST}
+"""
+# R-236, R-309: only an author's newest manifest counts. `packets` holds the days after this one alone: the
+# days before are gone, and what was kept of them is detached as well.
+_MOVE_MANIFESTS = f"""
+INSERT INTO packets_kept SELECT * FROM (
+    SELECT DISTINCT ON (author_id) * FROM {{name}} WHERE {_MANIFEST}
+    ORDER BY author_id, received_at DESC, packet_id) AS newest
+WHERE NOT EXISTS (SELECT FROM packets AS p WHERE p.author_id = newest.author_id
+    AND {INDEXED.replace("content_type", "p.content_type")} AND p.{_MANIFEST})
+"""
 
 _MOVE = {
     "packets": "INSERT INTO packets_kept SELECT * FROM {name} WHERE content_type = ANY ($1::bytea[])",
@@ -105,6 +121,8 @@ class Retention:
         The connection is for this alone: closing it ends the turn. Raises `StoreUnavailable`. Cancelling
         leaves every packet either where it was or removed.
         """
+        if failpoints.ARMED:
+            await failpoints.reached("store.retention")
         with translate_errors():
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _SWEEP_LOCK):
                 return Swept(0, 0)
@@ -202,8 +220,13 @@ class Retention:
             await connection.execute(f"LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE")
             await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {parent}_kept")
             await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {name}")
-            spared = [[type_.encode() for type_ in EXEMPT_TYPES]] if parent == "packets" else []
-            await connection.execute(_MOVE[parent].format(name=name), *spared)
+            spared = [[type_.encode() for type_ in EXEMPT_TYPES if type_ != CLIENT_MANIFEST]]
+            await connection.execute(
+                _MOVE[parent].format(name=name), *(spared if parent == "packets" else ())
+            )
+            if parent == "packets":
+                await connection.execute(_DROP_FORMER_MANIFESTS.format(name=name))
+                await connection.execute(_MOVE_MANIFESTS.format(name=name))
             # This reads packets_kept once, to see that all of it is below the new bound. It holds key
             # events and manifests only, so it stays small beside a day.
             await connection.execute(

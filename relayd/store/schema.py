@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import OID
 
 from relayd.store.identities import INDEXED
 
@@ -35,7 +36,31 @@ LOG_HEAD = sa.Table(
         server_default="0",
         comment="The last packet that changed an identity.",
     ),
+    sa.Column("tag", sa.LargeBinary, nullable=False, comment="The tag of the current term."),
+    sa.Column(
+        "epoch",
+        sa.Integer,
+        nullable=False,
+        server_default="1",
+        comment="The epoch: how often the log is known to have lost its end, and 1.",
+    ),
+    sa.Column("home", OID, nullable=False, comment="The table in which the current term was opened."),
     comment="One row: the last sequence given out, and the lock of the log.",
+)
+
+LOG_TERMS = sa.Table(
+    "log_terms",
+    METADATA,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("tag", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("begins_after", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("good_to", sa.BigInteger, comment="For a term of a lost log: where it parted from this one."),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("opened_at", sa.BigInteger, nullable=False),
+    sa.Column("system_identifier", sa.BigInteger),
+    sa.Column("timeline", sa.Integer),
+    comment="Who wrote which part of the log: a place is a sequence and a tag.",
 )
 
 RELAY_SECRETS = sa.Table(

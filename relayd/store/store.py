@@ -8,17 +8,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import asyncpg
+
+from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
-from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+from relayd.store.connection import Payer, Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
-from relayd.store.queries import HEAD
+from relayd.store.queries import CANDIDATES
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.safety import check_safety
+from relayd.store.terms import Reason, Reset, agree, read_head
 from relayd.store.types import (
     AbuseEntry,
     Appended,
@@ -39,6 +44,7 @@ MAX_PAGE_BYTES = 4 * 2**20
 """Most bytes of bodies in one page, unless its first packet alone is larger."""
 
 _LOOKUP_CONNECTIONS = 2
+_WITNESS_INTERVAL = 60.0
 
 _READER = {
     # Which partitions a page touches depends on its bounds: plan it with them.
@@ -66,6 +72,8 @@ class Store:
         pools: Sequence[Pool],
         retention: Retention,
         url: str,
+        known: KnownLog,
+        lost: asyncio.Event,
     ) -> None:
         self.identities = identities
         """The identity packets of the log, for admission."""
@@ -77,7 +85,13 @@ class Store:
         self._connect_timeout = log.connect_timeout
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._witness_due_at = 0.0
         self.secrets: RelaySecrets
+        self.known = known
+        """What this process knows of the log; it keeps itself up to date."""
+        self.lost = lost
+        """Set when the database turns out to lack what was committed. The store is of no more use then, and
+        all it does raises `LogLost`: open another one, with the claim of this one."""
 
     @classmethod
     async def open(
@@ -107,17 +121,29 @@ class Store:
         def pool(target: str, size: int, name: str) -> Pool:
             timeout = str(int(read_timeout * 1000))
             return Pool(
-                target, size, name=name, connect_timeout=connect_timeout, statement_timeout=timeout, **_READER
+                target,
+                size,
+                name=name,
+                connect_timeout=connect_timeout,
+                check=check if target == url else None,  # a replica may lag: see `Reader`
+                statement_timeout=timeout,
+                **_READER,
             )
 
+        async def check(connection: asyncpg.Connection[Any]) -> None:
+            await read_head(connection, known)
+
+        lost = asyncio.Event()
+        known = KnownLog(on_lost=lost.set)
         lookups = pool(url, _LOOKUP_CONNECTIONS, "relayd lookups")
         pages = pool(url, read_connections, "relayd pages")
+        budgets = pool(url, 1, "relayd budgets")
         replica = pool(read_url, read_connections, "relayd pages") if read_url is not None else None
         store = cls(
-            Log(url, connect_timeout=connect_timeout, append_timeout=append_timeout),
-            Reader(lookups, pages, replica, read_timeout=read_timeout),
-            IdentityReader(lookups),
-            [pool for pool in (lookups, pages, replica) if pool is not None],
+            Log(url, known, connect_timeout=connect_timeout, append_timeout=append_timeout),
+            Reader(known, lookups, pages, replica, read_timeout=read_timeout),
+            IdentityReader(lookups, budgets),
+            [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
             Retention(
                 retention_days=retention_days,
                 dedup_window_seconds=dedup_window_seconds,
@@ -125,6 +151,8 @@ class Store:
                 on_waiting=on_retention_waiting,
             ),
             url,
+            known,
+            lost,
         )
         try:
             await store._check(allow_unsafe)
@@ -158,10 +186,37 @@ class Store:
                 (row,) = await connection.fetch(
                     "SELECT identity_seed, cursor_key, created_at FROM relay_secrets"
                 )
-                self._reader.saw(await connection.fetchval(HEAD))
+                await agree(connection, self.known)
         finally:
             await close_quietly(connection)
         self.secrets = RelaySecrets(*row)
+
+    async def begin(self, claims: Sequence[Claim] = ()) -> None:
+        """Open a term of the log, as the first `append` does otherwise; `claims` are what earlier processes
+        knew of the log.
+
+        Where the log has lost its end, or may have, an epoch begins, with a line in our log at level error.
+        """
+        await self._log.open(claims)
+
+    async def begin_epoch(self, reason: Reason, witness: Mark | None = None) -> Reset | None:
+        """Begin a new epoch: the log may have lost its end. See `Log.begin_epoch`."""
+        return await self._log.begin_epoch(reason, witness)
+
+    async def bear_witness(self, mark: Mark) -> None:
+        """A reader's cursor, which only this log can have made, names a place that the log lacks.
+
+        Begins an epoch unless one says so already; looks once in `_WITNESS_INTERVAL`, for another log under a
+        copy of our secrets can make such cursors too. Raises `StoreUnavailable`.
+        """
+        now = time.monotonic()
+        if now >= self._witness_due_at and mark.epoch >= self.known.lineage.current.epoch:
+            await self._log.begin_epoch("cursor", mark)
+            self._witness_due_at = now + _WITNESS_INTERVAL
+
+    async def resets(self) -> list[Reset]:
+        """The epochs that have begun since the log's first, oldest first."""
+        return await self._reader.resets()
 
     async def head(self) -> int:
         """The last sequence given out, 0 in an empty log."""
@@ -178,16 +233,24 @@ class Store:
             if self._doorbell is not None:
                 self._doorbell.doubt()
             raise
-        self._reader.saw(max((place.sequence for place in appended.dispositions), default=0))
+        self.known.saw(max((place.sequence for place in appended.dispositions), default=0))
         return appended
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         """Which of `ids` were ever stored: their sequence and received_at. See `Reader.find`."""
         return await self._reader.find(ids)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    async def page(
+        self,
+        query: LogQuery,
+        limit: int,
+        now: int,
+        max_bytes: int = MAX_PAGE_BYTES,
+        candidates: int = CANDIDATES,
+        payer: Payer | None = None,
+    ) -> Page:
         """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
-        return await self._reader.page(query, limit, now, max_bytes)
+        return await self._reader.page(query, limit, now, max_bytes, candidates, payer)
 
     @property
     def declined(self) -> Declined:
@@ -221,12 +284,15 @@ class Store:
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
 
-        def ring(sequence: int) -> None:
-            self._reader.saw(sequence)
-            callback(sequence)
+        async def look(connection: asyncpg.Connection[Any]) -> int:
+            return await read_head(connection, self.known)
 
         self._doorbell = Doorbell(
-            self._url, ring, own_pid=lambda: self._log.backend_pid, connect_timeout=self._connect_timeout
+            self._url,
+            callback,
+            own_pid=lambda: self._log.backend_pid,
+            read_head=look,
+            connect_timeout=self._connect_timeout,
         )
         listening = asyncio.Event()
         self._listener = asyncio.create_task(self._doorbell.run(listening), name="store doorbell")

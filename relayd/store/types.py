@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 __all__ = [
     "DAY_SECONDS",
+    "EXEMPT_TYPES",
     "AbuseEntry",
     "Appended",
     "Declined",
@@ -24,6 +27,7 @@ __all__ = [
     "Gone",
     "IdentitiesMoved",
     "LogEntry",
+    "LogLost",
     "LogQuery",
     "NewPacket",
     "Outcome",
@@ -33,12 +37,16 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "StoredPacket",
+    "TrustRow",
     "UnsafeDatabase",
     "day_of",
     "first_sequence_of_day",
 ]
 
 DAY_SECONDS = 86_400
+
+EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, "RELAY_DESCRIPTOR")
+"""Content types that outlive retention, manifests while they are current (R-073, R-309)."""
 
 _ORDINAL_BITS = 32
 
@@ -67,6 +75,13 @@ class StoreTimeout(StoreError):
 
 class UnsafeDatabase(StoreError):
     """The database could lose acknowledged packets, or this program cannot use it."""
+
+
+class LogLost(StoreUnavailable):
+    """The database lacks what this process knows to be committed: an older copy has been put in its place.
+
+    Nothing that this process has in memory about the log is to be trusted: begin anew.
+    """
 
 
 class IdentitiesMoved(StoreError):
@@ -147,12 +162,25 @@ class StoredPacket(NamedTuple):
     annotation: bytes | None = None
 
 
+class TrustRow(NamedTuple):
+    """What a budget needs to know of one trust packet of the log."""
+
+    packet_id: bytes
+    received_at: int
+    content_type: str
+    strength: float | None
+    """None where `content.strength` is no number, or stands nowhere."""
+
+
 class Page(NamedTuple):
-    """The answer to one read of the log."""
+    """The answer to one read of the log. The next page begins beyond `reached`, else beyond the last row."""
 
     rows: list[StoredPacket]
     exhausted: bool
-    """No further row matches: the page ended for lack of rows, not for its limit or its size."""
+    """No further row matches: the page ended for lack of rows, not for its limit, its size or its cost."""
+    reached: int | None = None
+    """The last sequence that the search has looked at, where it ended for its cost: what matches up to there
+    is in `rows`. A page that ended for this may be empty."""
 
 
 class Gone(NamedTuple):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from relayd.faults import Faults
 from relayd.store.types import (
     Appended,
     IdentitiesMoved,
@@ -64,7 +65,8 @@ class Writer(Generic[Ticket]):
     commit took. `on_failed(ticket)` is
     called for a packet that could not be stored within `publish_timeout` seconds; after `StoreUnavailable`
     it may be stored all the same, and publishing it again is safe. Each ticket goes to exactly one of the
-    two, unless `run` is cancelled. Neither may block or raise.
+    two, unless `run` is cancelled. Neither may block or raise. A fault of ours fails the batch that met it,
+    and the next one is tried.
 
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
@@ -81,9 +83,11 @@ class Writer(Generic[Ticket]):
         publish_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
         keys: KeyWatch[Ticket] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
+        self._faults = faults or Faults()
         self._on_commit = on_commit
         self._on_failed = on_failed
         self._max_batch_packets = max_batch_packets
@@ -121,9 +125,13 @@ class Writer(Generic[Ticket]):
     async def run(self) -> None:
         """Commit batches until cancelled; uncommitted packets then stay queued, their tickets unanswered."""
         while True:
-            await self._filled.wait()
-            self._take()
-            await self._commit()
+            try:
+                await self._filled.wait()
+                self._take()
+                await self._commit()
+            except Exception as error:
+                self._faults.caught("writer", error)
+                self._fail_batch()
             if not self._queue:
                 self._filled.clear()
                 self._empty.set()
@@ -170,10 +178,16 @@ class Writer(Generic[Ticket]):
                 _log.exception("the database refused a batch without a bad row: our bug, or a damaged schema")
                 self._fail_batch()
             else:
-                batch = [(waiting.packet, waiting.ticket) for waiting in self._batch]
-                self._forget(self._batch)
-                self._batch = []
-                self._on_commit(appended, batch, time.perf_counter() - started_at)
+                self._committed(appended, time.perf_counter() - started_at)
+
+    def _committed(self, appended: Appended, seconds: float) -> None:
+        done, self._batch = self._batch, []
+        self._forget(done)
+        try:
+            self._on_commit(appended, [(waiting.packet, waiting.ticket) for waiting in done], seconds)
+        except Exception as error:
+            self._faults.caught("writer", error)
+            self._tell_failed(done)  # those that have been told by now pass it over
 
     def _recheck(self) -> None:
         """Leave out packets whose author's keys have changed since, if the new keys do not admit them."""
@@ -196,8 +210,7 @@ class Writer(Generic[Ticket]):
     def _fail_batch(self) -> None:
         failed, self._batch = self._batch, []
         self._forget(failed)
-        for waiting in failed:
-            self._on_failed(waiting.ticket)
+        self._tell_failed(failed)
 
     def _give_up(self) -> None:
         """Answer those that have waited too long, in the batch and behind it."""
@@ -207,8 +220,14 @@ class Writer(Generic[Ticket]):
             self._batch = [waiting for waiting in self._batch if waiting.give_up_at > now]
             self._queue = deque(waiting for waiting in self._queue if waiting.give_up_at > now)
             self._forget(late)
-            for waiting in late:
+            self._tell_failed(late)
+
+    def _tell_failed(self, failed: list[_Waiting[Ticket]]) -> None:
+        for waiting in failed:
+            try:
                 self._on_failed(waiting.ticket)
+            except Exception as error:
+                self._faults.caught("writer", error)
 
     def _forget(self, done: list[_Waiting[Ticket]]) -> None:
         self._pending_bytes -= sum(len(waiting.packet.body) for waiting in done)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 
@@ -135,7 +136,7 @@ async def resume_point(path: Path, store: _Log) -> int:
     if last_line is None:
         return 0
     try:
-        packet_id = Packet.parse(_DECODER.decode(last_line).packet).digest
+        packet_id = Packet.read(_DECODER.decode(last_line).packet).digest
     except (msgspec.MsgspecError, InvalidPacket):
         raise ValueError(f"{path}: its last line is not one of an export") from None
     place = (await store.find([packet_id])).get(packet_id)
@@ -254,7 +255,8 @@ def _parse_line(line: _Line, now: float) -> Candidate:
         raise InvalidPacket(ErrorCode.INVALID_SCHEMA, "not a line of an export") from None
     if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
-    return Candidate(Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES), decoded.received_at)
+    packet = Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES, max_depth=DEEPEST)
+    return Candidate(packet, decoded.received_at)
 
 
 def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
 from benches import channel_convergence, channel_engine
+from benches.__main__ import main
 from benches.channel_convergence import Run, converge, summarise
 from benches.channel_engine import measure_engines
 from benches.channel_plot import plot
 from benches.channels import plan_of
 from benches.measures import BRIEF, FULL
 from benches.peer import BenchError
-
-ROOT = Path(__file__).parents[2]
+from tests.support.databases import migrated_folder
 
 TALKS = ["sent to received", "sent to acknowledged", "sent again"]
 BLOB = [
@@ -43,16 +41,12 @@ MEASURES = {
 
 
 @pytest.mark.parametrize("bench", MEASURES)
-def test_each_benchmark_of_channels_runs_and_reports(bench: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benches", "--brief", "--json", bench],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    measures = json.loads(done.stdout)["measures"]
+def test_each_benchmark_of_channels_runs_and_reports(bench: str, capsys: pytest.CaptureFixture[str]) -> None:
+    serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
+    code = main(["--brief", "--json", "--serve", serve, bench])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    measures = json.loads(out)["measures"]
     assert [measure["name"] for measure in measures] == MEASURES[bench]
     for measure in measures:
         assert measure["bench"] == bench

@@ -396,7 +396,7 @@ def test_the_command_tells_how_far_it_has_come(spark, original, empty_url, lake)
     *steps, done = map(json.loads, told.stdout.splitlines())
     assert {step["event"] for step in steps} == {"progress"}
     head = original["head"][0][0]
-    assert done == {"event": "done", "packets": 106, "left_out": 0, "reached": head, "left": 0}
+    assert done == {"event": "done", "packets": 106, "left_out": 0, "reached": head, "left": 0, "epoch": 2}
     assert CliRunner().invoke(app, there).stdout == f"nothing to restore: the log ends at {head}\n"
 
 

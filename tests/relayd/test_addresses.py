@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd.addresses import Networks, address_key, client_address, is_network, parse_address
+from relayd.addresses import (
+    Networks,
+    _forwarded_for,
+    address_key,
+    client_address,
+    is_network,
+    parse_address,
+)
 
 PROXIES = Networks(["10.0.0.0/8", "2001:db8:ffff::/48"])
 
@@ -120,6 +131,67 @@ def test_the_rightmost_hop_that_is_no_proxy_is_the_client(hops, expected):
 )
 def test_forwarded_is_read_as_its_rfc_says(hops, expected):
     assert client("10.0.0.1", *hops, header="forwarded") == expected
+
+
+token = st.text("!#$%&'*+-.^_`|~09AZaz", min_size=1, max_size=4)
+quoted = st.text('"\\,;= az\t\n\u00e9', max_size=6)
+blank = st.sampled_from(["", " ", "\t "])
+pair_name = token.filter(lambda name: name.lower() != "for")
+
+
+def spell(value: str, in_quotes: bool) -> str:
+    if not in_quotes:
+        return value
+    return '"' + re.sub(r'(["\\\\])', r"\\\1", value) + '"'
+
+
+@pytest.mark.req("R-321")
+@given(
+    st.lists(st.tuples(st.lists(st.tuples(pair_name, quoted), max_size=2), quoted | token | st.none(), blank))
+)
+def test_whatever_the_grammar_allows_is_read(elements: list[tuple[list[tuple[str, str]], str | None, str]]):
+    texts = []
+    for others, hop, space in elements:
+        pairs = [f"{name}={spell(value, True)}" for name, value in others]
+        if hop is not None:
+            pairs.insert(len(pairs) // 2, f"For={spell(hop, any(c not in '!#$%&' for c in hop) or not hop)}")
+        texts.append(space + f"{space};{space}".join(pairs) + space)
+    expected = [hop for others, hop, _ in elements if others or hop is not None]
+    assert list(_forwarded_for(",".join(texts))) == expected
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        '\\"',
+        '"',
+        '"\\',
+        "for=",
+        'for="',
+        "for=1;",
+        "for=1,",
+        'a="b",',
+        ",",
+        ";",
+        " ",
+        "a",
+        "a=",
+        '=";',
+        'for="\\"',
+    ],
+)
+def test_the_time_to_read_a_header_grows_with_its_length(piece: str) -> None:
+    def seconds(length: int) -> float:
+        text = (piece * length)[:length]
+        best = 9e9
+        for _ in range(3):
+            started = time.thread_time()
+            deque(_forwarded_for(text), maxlen=0)
+            best = min(best, time.thread_time() - started)
+        return best
+
+    # Eight times the length: eight times the time, and 64 times where a text is looked at again and again.
+    assert seconds(160_000) < 30 * max(seconds(20_000), 0.0005)
 
 
 @pytest.mark.req("R-321")

@@ -43,7 +43,16 @@ def relayd(*arguments: object, **options: Any) -> Result:
 
 def test_help_and_version():
     text = relayd("--help").stdout
-    for command in ("serve", "check-config", "migrate", "doctor", "export", "import", "dev-cert"):
+    for command in (
+        "serve",
+        "check-config",
+        "migrate",
+        "doctor",
+        "new-epoch",
+        "export",
+        "import",
+        "dev-cert",
+    ):
         assert command in text
     assert relayd("--version").stdout == f"{VERSION}\n"
     assert relayd().exit_code == 2
@@ -145,7 +154,7 @@ def test_a_warning_about_a_setting_goes_to_stderr():
     assert "warning: max_packet_bytes 4194304" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["migrate", "doctor", "export", "import"])
+@pytest.mark.parametrize("command", ["migrate", "doctor", "new-epoch", "export", "import"])
 def test_a_database_that_cannot_be_reached_exits_with_3(command):
     done = relayd(command, "--database-url", "postgresql://u:hunter2@127.0.0.1:1/d", input="")
     assert done.exit_code == 3

@@ -1,10 +1,13 @@
 """Cursors: opaque, versioned, integrity-checked, bound to the order and to nothing else."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relayd.cursor import CursorCodec, InvalidCursor
+from relayd.lineage import KnownLog, Lineage, Term
 
 KEY = bytes(range(32))
 sequences = st.integers(min_value=0, max_value=2**53 - 1)
@@ -15,7 +18,26 @@ sequences = st.integers(min_value=0, max_value=2**53 - 1)
 def test_what_one_process_encodes_another_with_the_same_key_decodes(sequence, ascending):
     text = CursorCodec(KEY).encode(sequence, ascending=ascending)
     assert CursorCodec(KEY).decode(text, ascending=ascending) == sequence
-    assert text.startswith("1.")
+    assert text.startswith("2.")
+
+
+@pytest.mark.req("R-155")
+@given(sequences, st.booleans())
+def test_a_cursor_of_the_first_format_stands_for_a_place_of_the_first_epoch(sequence, ascending):
+    position = (sequence if ascending else sequence | 1 << 63).to_bytes(8, "big")
+    text = "1." + (position + hashlib.blake2s(position, key=KEY, digest_size=8).digest()).hex()
+    assert CursorCodec(KEY).open(text, ascending=ascending) == (sequence, None, 1)
+    with pytest.raises(InvalidCursor):
+        CursorCodec(KEY).open(text, ascending=not ascending)
+
+
+@pytest.mark.req("R-154")
+@given(sequences)
+def test_a_cursor_says_in_which_term_its_packet_was_appended(sequence):
+    terms = [Term(1, b"aaaa", 0, 1), Term(2, b"bbbb", 100, 1), Term(3, b"cccc", 200, 7)]
+    codec = CursorCodec(KEY, KnownLog(Lineage(terms)))
+    term = terms[0] if sequence <= 100 else terms[1] if sequence <= 200 else terms[2]
+    assert codec.open(codec.encode(sequence), ascending=True) == (sequence, term.tag, term.epoch)
 
 
 @pytest.mark.req("R-156")

@@ -4,14 +4,18 @@ import os
 import resource
 import shutil
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
 
 from relayd import doctor
 from relayd.config import Settings
 from relayd.doctor import Check, Verdict, examine
+from relayd.lineage import KnownLog, Lineage, Term
+from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision
-from relayd.store.types import StoreUnavailable, UnsafeDatabase, first_sequence_of_day
+from relayd.store.terms import Reset
+from relayd.store.types import RelaySecrets, StoreUnavailable, UnsafeDatabase, first_sequence_of_day
 from relayd.tls import read_certificate, write_dev_certificates
 
 NOW = 1_760_000_000.0
@@ -32,8 +36,15 @@ class FakeStore:
             raise cls.failure
         return cls()
 
+    secrets = RelaySecrets(bytes(32), bytes(32), 0)
+    known = KnownLog()
+    begun: ClassVar[list[Reset]] = []
+
     async def head(self) -> int:
         return self.last
+
+    async def resets(self) -> list[Reset]:
+        return self.begun
 
     async def close(self) -> None:
         type(self).closed += 1
@@ -137,3 +148,18 @@ async def test_a_certificate_is_judged_by_its_end(tmp_path):
 async def test_what_loading_changed_is_a_warning(tmp_path):
     found = await check(Settings(data_dir=tmp_path, warnings=("clamped",)), "settings")
     assert (found.verdict, found.found) == (Verdict.WARNING, "clamped")
+
+
+async def test_a_log_that_has_lost_its_end_is_named(store, tmp_path):
+    settings = Settings(database_url=URL, data_dir=tmp_path)
+    before = Lineage([Term(1, bytes(4), 0, 1)]).claim(store.last + 10, is_exact=True)
+    Guard(tmp_path / "log-guard", bytes(32)).write(before)
+    (log,) = [check for check in await examine(settings, lambda: NOW) if check.name == "log"]
+    assert log.verdict is Verdict.WARNING and "older copy" in log.found
+    # The relay has begun an epoch since, which says so for a week.
+    store.known = KnownLog(Lineage([Term(1, bytes(4), 0, 1), Term(2, b"next", store.last, 2)]))
+    store.begun = [Reset(2, store.last, "rolled_back", int(NOW) - 60)]
+    (log,) = [check for check in await examine(settings, lambda: NOW) if check.name == "log"]
+    assert "epoch 2" in log.found and str(store.last) in log.advice
+    store.begun = [Reset(2, store.last, "rolled_back", int(NOW) - 8 * 86_400)]
+    assert not [check for check in await examine(settings, lambda: NOW) if check.name == "log"]

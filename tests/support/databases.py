@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["copy_of_empty", "copy_of_migrated"]
+__all__ = ["copy_of", "copy_of_empty", "copy_of_migrated", "migrated_folder"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAKE = """
@@ -28,12 +28,17 @@ asyncio.run(main())
 
 def copy_of_empty(data_dir: Path) -> None:
     """Make `data_dir` a data folder whose database has no tables yet, unless it is a data folder already."""
-    _copy(_made("empty"), data_dir)
+    copy_of(_made("empty"), data_dir)
 
 
 def copy_of_migrated(data_dir: Path) -> None:
     """Make `data_dir` the data folder of a migrated relay that has never served, unless it is one already."""
-    _copy(_made("migrated"), data_dir)
+    copy_of(migrated_folder(), data_dir)
+
+
+def migrated_folder() -> Path:
+    """The data folder of a migrated relay that has never served; for copies only."""
+    return _made("migrated")
 
 
 @functools.cache
@@ -41,7 +46,7 @@ def _made(kind: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"relayd-tests-{kind}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if kind != "empty":
-        _copy(_made("empty"), folder)
+        copy_of(_made("empty"), folder)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
     paths = os.pathsep.join([str(_ROOT), str(_ROOT / "client")])
     subprocess.run(
@@ -50,7 +55,8 @@ def _made(kind: str) -> Path:
     return folder
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_of(source: Path, target: Path) -> None:
+    """Make `target` a copy of the data folder `source`, unless it is a data folder already."""
     if any(target.glob("postgres-*")):
         return  # a later start on the same folder: what is there stays
     target.mkdir(mode=0o700, parents=True, exist_ok=True)

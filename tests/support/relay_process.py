@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -19,11 +20,14 @@ from typing import Any
 import psutil
 
 from tests.support.databases import copy_of_empty, copy_of_migrated
+from tests.support.forks import RELAYD, ForkedProcess
 
 __all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
+LONGEST_STEP = 0.2
+"""Processor seconds: ten times the bound of 20 ms, for machines that are slow, busy or both."""
 STOP_TIMEOUT = 30.0
 
 
@@ -59,9 +63,10 @@ class RelayProcess:
         python_path: str | None = None,
         **settings: object,
     ) -> None:
-        """`from_scratch`: the relay makes its data folder itself, as on its first day.
+        """`from_scratch`: the relay makes its data folder itself, as on its first day, and is no fork.
 
-        `environ` is added to the environment of the process, `python_path` comes before all other paths.
+        `environ` is added to the environment of the process, `python_path` comes before all other paths;
+        with either the relay is no fork.
         """
         self.folder = folder
         self.log = folder / "relay.log"
@@ -75,19 +80,26 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        self.process: subprocess.Popen[bytes] | None = None
+        # What is looked at on import, a fork has looked at before.
+        self._is_fork = not (from_scratch or environ or python_path or "failpoints" in settings)
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the process without waiting for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.prepared is not None:
             copy_of_migrated(self.prepared)
-        command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port), *self.arguments]
+        arguments = ["serve", "--port", str(self.port), *self.arguments]
+        environ = self._environment()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, env=self._environment(), cwd=self.folder
-            )
+            if self._is_fork:
+                self.process = ForkedProcess(RELAYD, arguments, env=environ, cwd=self.folder, stderr=log)
+            else:
+                command = [sys.executable, "-m", "relayd", *arguments]
+                self.process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=self.folder
+                )
         return self.process
 
     def _environment(self) -> dict[str, str]:
@@ -143,6 +155,7 @@ class RelayProcess:
 
     def stop(self) -> int:
         """Stop cleanly; the exit code."""
+        self.check_loop()
         if self.is_running():
             self.terminate()
         try:
@@ -201,6 +214,17 @@ class RelayProcess:
         if not found:
             raise KeyError(name)
         return sum(found)
+
+    def check_loop(self) -> None:
+        """Fail where one step has kept this relay's loop for too long, whatever its peers have sent.
+
+        A relay that is not there to be asked, or is stopped in its tracks, is not asked.
+        """
+        with contextlib.suppress(OSError, KeyError, psutil.Error, http.client.HTTPException):
+            if self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+                longest = self.metric("relayd_loop_longest_step_seconds")
+                if longest > LONGEST_STEP:
+                    raise RelayFailed(f"one step kept the loop for {longest:.3f} s of processor time")
 
     def last_words(self, lines: int = 30) -> str:
         try:
@@ -268,6 +292,7 @@ def running(relay: RelayProcess) -> Iterator[RelayProcess]:
     """A started relay that is gone afterwards, however the block ends."""
     try:
         yield relay.start()
+        relay.check_loop()
     finally:
         if relay.process is not None:
             relay.kill()

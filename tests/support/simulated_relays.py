@@ -58,6 +58,20 @@ class Character:
     """Serves it with something changed; the client drops and counts it."""
     deaf: bool = False
     """Takes publishes and never answers."""
+    dies: float = 0.0
+    """Is killed right after an OK has gone out, and is back some seconds later."""
+    stalls: float = 0.0
+    """Answers after every deadline has passed."""
+    cuts: float = 0.0
+    """Breaks its connections in the middle of an answer."""
+    unmarked: float = 0.0
+    """Its manifest does not come in time, so that silence has to tell where an answer ends."""
+
+
+MARKED = Announced(frozenset({"history_marker", "packet_ids", "received_range"}))
+UNMARKED = Announced(frozenset({"packet_ids", "received_range"}))
+STALL, IDLE_TIMEOUT = 120.0, 3.0
+"""How long an answer takes that stalls, and the silence that ends an answer nobody marks."""
 
 
 class SimRelay:
@@ -91,6 +105,15 @@ class SimRelay:
         self.up = True
         self._tell()
 
+    def cut(self) -> None:
+        """Lose every connection."""
+        self.epoch += 1
+        self._tell()
+
+    def happens(self, probability: float) -> bool:
+        """Draw; a probability of 0 draws nothing."""
+        return probability > 0 and self.chance.random() < probability
+
     def store(self, packet: Packet) -> bool:
         if packet.packet_id in self.ids:
             return False
@@ -113,7 +136,7 @@ class SimConnection:
     def __init__(self, server: SimRelay, changed: Callable[[], None]) -> None:
         self.server = server
         self.changed = changed
-        self.announced = Announced(frozenset({"history_marker", "packet_ids", "received_range"}))
+        self.announced = MARKED
         self.counts = Statistics()
         self._epoch: int | None = None
         self._closed = False
@@ -150,6 +173,7 @@ class SimConnection:
 
     def _connect(self) -> None:
         self._epoch = self.server.epoch
+        self.announced = UNMARKED if self.server.happens(self.server.character.unmarked) else MARKED
         self.counts.connections += 1
         self.server.visits += 1
         self.server.clients += self.counts.connections == 1
@@ -166,6 +190,12 @@ class SimConnection:
                 if self.server.up:
                     self._connect()
                     self.server._tell()
+                else:
+                    self.counts.connections_failed += 1
+
+    def _time_to_answer(self) -> float:
+        character = self.server.character
+        return STALL if self.server.happens(character.stalls) else character.latency
 
     async def _until_connected(self) -> int:
         while not self.is_connected:
@@ -186,13 +216,19 @@ class SimConnection:
                     if self.server.character.deaf:
                         await asyncio.Event().wait()
                     answer = self.server.receive(packet)
-                    await asyncio.sleep(self.server.character.latency / 2)
+                    await asyncio.sleep(self._time_to_answer() / 2)
                     if self.server.epoch == epoch:
+                        if self.server.happens(self.server.character.dies):
+                            self.server.kill()
+                            back_in = self.server.chance.uniform(0.5, 20)
+                            asyncio.get_running_loop().call_later(back_in, self.server.start)
                         return answer
         except TimeoutError:
             raise RequestTimeout("PUBLISH", timeout or 0) from None
 
-    def subscribe(self, *, cursor_fallback_since: int | None = None, **members: Any) -> SimStream:
+    def subscribe(
+        self, *, cursor_fallback_since: int | None = None, on_log_reset: object = None, **members: Any
+    ) -> SimStream:
         for name in ("authors", "types", "packet_ids"):
             value = members.get(name, ())
             members[name] = (value,) if isinstance(value, str) else tuple(value)
@@ -240,7 +276,11 @@ class SimStream:
             epoch = await self._connection._until_connected()
             latency = server.character.latency
             if epoch != self._epoch or latency > 0.5:
-                await asyncio.sleep(latency if epoch != self._epoch else latency / 10)
+                wait = self._connection._time_to_answer() if epoch != self._epoch else latency / 10
+                if wait > IDLE_TIMEOUT and self._connection.announced is UNMARKED and not query.live:
+                    await asyncio.sleep(IDLE_TIMEOUT)
+                    break  # nothing came: to the client that is all there is
+                await asyncio.sleep(wait)
                 self._epoch = epoch
                 if server.epoch != epoch:
                     continue
@@ -256,12 +296,15 @@ class SimStream:
                 continue
             draw = server.chance.random()
             if draw < server.character.tampers:
-                self._connection.counts.events_invalid += 1
+                self._connection.counts.events_tampered += 1
+                self._connection.counts.events_forged += 1
                 continue
             if not query.packet_ids and draw < server.character.tampers + server.character.withholds:
                 continue
             self._given += 1
             self._connection.counts.events_delivered += 1
+            if server.happens(server.character.cuts):
+                server.cut()
             return Delivery(packet, received_at, str(index), None)
         raise StopAsyncIteration
 

@@ -22,6 +22,7 @@ import pytest
 from strata import Identity
 from strata.channels.encryption import GroupKey
 
+from tests.support.forks import STRATA, ForkedProcess
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, environment, running
 from tests.support.waiting import wait_until
@@ -44,19 +45,13 @@ class Chat:
         if not key_file.exists():
             Identity.generate().save(key_file)
         relay_options = [part for url in relays for part in ("--relay", url)]
-        command = [sys.executable, "-m", "strata.tools.cli", "channel", "room", "--topic", topic_of(folder)]
-        command += ["--identity", str(key_file), "--sender", name, *relay_options, *map(str, arguments)]
+        command = ["channel", "room", "--topic", topic_of(folder), "--identity", str(key_file)]
+        command += ["--sender", name, *relay_options, *map(str, arguments)]
         self.json = json
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.process = subprocess.Popen(
-            command + ["--json"] * json,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment({}) | {"PYTHONUTF8": "1"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        self.process = ForkedProcess(
+            STRATA, command + ["--json"] * json, env=environment({}), stdin=subprocess.PIPE
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -64,11 +59,11 @@ class Chat:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._new.put(line.rstrip("\n"))
+            self._new.put(line.decode().rstrip("\n"))
 
     def type(self, *lines: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("".join(f"{line}\n" for line in lines))
+        self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
         self.process.stdin.flush()
 
     def wait_for(self, *parts: str) -> str:
@@ -105,7 +100,7 @@ class Chat:
         self._reader.join()
         while not self._new.empty():
             self.lines.append(self._new.get())
-        err = self.process.stderr.read()
+        err = self.process.stderr.read().decode()
         assert "Traceback" not in err, err
         return code, err
 

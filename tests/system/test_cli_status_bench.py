@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
-from tests.support.relay_process import RelayProcess, environment
+from tests.support.relay_process import RelayProcess
+from tests.support.strata_command import strata_command
 
 
 @pytest.fixture
 def strata(tmp_path):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "strata.tools.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            env={**environment({}), "XDG_CONFIG_HOME": str(tmp_path)},
-        )
+        done = strata_command(*arguments, timeout=90, XDG_CONFIG_HOME=tmp_path)
+        return subprocess.CompletedProcess([*map(str, arguments)], *done)
 
     return run
 

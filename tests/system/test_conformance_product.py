@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from strata.tools.conformance import all_checks
 
-from tests.support.relay_process import ROOT, RelayProcess, running
+from tests.support.relay_process import RelayProcess, running
+from tests.support.strata_command import strata_command
 
 DEADLINE = 110
 ROWS = sorted(
@@ -24,16 +23,8 @@ ROWS = sorted(
 
 def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `strata conformance`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])}
-    return subprocess.run(
-        [sys.executable, "-m", "strata.tools.cli", "conformance", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    done = strata_command("conformance", *arguments, timeout=DEADLINE)
+    return subprocess.CompletedProcess(arguments, *done)
 
 
 def judged(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

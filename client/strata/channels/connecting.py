@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strata.channels.reliable.channel import ReliableChannel
     from strata.channels.reliable.options import ChannelOptions
 
-__all__ = ["Pool", "Relay", "connect", "connect_pool"]
+__all__ = ["ChannelOpener", "Pool", "Relay", "connect", "connect_pool"]
 
 # The modules of channels are loaded by the first channel: a program that only publishes and reads needs none.
 
@@ -47,35 +47,35 @@ def connect(
     return Relay(url, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
-class Relay(PacketRelay):
-    """One relay, kept connected until `close`: packets, and channels over them. Made by `connect`."""
+class ChannelOpener:
+    """What a relay and a pool share: a messaging node of their identity, made when it is first needed."""
 
+    _identity: Signer | None
     _node: RelayNode | None = None
-
-    async def close(self) -> None:
-        """Close the node of its channels, then the connection, as `PacketRelay.close` does. Idempotent."""
-        if self._node is not None:
-            await self._node.close()
-        await super().close()
 
     @property
     def node(self) -> RelayNode:
-        """This relay as a messaging node of the connection's identity, for channels (C-259).
+        """The messaging node of the connection's identity, for channels (C-259).
 
         Raises `ValueError` without an identity: what is sent is signed.
         """
         if self._node is None:
             if self._identity is None:
-                raise ValueError("channels need an identity: connect(url, identity=...)")
-            from strata.channels.messaging.relay_node import RelayNode
-
-            self._node = RelayNode(self, identity=self._identity)
+                raise ValueError("channels need an identity: give connect or connect_pool identity=...")
+            self._node = self._new_node(self._identity)
         return self._node
+
+    def _new_node(self, identity: Signer) -> RelayNode:
+        raise NotImplementedError
+
+    async def _close_node(self) -> None:
+        if self._node is not None:
+            await self._node.close()
 
     def channel(
         self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
-        """A reliable channel over this relay, to be opened by `async with`: see `ReliableChannel`.
+        """A reliable channel over this connection, to be opened by `async with`: see `ReliableChannel`.
 
             async with relay.channel("room", topic="/chat/1/room/proto") as room:
                 await room.send(b"hello")
@@ -86,6 +86,20 @@ class Relay(PacketRelay):
         from strata.channels.reliable.client import open_channel
 
         return open_channel(self.node, channel_id, topic, sender_id, **options)
+
+
+class Relay(ChannelOpener, PacketRelay):
+    """One relay, kept connected until `close`: packets, and channels over them. Made by `connect`."""
+
+    async def close(self) -> None:
+        """Close the node of its channels, then the connection, as `PacketRelay.close` does. Idempotent."""
+        await self._close_node()
+        await super().close()
+
+    def _new_node(self, identity: Signer) -> RelayNode:
+        from strata.channels.messaging.relay_node import RelayNode
+
+        return RelayNode(self, identity=identity)
 
 
 def connect_pool(
@@ -111,35 +125,15 @@ def connect_pool(
     return Pool(relays, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
-class Pool(PacketPool):
+class Pool(ChannelOpener, PacketPool):
     """Several relays behind the face of one: packets, and channels over them. Made by `connect_pool`."""
-
-    _node: RelayNode | None = None
 
     async def close(self) -> None:
         """Close the node of its channels, then the connections, as `PacketPool.close` does. Idempotent."""
-        if self._node is not None:
-            await self._node.close()
+        await self._close_node()
         await super().close()
 
-    @property
-    def node(self) -> RelayNode:
-        """These relays as a messaging node of the pool's identity, for channels (C-259).
+    def _new_node(self, identity: Signer) -> RelayNode:
+        from strata.channels.messaging.relay_node import RelayNode
 
-        Raises `ValueError` without an identity: what is sent is signed.
-        """
-        if self._node is None:
-            if self._identity is None:
-                raise ValueError("channels need an identity: connect_pool(urls, identity=...)")
-            from strata.channels.messaging.relay_node import RelayNode
-
-            self._node = RelayNode(self, identity=self._identity, wall=self._wall)
-        return self._node
-
-    def channel(
-        self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
-    ) -> ReliableChannel:
-        """A reliable channel over these relays, to be opened by `async with`: as `Relay.channel`."""
-        from strata.channels.reliable.client import open_channel
-
-        return open_channel(self.node, channel_id, topic, sender_id, **options)
+        return RelayNode(self, identity=identity, wall=self._wall)

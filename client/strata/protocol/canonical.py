@@ -4,30 +4,31 @@ The form is RFC 8785 (JCS), exactly. Input that has no single canonical form is 
 is a number whose canonical text would be an integer beyond ±(2**53 − 1), however it was spelled: a
 canonical form that we would refuse on reading it back is no canonical form (A-003).
 
-Two ways lead to the same bytes. The slow one decodes strictly, looks at every value and lets `rfc8785`
-write. The fast one lets msgspec decode and write, and is taken only where its result is provably the same
-(where only the decoding is in doubt, msgspec still writes what the strict parser read):
+msgspec decodes and writes, wherever that gives provably the same:
 
 * **Text.** msgspec writes every character as JCS does: itself, but for the two-character escapes and
   lowercase `\\u00xx` of control characters (a test goes through all of Unicode). It refuses what the strict
   parser refuses: bad UTF-8, lone surrogates, bare control characters, anything after the value.
 * **Order.** It sorts members by code point, JCS by UTF-16 unit. These differ only where a character
-  from U+E000 up meets one, so a name with such a character goes the slow way.
-* **Numbers.** An integer within ±(2**53 − 1) has one canonical text. A double that is no integer and at least
-  0.01 in size is written alike by both: its shortest digits, without exponent. Other floats go the slow way.
-* **Nothing lost.** Of members with one name msgspec keeps the last and says nothing. But each part of what
-  it writes is a shortest JSON spelling of that part: no whitespace, no avoidable escape, no `-0`. (A float
-  of k digits takes k + 1 characters from 1 up, k + 2 from 0.1, k + 3 from 0.01; one with an exponent takes
-  at least k + 3. Below 0.01 an exponent can be shorter, hence the bound.) A dropped member would therefore
-  make the output shorter than the input. Equal length proves that nothing was dropped; any other length
-  (whitespace, a long spelling, a duplicate) sends the input the slow way, which tells these apart.
+  from U+E000 up meets one. Objects with such a name are put in order here.
+* **Numbers.** An integer within ±(2**53 − 1) has one canonical text. Of a double that is no integer both
+  write the shortest digits, and both use an exponent below 1e-6. The doubles between that and 1e-5, and those
+  that are integers, are respelled here.
+* **Nothing lost.** Of members with one name msgspec keeps the last and says nothing. But a text that comes
+  out as it went in lost nothing, nor did one with as many colons outside its strings as before: in JSON these
+  stand after names alone. Whatever else comes out sends the input through the strict parser.
+
+The strict parser and `rfc8785` are for the rest: faults, which the strict parser names, and Python values
+that are not exactly of JSON's types.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
@@ -36,10 +37,24 @@ import rfc8785
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
-__all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "canonicalize", "encode", "parse", "parse_without"]
+__all__ = [
+    "DEEPEST",
+    "MAX_DEPTH",
+    "MAX_SAFE_INTEGER",
+    "canonicalize",
+    "encode",
+    "most_values",
+    "parse",
+    "parse_without",
+    "require_few_values",
+]
 
 MAX_DEPTH = 64
 """Objects and arrays that may be nested in one another (R-321)."""
+
+DEEPEST = 512
+"""Nesting that whoever reads an admitted packet allows for: as deep as a relay can be told to admit. One
+depth for all readers, so that none stumbles over what another has let in."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (R-012)."""
@@ -48,14 +63,20 @@ _MAX_INTEGER_DIGITS = len(str(MAX_SAFE_INTEGER))
 _FIRST_EXPONENT = 1e21
 """From here on ECMAScript writes a number with an exponent, so that its text is no integer."""
 
-_SMALLEST_PLAIN_FLOAT = 0.01
-"""From here up no spelling of a fraction is shorter than its canonical text."""
+_RESPELLED_FROM, _RESPELLED_BELOW = 1e-6, 1e-5
+"""Between these msgspec writes an exponent and ECMAScript does not."""
 
 _FIRST_MISORDERED = "\ue000"
 """From here up the order of code points and that of UTF-16 units differ."""
 
-_decode = msgspec.json.Decoder().decode
+_without_strings = functools.partial(re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL).sub, b"")
+"""What is left of JSON text is its structure. A string without an end is taken to the end, so that the time
+grows with the length alone, whatever the text."""
+
+_decode = msgspec.json.Decoder(float_hook=float).decode
+"""Python reads floats: one such as `1.5e300` takes msgspec 45 µs, a hundred times as long."""
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_encode_as_it_stands = msgspec.json.Encoder().encode
 
 
 def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[object, bytes]:
@@ -67,10 +88,9 @@ def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[object, bytes]:
     """
     try:
         value = _decode(raw)
-        if _is_plain(value, max_depth):
-            text = _encode_sorted(value)
-            if len(text) == len(raw):
-                return value, text
+        text = _encode_sorted(value) if _is_plain(value, max_depth) else _encode_respelled(value, max_depth)
+        if text == raw or _count_members(text) == _count_members(raw):
+            return value, text
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # The strict parser finds the same fault, and names it.
     value = _parse_strictly(raw)
@@ -82,25 +102,44 @@ def parse_without(
 ) -> tuple[object, bytes, bytes]:
     """As `parse`, and the canonical bytes of the same object without these members.
 
-    The third is empty for what is no object. What is left of an object that msgspec writes as RFC 8785 does
-    is written so as well, which saves looking through it a second time. Raises as `parse` does.
+    The third is empty for what is no object. What is left of an object needs no second look: its parts are
+    spelled already. Raises as `parse` does.
     """
     try:
         value = _decode(raw)
-        if type(value) is dict and _is_plain(value, max_depth):
-            text = _encode_sorted(value)
-            if len(text) == len(raw):
-                rest = value.copy()
-                for name in members:
-                    rest.pop(name, None)
-                return value, text, _encode_sorted(rest)
+        if type(value) is dict:
+            spelled: Any = value if _is_plain(value, max_depth) else _respelled(value, max_depth)
+            write = _encode_sorted if spelled is value else _encode_as_it_stands
+            text = write(spelled)
+            if text == raw or _count_members(text) == _count_members(raw):
+                return value, text, write(_without(spelled, members))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     value, text = parse(raw, max_depth=max_depth)
     if type(value) is not dict:
         return value, text, b""
-    rest = {name: item for name, item in value.items() if name not in members}
-    return value, text, encode(rest, max_depth=max_depth)
+    return value, text, encode(_without(value, members), max_depth=max_depth)
+
+
+def most_values(raw: bytes) -> int:
+    """A number that the values in this JSON text (numbers, strings, objects, …) do not exceed.
+
+    A member counts as its value. Brackets and commas inside strings count as if they were none, so text may
+    seem to hold more than it does; looking closer costs a hundred times as much.
+    """
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{") + 1
+
+
+def require_few_values(raw: bytes, max_values: int) -> None:
+    """Refuse JSON text with more than `max_values` values, before anything is decoded.
+
+    What text costs goes by its values far more than by its bytes. Raises `InvalidPacket`
+    (`invalid_schema`) with detail `too_many_values`.
+    """
+    if len(raw) < max_values:
+        return  # each value takes a byte
+    if most_values(raw) > max_values and most_values(_without_strings(raw)) > max_values:
+        _refuse(f"the text holds more than {max_values} values", "too_many_values")
 
 
 def canonicalize(raw: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
@@ -116,10 +155,18 @@ def encode(value: object, *, max_depth: int = MAX_DEPTH) -> bytes:
     try:
         if _is_plain(value, max_depth):
             return _encode_sorted(value)
+        return _encode_respelled(value, max_depth)
     except (TypeError, UnicodeEncodeError):
-        pass  # A member name or a string that the check below names.
+        pass  # A value of another type than those of JSON, or one that the check below names.
     _require_canonical_form(value, max_depth)
     return rfc8785.dumps(cast(Any, value))
+
+
+def _without(value: dict[str, Any], members: Sequence[str]) -> dict[str, Any]:
+    rest = value.copy()
+    for name in members:
+        rest.pop(name, None)
+    return rest
 
 
 def _is_plain(value: object, depth: int) -> bool:
@@ -146,11 +193,67 @@ def _is_plain(value: object, depth: int) -> bool:
             if not _is_plain(item, depth - 1):
                 return False
         elif kind is float:
-            if item.is_integer() or not _SMALLEST_PLAIN_FLOAT <= abs(item) <= MAX_SAFE_INTEGER:
+            if item.is_integer() or _RESPELLED_FROM <= abs(item) < _RESPELLED_BELOW or item - item != 0:
                 return False
         elif item is not None and kind is not bool:
             return False
     return True
+
+
+def _count_members(text: bytes) -> int:
+    """How many members the objects of a valid JSON text have."""
+    return _without_strings(text).count(b":")
+
+
+def _encode_respelled(value: object, depth: int) -> bytes:
+    return _encode_as_it_stands(_respelled(value, depth))
+
+
+def _respelled(value: Any, depth: int) -> object:
+    """An equal value that msgspec writes canonically as it stands.
+
+    Raises `InvalidPacket`, and TypeError for what is not exactly of a type of JSON.
+    """
+    kind = type(value)
+    if kind is dict:
+        if depth <= 0:
+            _refuse("objects and arrays are nested too deeply", "too_deep")
+        names = sorted(value)
+        if names and max("".join(names), default="") >= _FIRST_MISORDERED:
+            names.sort(key=_utf16_units)
+        return {
+            name: item if type(item := value[name]) is str else _respelled(item, depth - 1) for name in names
+        }
+    if kind is list:
+        if depth <= 0:
+            _refuse("objects and arrays are nested too deeply", "too_deep")
+        return [item if type(item) is str else _respelled(item, depth - 1) for item in value]
+    if kind is float:
+        return _respelled_float(value)
+    if kind is int:
+        if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+            _refuse_integer()
+    elif value is not None and kind is not bool and kind is not str:
+        raise TypeError
+    return value
+
+
+def _respelled_float(number: float) -> object:
+    """What msgspec writes as ECMAScript writes `number`."""
+    if number.is_integer() and abs(number) <= MAX_SAFE_INTEGER:
+        return int(number)
+    if _RESPELLED_FROM <= abs(number) < _RESPELLED_BELOW:
+        digits = repr(number).removesuffix("e-06")
+        sign = "-" if number < 0 else ""
+        return msgspec.Raw(f"{sign}0.00000{digits.removeprefix('-').replace('.', '')}".encode())
+    _require_number(number)
+    if abs(number) < _FIRST_EXPONENT:
+        return number
+    return msgspec.Raw(repr(number).encode())  # Python writes large exponents as ECMAScript does
+
+
+def _utf16_units(name: str) -> bytes:
+    return name.encode("utf-16-be")
 
 
 def _parse_strictly(raw: bytes) -> Any:

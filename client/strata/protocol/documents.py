@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from strata.protocol import canonical, fields, ids
 from strata.protocol import members as _members
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import IdentityError
 from strata.protocol.members import refuse
 
@@ -132,18 +133,18 @@ class DidDocument:
     @classmethod
     def parse(cls, raw: bytes) -> DidDocument:
         """Read a document from JSON text. Raises `InvalidPacket` with `invalid_schema`."""
-        value, text = canonical.parse(raw)
+        value, text = canonical.parse(raw, max_depth=DEEPEST)
         return _read(value, text)
 
     @classmethod
     def from_value(cls, value: object) -> DidDocument:
         """Read a decoded document, for instance the one inside a packet. Raises as `parse` does."""
-        return _read(value, canonical.encode(value))
+        return _read(value, canonical.encode(value, max_depth=DEEPEST))
 
     @property
     def value(self) -> dict[str, object]:
         """The document decoded anew, unknown members included."""
-        return cast(dict[str, object], canonical.parse(self.canonical)[0])
+        return cast(dict[str, object], canonical.parse(self.canonical, max_depth=DEEPEST)[0])
 
     def method_of(self, public_key: bytes) -> VerificationMethod | None:
         """The method with this key."""

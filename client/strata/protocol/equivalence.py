@@ -16,6 +16,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from strata.protocol import canonical
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.packets import Packet
 
 __all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
@@ -34,13 +35,15 @@ def equivalence_key(packet: Packet) -> bytes | None:
     elif packet.content_type == "CONSENSUS_METRIC":
         parts = [packet.content.get("target_packet"), packet.content.get("observed_at")]
     elif packet.content_type == "DID_DOCUMENT":
-        return document_key(blake3(canonical.encode(packet.content.get("document"))).digest())
+        return document_key(
+            blake3(canonical.encode(packet.content.get("document"), max_depth=DEEPEST)).digest()
+        )
     else:
         return None
     if parts is None or None in parts:
         return None  # not of the shape the rule speaks of: then only its id is its identity
     members = [packet.content_type, packet.author_id, *parts]
-    return blake3(_DOMAIN + canonical.encode(members)).digest()
+    return blake3(_DOMAIN + canonical.encode(members, max_depth=DEEPEST)).digest()
 
 
 def document_key(digest: bytes) -> bytes:

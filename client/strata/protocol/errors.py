@@ -267,6 +267,7 @@ class RequestRefused(StrataError):
     """The relay answered a request with ERROR.
 
     `code` is kept as text, for the list of codes is open (A-062); `retry` says what may be done about it.
+    `cursor` comes with `invalid_cursor` where the relay knows the last place that is still good.
     """
 
     def __init__(
@@ -277,6 +278,7 @@ class RequestRefused(StrataError):
         detail: str | None = None,
         retry_after: int | None = None,
         max_bytes: int | None = None,
+        cursor: str | None = None,
     ) -> None:
         super().__init__(code, reason, detail, retry_after, max_bytes)
         self.code = code
@@ -284,6 +286,7 @@ class RequestRefused(StrataError):
         self.detail = detail
         self.retry_after = retry_after
         self.max_bytes = max_bytes
+        self.cursor = cursor
 
     @property
     def retry(self) -> Retry:

@@ -19,7 +19,7 @@ import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical, ids
-from strata.protocol.canonical import MAX_DEPTH
+from strata.protocol.canonical import DEEPEST, MAX_DEPTH
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.fields import is_content_id
 
@@ -33,6 +33,7 @@ __all__ = [
     "build",
     "byte_hash",
     "check_freshness",
+    "id_holds",
     "observed_at",
     "verify_signature",
 ]
@@ -109,18 +110,24 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         *,
         max_bytes: int | None = None,
         max_depth: int = MAX_DEPTH,
+        max_values: int | None = None,
         media_needs_header: bool = True,
     ) -> Packet:
         """Check a packet that arrived, in the order of relay.md §11 (5, 6, 7).
 
-        A relay refuses media without a provenance header (R-033); a reader, who passes
-        `media_needs_header=False`, takes such a packet for one of unknown origin (R-036, A-015).
+        A relay refuses media without a provenance header (R-033); a reader takes such a packet for one of
+        unknown origin (R-036, A-015): see `read`.
+
+        Text with more than `max_values` values is refused before it is decoded.
 
         Raises `InvalidPacket`: `invalid_schema` for schema and canonical form, `packet_too_large` if the
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
         does not recompute.
         """
-        value, text, signed = canonical.parse_without(bytes(raw), _UNSIGNED, max_depth=max_depth)
+        raw = bytes(raw)
+        if max_values is not None:
+            canonical.require_few_values(raw, max_values)
+        value, text, signed = canonical.parse_without(raw, _UNSIGNED, max_depth=max_depth)
         if type(value) is not dict:
             _refuse("a packet is a JSON object")
         packet_id = value.get("packet_id")
@@ -156,6 +163,17 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
             signature_bytes,
             value,
         )
+
+    @classmethod
+    def read(
+        cls, raw: bytes | bytearray | memoryview | msgspec.Raw, *, max_bytes: int | None = None
+    ) -> Packet:
+        """Read a packet that some relay has taken: stored, sent or archived.
+
+        Relays differ in what they take. So every reader allows for the deepest nesting that one may be told
+        to take, and for media without a header. Raises `InvalidPacket` as `parse` does.
+        """
+        return cls.parse(raw, max_bytes=max_bytes, max_depth=DEEPEST, media_needs_header=False)
 
     @property
     def content(self) -> dict[str, object]:
@@ -204,6 +222,21 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
 def verify_signature(packet: Packet, public_key: bytes) -> bool:
     """Whether the packet's signature verifies under this key (R-023). Releases the interpreter lock."""
     return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
+
+
+def id_holds(raw: bytes) -> bool:
+    """Whether what claims to be a packet has the id of its bytes, however malformed it is otherwise.
+
+    True also where that cannot be told: for what has no canonical form, and for a packet whose provenance
+    header a relay may have downgraded (R-209).
+    """
+    try:
+        value, _, signed = canonical.parse_without(raw, _UNSIGNED)
+    except InvalidPacket:
+        return True
+    if type(value) is not dict:
+        return False
+    return "provenance_header" in value or value.get("packet_id") == f"0x{blake3(signed).hexdigest()}"
 
 
 def observed_at(packet: Packet, received_at: int | None) -> int:

@@ -16,7 +16,7 @@ returns one struct or raises `InvalidMessage`, which carries whatever ids the an
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -42,12 +42,13 @@ __all__ = [
     "decode_client_message",
     "decode_relay_message",
     "encode",
+    "read_ids",
 ]
 
 MAX_ID_BYTES = 128
 """Most UTF-8 bytes in a `client_msg_id` or `subscription_id` (R-136, R-141)."""
 
-EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets")
+EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets", "log_reset")
 """The additions a relay of this project announces (R-139, decision A-050)."""
 
 _Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
@@ -142,7 +143,11 @@ class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
 
 
 class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
-    """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next."""
+    """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next.
+
+    `cursor` comes with `invalid_cursor` and detail `log_reset` (additive, decision 38): the relay's log has
+    lost its end since the cursor asked for was given out, and this one is of the last place still good.
+    """
 
     code: str
     reason: str
@@ -154,6 +159,7 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
     remaining: int | None = None
     window_seconds: int | None = None
     max_bytes: int | None = None
+    cursor: str | None = None
 
 
 class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):
@@ -193,21 +199,27 @@ ClientMessage = Subscribe | Unsubscribe | Publish | Auth
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
 _CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
-_RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage)
+# Python reads the floats of an annotation: one such as `1.5e300` takes msgspec a hundred times as long.
+_RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage, float_hook=float)
 _ENCODER = msgspec.json.Encoder()
 _CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH"})
 _RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
 
 
 class _Ids(msgspec.Struct, gc=False):
-    """The members an error reply needs, read from a message that failed its typed decode."""
+    """The members an error reply needs, found in a message that failed its typed decode.
 
-    type: Any = None
-    client_msg_id: Any = None
-    subscription_id: Any = None
+    They are not decoded: whatever stands there instead of a short string may cost a second of decoding.
+    """
+
+    type: Raw = Raw(b"null")
+    client_msg_id: Raw = Raw(b"null")
+    subscription_id: Raw = Raw(b"null")
 
 
 _IDS_DECODER = msgspec.json.Decoder(_Ids)
+_ID_DECODER = msgspec.json.Decoder(str)
+_LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most an escape of six
 
 
 def encode(message: ClientMessage | RelayMessage) -> bytes:
@@ -245,6 +257,15 @@ def decode_relay_message(data: bytes | bytearray | memoryview | str) -> RelayMes
         raise _explain(data, error, _RELAY_TYPES) from None
 
 
+def read_ids(data: bytes | bytearray | memoryview) -> tuple[str | None, str | None]:
+    """The `client_msg_id` and `subscription_id` of a message, as far as they can be read. Never raises."""
+    try:
+        ids = _IDS_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None, None
+    return _readable_id(ids.client_msg_id), _readable_id(ids.subscription_id)
+
+
 def _check_id(value: str | None, name: str, message: ClientMessage) -> None:
     # Characters are at most four bytes, so short ids need no encoding to be measured.
     if value is None or len(value) <= MAX_ID_BYTES // 4:
@@ -262,19 +283,19 @@ def _explain(
     """Turn a failed decode into the refusal a peer can use, with the ids that could still be read."""
     try:
         ids = _IDS_DECODER.decode(data)
+        type_, client_msg_id, subscription_id = map(
+            _readable_id, (ids.type, ids.client_msg_id, ids.subscription_id)
+        )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return InvalidMessage("the frame is not one JSON object in UTF-8", detail="malformed_json")
-    client_msg_id = _readable_id(ids.client_msg_id)
-    if not isinstance(ids.type, str) or ids.type not in known:
+    if type_ not in known:
         return InvalidMessage(
             "the message type is missing or not known here",
             detail="unknown_type",
             client_msg_id=client_msg_id,
         )
     return InvalidMessage(
-        f"{ids.type}: {_sentence(error)}",
-        client_msg_id=client_msg_id,
-        subscription_id=_readable_id(ids.subscription_id),
+        f"{type_}: {_sentence(error)}", client_msg_id=client_msg_id, subscription_id=subscription_id
     )
 
 
@@ -288,5 +309,11 @@ def _sentence(error: Exception) -> str:
     return sentence
 
 
-def _readable_id(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value.encode()) <= MAX_ID_BYTES else None
+def _readable_id(raw: Raw) -> str | None:
+    if memoryview(raw).nbytes > _LONGEST_ID_TEXT:
+        return None
+    try:
+        value = _ID_DECODER.decode(raw)
+    except msgspec.ValidationError:  # no string
+        return None
+    return value if len(value.encode()) <= MAX_ID_BYTES else None

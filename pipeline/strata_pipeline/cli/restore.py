@@ -42,9 +42,10 @@ def restore_command(
     """Bring the packets of a lake back into a relay's database.
 
     Each packet returns to the place that it had, and a relay on this database answers the same subscriptions
-    with the same packets. Whatever happens, the next run goes on; a run too many changes nothing. To keep the
-    old relay's cursors valid, copy the row of its table relay_secrets from a backup before the new relay is
-    started for the first time.
+    with the same packets. Whatever happens, the next run goes on; a run too many changes nothing. The run
+    begins a new epoch of the log: a reader that had come further than the lake is told what it may miss. To
+    keep the old relay's cursors valid up to there, copy the rows of its tables relay_secrets and log_terms
+    from a backup before the restore.
     """
     from strata_pipeline.jobs.restore import restore
     from strata_pipeline.session import open_session
@@ -85,4 +86,6 @@ def _told(done: Restored) -> str:
     aside = f"; {done.left_out:,} quarantined rows are not restored" if done.left_out else ""
     if not done.packets:
         return f"nothing to restore: the log ends at {done.reached}{aside}"
-    return f"restored {done.packets:,} packets; the log ends at {done.reached}{aside}"
+    return (
+        f"restored {done.packets:,} packets; the log ends at {done.reached}, epoch {done.epoch} begins{aside}"
+    )

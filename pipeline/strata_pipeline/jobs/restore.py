@@ -5,12 +5,14 @@ and the next run can go on after any interruption. Each batch is checked against
 against its id, before the batch enters the log.
 
 Quarantined rows, the abuse table and the relay's secrets are not restored. Cursors that the old relay gave
-out are valid at the new one only if the row of `relay_secrets` is copied
-from a backup before the new relay is first started.
+out can be judged by the new one only if the rows of `relay_secrets` and `log_terms` are copied from a backup
+before the restore. What was acknowledged after the lake's last batch is lost, so a restore that has added
+packets begins a new epoch of the log: readers that had come further are told.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +50,8 @@ class Restored:
     """The sequence at which the log ends."""
     left: int = 0
     """Packets of the lake that are not in the log yet."""
+    epoch: int = 0
+    """The epoch of the log that has begun with this run; 0 where nothing was restored."""
 
 
 def restore(
@@ -84,6 +88,8 @@ def restore(
                     batch = Batch.read(lake, manifest)
                     _stage(spark, url, table, batch, head)
                     head = _move(connection, table, batch, head, chunk_rows, done, progress)
+        if done.packets:
+            done.epoch = restoring.begin_epoch(connection, int(time.time()))
     done.left_out = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
     progress(done)
     return done

@@ -31,6 +31,7 @@ from strata_pipeline.log.database import connect, literal, without_password
 __all__ = [
     "STAGED",
     "Head",
+    "begin_epoch",
     "forget_staged",
     "ids_at",
     "keep_below",
@@ -249,6 +250,18 @@ def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: 
     )
     # Retention never removes the day of the head, so the border is still below the next part.
     return Head(up_to, head.removed_to)
+
+
+def begin_epoch(connection: adbc.Connection, now: int) -> int:
+    """Say that the log may have lost its end: what the lake lacked is gone. Returns the epoch.
+
+    Places up to the log's end stay good; cursors of places behind it are told of the loss.
+    """
+    _execute(
+        connection,
+        f"DO $restore$ BEGIN PERFORM relay_open_term('restore', {int(now)}, true, 1); END $restore$",
+    )
+    return int(_fetch(connection, "SELECT epoch FROM log_head")[0][0])
 
 
 def forget_staged(connection: adbc.Connection, table: str) -> None:

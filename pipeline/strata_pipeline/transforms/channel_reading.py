@@ -56,7 +56,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def message_of(body: bytes, topic: str) -> _Found:
     """Kind, whether there is a payload, channel, sender, id and history of the message in a packet."""
     try:
-        packet = Packet.parse(body, media_needs_header=False)
+        packet = Packet.read(body)
         received = read_packet(packet, topic)
     except InvalidPacket:
         return _NO_PAYLOAD

@@ -129,7 +129,7 @@ def explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
     """The fault of a body by all the rules of a packet; None for none."""
     try:
         # A log may hold media without a header: the relay that took them decided that.
-        packet = Packet.parse(body, media_needs_header=False)
+        packet = Packet.read(body)
     except InvalidPacket as error:
         return error.detail or str(error.code), error.reason
     if packet.canonical != body:

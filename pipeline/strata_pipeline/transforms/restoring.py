@@ -43,9 +43,7 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
     """Rows of the lake as `STAGED`, with the keys by which a relay finds repetitions."""
     authors, types = (rows.column(name).to_pylist() for name in ("author_id", "content_type"))
     keys = [
-        equivalence_key(Packet.parse(body.as_py(), media_needs_header=False))
-        if kind in EQUIVALENT_TYPES
-        else None
+        equivalence_key(Packet.read(body.as_py())) if kind in EQUIVALENT_TYPES else None
         for kind, body in zip(types, rows.column("body"), strict=True)
     ]
     columns = {name: rows.column(name) for name in _UNCHANGED} | {

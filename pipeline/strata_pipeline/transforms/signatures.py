@@ -134,7 +134,7 @@ def packet_fault(
         holds = ids.verify(key, signed, bytes.fromhex(told.signature[2:]))
         return None if holds else ("invalid_signature", "the signature does not verify")
     try:
-        keys.verify(Packet.parse(body, media_needs_header=False), received_at)
+        keys.verify(Packet.read(body), received_at)
     except InvalidPacket as error:
         return error.detail or str(error.code), error.reason
     return None
@@ -154,7 +154,7 @@ def _verify(batches: Iterable[pa.RecordBatch], keys: Keys) -> Iterator[pa.Record
 
 def _parsed(body: bytes) -> Packet | None:
     try:
-        return Packet.parse(body, media_needs_header=False)
+        return Packet.read(body)
     except InvalidPacket:
         return None  # it is told of as the packet it is, and gives nobody a key
 

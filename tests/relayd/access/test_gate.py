@@ -8,6 +8,7 @@ import pytest
 from websockets.datastructures import Headers
 
 from relayd.access.gate import Access, Visitor
+from relayd.access.limits import purse
 from relayd.config import Settings
 
 ALICE, BOB = "did:strata:alice", "did:strata:bob"
@@ -44,6 +45,127 @@ def test_a_session_is_charged_to_its_address_then_to_its_identity():
     assert one.charged is not elsewhere.charged
     assert one.charged is not None
     assert one.charged.key == BOB
+
+
+def published(visitor: Visitor, times: int, now: float = 0.0) -> int:
+    """How many of so many PUBLISHes pass."""
+    assert visitor.charged is not None
+    budget = purse("publish", (visitor.charged, *visitor.charged_too))
+    assert budget is not None
+    return sum(budget.take(now) for _ in range(times))
+
+
+@pytest.mark.req("R-316", "R-321")
+def test_many_identities_at_one_address_share_what_one_may_do():
+    doors = access(publish_limit=40, anonymous_publish_limit=5)
+    visitors = [visit(doors, "192.0.2.1") for _ in range(10)]
+    for number, visitor in enumerate(visitors):
+        doors.authenticated(visitor, f"did:strata:{number}", 0.0)
+    assert sum(published(visitor, 40) for visitor in visitors) == 40
+    elsewhere = visit(doors, "192.0.2.2")
+    doors.authenticated(elsewhere, "did:strata:1", 0.0)
+    assert published(elsewhere, 40) > 0, "the identity itself has not spent its own"
+    for visitor in visitors:
+        doors.leave(visitor, 0.0)
+    again = visit(doors, "192.0.2.1")
+    doors.authenticated(again, "did:strata:fresh", 0.0)
+    assert published(again, 40) == 0, "nor does coming back as somebody new help"
+
+
+@pytest.mark.req("R-316", "R-321")
+def test_the_ceiling_is_a_setting():
+    for identities, expected in ((0, 400), (3, 120)):
+        doors = access(publish_limit=40, identities_per_address=identities)
+        visitors = [visit(doors, "192.0.2.1") for _ in range(10)]
+        for number, visitor in enumerate(visitors):
+            doors.authenticated(visitor, f"did:strata:{number}", 0.0)
+        assert sum(published(visitor, 40) for visitor in visitors) == expected
+
+
+@pytest.mark.req("R-316")
+@pytest.mark.parametrize(("spare", "expected"), [(True, 80), (False, 40)])
+def test_members_and_peers_are_spared_their_address_if_the_operator_says_so(spare, expected):
+    doors = access(members=(ALICE,), replication_peers=(BOB,), publish_limit=40, spare_members=spare)
+    total = 0
+    for did in (ALICE, BOB):
+        visitor = visit(doors, "192.0.2.1")
+        doors.authenticated(visitor, did, 0.0)
+        total += published(visitor, 50)
+        assert (visitor.workload is visitor.identity_quota) is spare
+    assert total == expected
+
+
+@pytest.mark.req("R-321")
+def test_a_network_of_ipv6_addresses_has_not_as_many_shares_as_addresses():
+    doors = access(anonymous_publish_limit=10)
+
+    def passed(addresses: list[str]) -> int:
+        return sum(published(visit(doors, address), 10) for address in addresses)
+
+    assert passed([f"2001:db8:1:{n:x}::1" for n in range(100)]) == 4 * 10
+    assert passed([f"2001:db8:{n:x}::1" for n in range(2, 200)]) == 60 * 10
+    assert passed([f"2001:db9:{n:x}::1" for n in range(3)]) == 3 * 10
+
+
+@pytest.mark.req("R-321")
+def test_a_network_of_ipv6_addresses_holds_only_so_many_sockets():
+    doors = access(max_connections_per_address=10, connection_limit=0)
+    sockets = [Visitor() for _ in range(400)]
+    taken = [doors.arrive(s, f"2001:db8:1:{n:x}::1", 1, 0.0) for n, s in enumerate(sockets)]
+    assert sum(taken) == 2 * 4 * 10
+    for socket in sockets:
+        doors.leave(socket, 0.0)
+    assert len(doors.addresses) == 0
+
+
+@pytest.mark.req("R-321")
+def test_what_is_remembered_of_a_whole_network_is_bounded_and_the_network_pays(monkeypatch):
+    monkeypatch.setattr("relayd.access.accounts._MAX_IDLE", (50, 20, 10))
+    doors = access(anonymous_publish_limit=10)
+    total = 0
+    for number in range(2000):
+        visitor = visit(doors, f"2001:db8:{number // 100:x}:{number % 100:x}::1")
+        total += published(visitor, 10)
+        doors.leave(visitor, 0.0)
+        assert len(doors.addresses) <= 83
+    assert total == 64 * 10
+
+
+@pytest.mark.req("R-321")
+def test_sockets_that_come_too_often_are_told_so_and_then_dropped():
+    """Before TLS, and before anything is read: what a socket costs is paid when it is accepted."""
+    doors = access(connection_limit=5, max_connections_per_address=0)
+    came = []
+    for _ in range(12):
+        visitor = Visitor()
+        came.append((doors.arrive(visitor, "192.0.2.1", 1, 0.0), visitor.knocks))
+        doors.leave(visitor, 0.0)
+    assert came == [(True, False)] * 5 + [(True, True)] * 5 + [(False, True)] * 2
+
+
+@pytest.mark.req("R-321")
+def test_no_address_takes_more_than_half_of_the_files():
+    doors = access(max_connections_per_address=1000, connection_limit=0)
+    doors.max_sockets = 100
+    assert sum(doors.arrive(Visitor(), "192.0.2.1", n, 0.0) for n in range(80)) == 50
+    assert doors.arrive(Visitor(), "192.0.2.2", 51, 0.0)
+
+
+@pytest.mark.req("R-321")
+def test_addresses_of_one_network_take_their_turn_at_the_database_together():
+    doors = access()
+    one, other, far = (visit(doors, a) for a in ("2001:db8:1:1::1", "2001:db8:1:2::1", "2001:db8:2:1::1"))
+    assert one.reader is other.reader is not far.reader
+    v4, same, local, here = (visit(doors, a) for a in ("192.0.2.1", "192.0.2.1", "127.0.0.1", "127.0.0.1"))
+    assert v4.reader is same.reader
+    assert local.reader is local.reader is not here.reader
+    one.reader.used_database(2.0, 0.0)
+    assert one.quota is not None
+    assert [quota.read is not None and quota.read.is_full(0.0) for quota in one.quota.line] == [
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.req("R-318")
@@ -147,7 +269,7 @@ def test_sockets_that_say_nothing_are_bounded_too():
     sockets = [Visitor() for _ in range(5)]
     assert [doors.arrive(socket, "192.0.2.1", 1, 0.0) for socket in sockets] == [True] * 4 + [False]
     for socket in sockets:
-        doors.leave(socket, 0.0)
+        doors.leave(socket, 61.0)  # until then the address is remembered for having opened five
     assert len(doors.addresses) == 0
     assert doors.arrive(Visitor(), "192.0.2.1", Settings().max_connections, 0.0)
     assert not doors.arrive(Visitor(), "192.0.2.1", Settings().max_connections + 1025, 0.0)
@@ -247,3 +369,20 @@ def test_an_identity_is_moved_to_the_quota_it_is_due():
     nobody = Visitor()
     doors.reconsider(nobody, ALICE, 0.0)
     assert nobody.charged is None, "an address without limits stays without"
+
+
+def test_a_member_that_is_one_no_more_shares_the_ceiling_of_its_address():
+    doors = access(members=(ALICE,), identities_per_address=1)
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    assert visitor.is_spared and visitor.ceiling is None
+    for settings, spared in (
+        ({"members": (BOB,)}, False),
+        ({"members": (ALICE,)}, True),
+        ({"members": (ALICE,), "spare_members": False}, False),
+    ):
+        before = doors.revision
+        doors.reload(Settings(**settings, identities_per_address=1))
+        assert doors.revision > before
+        doors.reconsider(visitor, ALICE, 0.0)
+        assert (visitor.is_spared, visitor.ceiling is None) == (spared, spared)

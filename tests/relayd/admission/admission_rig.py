@@ -11,13 +11,23 @@ from strata.protocol.ids import Identity, Signer
 from strata.protocol.keys import KeyRules
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
+from strata.protocol.typed import trust_strength
 
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
+from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
-from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, first_sequence_of_day
+from relayd.store.identities import AuthorsPage
+from relayd.store.types import (
+    LogEntry,
+    NewPacket,
+    StoredPacket,
+    StoreUnavailable,
+    TrustRow,
+    first_sequence_of_day,
+)
 
 NOW = 1_760_000_000
 ALICE = Identity(bytes(range(32)))
@@ -82,8 +92,9 @@ class FakeLog:
             raise StoreUnavailable("down")
         return {key: self.stored[key] for key in ids if key in self.stored}
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in set(types)}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
@@ -101,6 +112,14 @@ class FakeLog:
         if self.down:
             raise StoreUnavailable("down")
         return found
+
+    async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
+        rows = await self.packets_of([author], types, after=after)
+        parsed = [(row, Packet.parse(row.body, max_depth=512)) for row in rows[::-1][:most]]
+        return [
+            TrustRow(packet.digest, row.received_at, packet.content_type, trust_strength(packet))
+            for row, packet in parsed
+        ]
 
 
 class Peer:
@@ -127,6 +146,9 @@ class Peer:
         self.answers.append((request.client_msg_id, error.code))
         self.errors[request.client_msg_id] = error
 
+    def publish_unanswerable(self) -> None:
+        self.answers.append((None, "closed"))
+
     def room_again(self) -> None: ...
 
 
@@ -148,18 +170,22 @@ class Rig:
         self.flushes = 0
         self.changed = asyncio.Event()
         self.errors: list[dict[str, object]] = []
+        self.caught: list[str] = []
+        self.faults = Faults(self.caught.append)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.errors.append(context))
         self.identities = Identities(
             self.log,
             bootstrap or Bootstrap(),
             rules or KeyRules(),
-            on_change=lambda packet: self.admission.identity_applied(packet),
+            on_change=lambda author, digest: self.admission.identity_applied(author, digest),
+            faults=self.faults,
         )
+        self.budgets = TrustBudgets(self.log, budgets or {}, clock=lambda: self.now)
         self.admission = Admission(
             enqueue=self.log.enqueue,
             find=self.log.find,
             identities=self.identities,
-            budgets=TrustBudgets(self.log, budgets or {}, clock=lambda: self.now),
+            budgets=self.budgets,
             policy=Policy(),
             plugins=plugins or Plugins(),
             trust=trust or ProvenanceTrust(),
@@ -170,6 +196,7 @@ class Rig:
             verify_threads=2,
             on_verified=lambda _: None,
             on_flush=self.flushed,
+            faults=self.faults,
         )
 
     def flushed(self) -> None:
@@ -191,9 +218,14 @@ class Rig:
             if entry is not None:
                 entries.append(entry)
             self.admission.committed(request, self.now, duplicate=entry is None)
-        self.identities.observe(entries)
+        self.observe(entries)
         if entries:
             self.flushed()
+
+    def observe(self, entries: Sequence[LogEntry]) -> None:
+        """The feed brings these."""
+        self.identities.observe(entries)
+        self.budgets.observe(entries)
 
     def elsewhere(self, *others: Packet) -> None:
         """Another process has committed these, and the feed brings them."""
@@ -201,7 +233,7 @@ class Rig:
             NewPacket(p.digest, p.author_id, p.content_type, p.timestamp, None, p.canonical) for p in others
         ]
         entries = [self.log.append(packet, self.now) for packet in new]
-        self.identities.observe([entry for entry in entries if entry is not None])
+        self.observe([entry for entry in entries if entry is not None])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):

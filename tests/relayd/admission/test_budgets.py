@@ -130,3 +130,47 @@ async def test_a_log_that_cannot_be_read_refuses_for_now(rig):
     assert results == [ErrorCode.INTERNAL_ERROR] and peer.errors["0"].detail == "store_unavailable"
     rig.log.down = False
     assert (await outcomes(rig, edge(1, 0.9)))[0] == ["ok"]
+
+
+@pytest.mark.req("R-242")
+async def test_the_log_is_read_once_for_an_identity_and_the_feed_brings_the_rest(rig):
+    await outcomes(rig, edge(1, 0.9))
+    reads = len(rig.log.reads)
+    rig.elsewhere(edge(2, 0.9))  # another process has taken it
+    assert (await outcomes(rig, edge(3, 0.9), edge(4, 0.9)))[0].count("ok") == 1
+    assert (await outcomes(rig, *(edge(n, 0.9) for n in range(5, 30))))[0] == [ErrorCode.RATE_LIMITED] * 25
+    assert len(rig.log.reads) == reads
+
+
+async def test_many_at_once_share_one_read_and_each_hears_of_its_failure(rig):
+    rig.log.down = True
+    results, _ = await outcomes(rig, *(edge(n, 0.1) for n in range(20)))
+    assert results == [ErrorCode.INTERNAL_ERROR] * 20
+    assert len(rig.log.reads) <= 2
+    rig.log.down = False
+    assert (await outcomes(rig, edge(1, 0.9)))[0] == ["ok"]
+
+
+@pytest.mark.req("R-241", "R-242")
+async def test_an_act_committed_while_the_log_is_read_counts_once(rig):
+    rig.elsewhere(edge(1, 0.9))
+    rig.log.gate.clear()
+    peer = Peer()
+    rig.publish(peer, edge(2, 0.9), "slow")
+    await rig.log.asked.wait()
+    rig.elsewhere(edge(3, 0.9))
+    rig.log.gate.set()
+    assert (await rig.answers(peer, 1)) == [("slow", "ok")]
+    assert (await outcomes(rig, edge(4, 0.9)))[0] == [ErrorCode.RATE_LIMITED]
+
+
+@pytest.mark.parametrize("junk", ["x", [], {}, True], ids=repr)
+async def test_junk_for_the_strength_of_a_revocation_is_a_revocation(rig, junk):
+    def bad(number: int):
+        content = {"type": "TRUST_REVOCATION", "from": ALICE.did, "strength": junk, "n": number}
+        return signed(ALICE, content)
+
+    assert (await outcomes(rig, *(bad(n) for n in range(3))))[0].count("ok") == 2
+    again = Rig(log=rig.log, budgets=LIMITS)
+    assert (await outcomes(again, bad(9)))[0] == [ErrorCode.RATE_LIMITED]
+    await again.close()

@@ -10,6 +10,7 @@ import structlog
 from strata.protocol.errors import ErrorCode
 
 from relayd.admission.commits import Commits
+from relayd.faults import Faults
 from relayd.metrics import Metrics
 from relayd.store import NewPacket
 from relayd.store.types import Appended, Disposition, Outcome
@@ -30,7 +31,13 @@ def commits(said: list[Any]) -> Commits:
         failed=lambda request, error: said.append(("error", request, error.code, error.detail)),
     )
     tail = SimpleNamespace(committed=lambda *batch: said.append(("feed", *batch)))
-    return Commits(cast(Any, admission), cast(Any, tail), Metrics(), on_flush=lambda: said.append("flush"))
+    return Commits(
+        cast(Any, admission),
+        cast(Any, tail),
+        Metrics(),
+        on_flush=lambda: said.append("flush"),
+        faults=Faults(),
+    )
 
 
 def row(number: int) -> NewPacket:

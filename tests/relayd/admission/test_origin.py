@@ -29,6 +29,7 @@ async def test_an_unproven_claim_is_stored_as_signed_with_what_was_found(rig, or
     assert stored.annotation is not None
     found = Downgrade.decode(stored.annotation)
     assert (found.claimed_origin_type, found.effective_origin_type) == (origin, "UNKNOWN")
+    assert found.place, "serving it would have to read the packet"
 
 
 @pytest.mark.req("R-203", "R-208")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strata.protocol import packets
+from strata.protocol import canonical, packets
+from strata.protocol.documents import method_id
 from strata.protocol.errors import ErrorCode
 from strata.protocol.ids import Identity
+from strata.protocol.keys import revoke_content
+from strata.protocol.packets import Packet
 
-from relayd.policy import Policy
+from relayd.admission.budgets import TrustAct
+from relayd.admission.checks import weigh
+from relayd.policy import Plugins, Policy, PolicyRequest
 from relayd.policy.rules import Lists
-from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, tampered
+from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, signed, tampered
 
 
 def blocking(*authors: Identity) -> Policy:
@@ -107,6 +113,55 @@ async def test_a_refusal_needs_no_database(rig):
     assert peer.answers == [("m", ErrorCode.TIMESTAMP_TOO_OLD)]
 
 
+@pytest.mark.req("R-321")
+async def test_a_packet_of_too_many_values_is_refused_before_it_is_read(rig, monkeypatch):
+    peer = Peer()
+    monkeypatch.setattr(canonical, "_decode", None)
+    rig.publish(peer, b'{"content":[' + b"1e-9," * 32_768 + b"1]}", "m")
+    await rig.until(lambda: len(peer.answers) == 1)
+    assert peer.answers == [("m", ErrorCode.INVALID_SCHEMA)]
+    assert peer.errors["m"].detail == "too_many_values"
+
+
+@pytest.mark.req("R-121", "R-122")
+@pytest.mark.parametrize("type_", ["KEY_EVENT", "CLIENT_MANIFEST", "RELAY_DESCRIPTOR"])
+async def test_packets_that_are_kept_for_ever_have_a_size_limit_of_their_own(rig, type_):
+    peer = Peer()
+    rig.publish(peer, signed(ALICE, {"type": type_, "event": "NOTE", "x": "x" * 17_000}), "m")
+    assert await rig.answers(peer, 1) == [("m", ErrorCode.PACKET_TOO_LARGE)]
+    assert peer.errors["m"].max_bytes == 16_384
+
+
+async def test_a_chain_has_room_for_so_many_bytes_and_for_a_revocation(rig):
+    peer = Peer()
+    ids = method_id(ALICE.did)
+    for n in range(66):
+        note = {"type": "KEY_EVENT", "event": "NOTE", "key_id": ids, "x": "x" * 15_900, "n": n}
+        rig.now = NOW + n
+        rig.publish(peer, signed(ALICE, note, timestamp=NOW + n), str(n))
+        answers = await rig.answers(peer, n + 1)
+    assert answers[-1] == ("65", ErrorCode.POLICY_REJECTED)
+    assert peer.errors["65"].detail == "too_many_key_bytes"
+    rig.publish(peer, signed(ALICE, revoke_content(ids, revoked_at=NOW + 70), timestamp=NOW + 65), "revoke")
+    assert (await rig.answers(peer, 67))[-1] == ("revoke", "ok")
+
+
+async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypatch):
+    read_on: list[threading.Thread] = []
+
+    def noted(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
+        read_on.append(threading.current_thread())
+        weigh(packet, policy, now, max_age_seconds=max_age_seconds)
+
+    monkeypatch.setattr("relayd.admission.pipeline.weigh", noted)
+    peer = Peer()
+    texts: list[dict[str, object]] = [{"text": "x" * 4000}, {"list": [1.5] * 600}, {"text": "x" * 20_000}]
+    for number, content in enumerate(texts):
+        rig.publish(peer, signed(ALICE, {"type": "POST", **content}), f"m{number}")
+        await rig.until(lambda: len(peer.answers) == len(read_on) == number + 1)  # noqa: B023
+    assert [thread is threading.main_thread() for thread in read_on] == [True, False, False]
+
+
 @pytest.mark.req("R-192", "R-199", "R-200")
 async def test_a_fault_of_ours_is_one_internal_error(rig, monkeypatch):
     def broken(*_: object) -> bool:
@@ -186,3 +241,31 @@ def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptan
         await rig.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.req("R-214", "R-242")
+@pytest.mark.parametrize("first", ["good", "tampered"])
+async def test_what_leaves_the_lane_with_others_of_its_batch_has_met_every_check(first):
+    """The threads are through with all of a batch before the loop has looked at the first of them."""
+    asked: list[str] = []
+
+    async def plugin(request: PolicyRequest) -> None:
+        asked.append(request.packet.packet_id)
+
+    for plugins in (Plugins(), Plugins({"asked": plugin})):
+        rig, peer = Rig(plugins=plugins, budgets={TrustAct.STRONG_EDGES: 1}), Peer()
+        edge = {"type": "TRUST_EDGE", "from": ALICE.did, "to": BOB.did, "strength": 0.9, "created_at": NOW}
+        rig.publish(peer, _raw(first, 1), "first")
+        rig.publish(
+            peer, signed(ALICE, {"type": "POST"}, provenance_header={"origin_type": "AI_MODEL"}), "origin"
+        )
+        for number in range(3):
+            rig.publish(peer, signed(ALICE, {**edge, "number": number}), f"edge {number}")
+        good = made(2)
+        rig.publish(peer, good, "good")
+        answers = dict(await rig.answers(peer, 6))
+        assert answers["origin"] == ErrorCode.MISSING_PROOF
+        assert [answers[f"edge {number}"] for number in range(3)].count("ok") == 1
+        assert answers["good"] == "ok"
+        await rig.close()
+    assert packets.Packet.parse(good).packet_id in asked

@@ -6,7 +6,13 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from relayd.admission.verify import BATCH, VerifyPool
+
+
+def unexpected(job: object, error: BaseException) -> None:
+    raise AssertionError(job) from error
 
 
 async def test_every_job_is_checked_once_and_batches_are_bounded():
@@ -21,7 +27,7 @@ async def test_every_job_is_checked_once_and_batches_are_bounded():
         if len(checked) == 1000:
             done.set()
 
-    pool: VerifyPool[int] = VerifyPool(lambda job: None, finished, threads=3, loop=loop)
+    pool: VerifyPool[int] = VerifyPool(lambda job: None, finished, unexpected, threads=3, loop=loop)
     for job in range(1000):
         pool.put(job)
     async with asyncio.timeout(10):
@@ -33,7 +39,9 @@ async def test_every_job_is_checked_once_and_batches_are_bounded():
 
 async def test_closing_ends_the_threads_and_drops_what_is_queued():
     loop = asyncio.get_running_loop()
-    pool: VerifyPool[int] = VerifyPool(lambda job: None, lambda jobs, seconds: None, threads=2, loop=loop)
+    pool: VerifyPool[int] = VerifyPool(
+        lambda job: None, lambda jobs, seconds: None, unexpected, threads=2, loop=loop
+    )
     await loop.run_in_executor(None, pool.close)
     pool.put(1)
     assert not any(thread.is_alive() for thread in pool._threads)
@@ -55,6 +63,7 @@ async def test_a_lone_job_is_done_on_the_loop_and_a_second_one_beside_it_is_not(
     pool: VerifyPool[str] = VerifyPool(
         check,
         lambda jobs, seconds: done.extend(jobs),
+        unexpected,
         threads=1,
         loop=loop,
         is_quick=lambda job: job != "slow",
@@ -73,3 +82,39 @@ async def test_a_lone_job_is_done_on_the_loop_and_a_second_one_beside_it_is_not(
             await asyncio.sleep(0.001)
     assert where == {"alone": True, "slow": False, "beside it": False}
     await loop.run_in_executor(None, pool.close)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, MemoryError])
+async def test_a_job_whose_check_raises_is_reported_and_the_others_are_checked(error):
+    loop = asyncio.get_running_loop()
+    passed: list[int] = []
+    failed: list[int] = []
+    done = asyncio.Event()
+
+    def check(job: int) -> None:
+        if job % 3 == 0:
+            raise error
+
+    def finished(jobs: Sequence[int], seconds: float) -> None:
+        passed.extend(jobs)
+        if len(passed) + len(failed) == 200:
+            done.set()
+
+    pool: VerifyPool[int] = VerifyPool(
+        check,
+        finished,
+        lambda job, error: failed.append(job),
+        threads=2,
+        loop=loop,
+        is_quick=lambda job: True,
+    )
+    pool.put(0)
+    await asyncio.sleep(0)
+    for job in range(1, 200):
+        pool.put(job)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert sorted(failed) == [job for job in range(200) if job % 3 == 0]
+    assert sorted(passed + failed) == list(range(200))
+    await loop.run_in_executor(None, pool.close)
+    assert not any(thread.is_alive() for thread in pool._threads)

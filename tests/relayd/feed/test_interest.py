@@ -1,5 +1,9 @@
 """Filters and the interest index against the plainest reading of the rules."""
 
+import gc
+import tracemalloc
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +103,47 @@ def test_too_many_values_are_refused():
     with pytest.raises(InvalidMessage) as caught:
         compile_filter(Filters(authors=["a"] * 6, types=["b"] * 5), max_values=10)
     assert caught.value.detail == "too_many_filter_values"
+
+
+@pytest.mark.parametrize(
+    ("filters", "detail"),
+    [
+        (Filters(authors=["did:strata:a", "did:strata:" + "a" * 1014]), "authors"),
+        (Filters(types=["POST", "x" * 4097]), "types"),
+        (Filters(types=["🦀" * 1025]), "types"),
+    ],
+)
+def test_a_value_that_is_too_long_is_refused(filters, detail):
+    with pytest.raises(InvalidMessage) as caught:
+        compile_filter(filters, max_values=10)
+    assert caught.value.detail == detail
+    compile_filter(
+        Filters(authors=["did:strata:" + "a" * 1013], types=["x" * 4096, "🦀" * 1024]), max_values=10
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"t{n}" for n in range(1000)],
+        [f"did:strata:z{n:050}" for n in range(1000)],
+        [f"{n}" + "x" * 900 + "🦀" for n in range(100)],
+    ],
+    ids=["short", "dids", "emoji"],
+)
+def test_a_filter_says_about_what_it_takes_in_memory(values):
+    index: InterestIndex[int] = InterestIndex()
+    sent = msgspec.json.encode(Filters(types=values))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        compiled = compile_filter(msgspec.json.decode(sent, type=Filters), max_values=1000)
+        index.add(1, compiled)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * taken < compiled.kept_bytes < 2 * taken
+    assert compiled.kept_bytes > len(sent)
 
 
 def test_equal_filters_are_one_group():

@@ -119,13 +119,14 @@ class Seams(RuleBasedStateMachine):
         reader.opened_at = self.fanout.position
         self.readers.append(reader)
 
-    @rule(which=st.integers(0, 20), rows=st.integers(1, 4))
-    def step(self, which, rows):
+    @rule(which=st.integers(0, 20), rows=st.integers(1, 4), looks=st.integers(1, 12))
+    def step(self, which, rows, looks):
         waiting = [r for r in self.readers if r.subscription.phase is not Phase.LIVE and not r.closed]
         if waiting and not waiting[which % len(waiting)].full:
-            self.read_once(waiting[which % len(waiting)], rows)
+            self.read_once(waiting[which % len(waiting)], rows, looks)
 
-    def read_once(self, reader: Reader, rows: int) -> None:
+    def read_once(self, reader: Reader, rows: int, looks: int = 1000) -> None:
+        """`looks`: how many packets the store looks at before it answers with what it has."""
         subscription = reader.subscription
         if subscription.phase is Phase.CATCHING_UP and rows == 1:
             entries = self.fanout.recent_after(subscription.position)
@@ -136,17 +137,23 @@ class Seams(RuleBasedStateMachine):
             self.fanout.join(subscription, reader)
             return
         query = read.query
-        found = [
-            StoredPacket(e.sequence, e.received_at, e.packet.body)
+        span = [
+            e
             for e in self.log
-            if e.packet.expires_at is None
-            and subscription.filter.matches(e)
-            and query.after < e.sequence <= (query.up_to if query.up_to is not None else 1 << 60)
+            if query.after < e.sequence <= (query.up_to if query.up_to is not None else 1 << 60)
         ]
         if not query.ascending:
-            found.reverse()
+            span.reverse()
+        found = [
+            StoredPacket(e.sequence, e.received_at, e.packet.body)
+            for e in span[:looks]
+            if e.packet.expires_at is None and subscription.filter.matches(e)
+        ]
         page = found[: read.limit]
-        reader.take(subscription.rows_read(read, page, len(page) == len(found), "rewrite")[0])
+        cut = len(page) < len(found) or len(page) == read.limit
+        reached = span[looks - 1].sequence if len(span) > looks and not cut else None
+        exhausted = reached is None and len(page) == len(found) and len(span) <= looks
+        reader.take(subscription.rows_read(read, page, exhausted, "rewrite", reached)[0])
 
     @rule(which=st.integers(0, 20), full=st.booleans())
     def fill_or_drain(self, which, full):

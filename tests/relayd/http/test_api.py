@@ -20,6 +20,10 @@ ID = "0x" + "ab" * 32
 NOW = 1_760_000_000
 
 
+async def scrape() -> tuple[str, bytes]:
+    return "text/plain", b"metrics"
+
+
 class Harness:
     """An `HttpApi` on made-up parts; `by_id` answers from `packets` or raises `failure`."""
 
@@ -28,7 +32,7 @@ class Harness:
         self.packets: dict[bytes, object] = {}
         self.failure: Exception | None = None
         self.asked: list[tuple[bytes, int]] = []
-        options.setdefault("render_metrics", lambda: ("text/plain", b"metrics"))
+        options.setdefault("metrics", scrape)
         self.api = HttpApi(
             readiness=lambda: self.reason,
             manifest=lambda: {"relay_id": "did:strata:z6Mk"},
@@ -77,8 +81,8 @@ async def test_ready_or_why_not(http, reason):
 async def test_metrics_are_served_unless_another_port_does(http):
     response = await http.get("/metrics")
     assert (response.status, response.content_type, response.body) == (200, "text/plain", b"metrics")
-    assert (await Harness(render_metrics=None).get("/metrics")).status == 404
-    elsewhere = MetricsApi(lambda: ("text/plain", b"metrics"))
+    assert (await Harness(metrics=None).get("/metrics")).status == 404
+    elsewhere = MetricsApi(scrape)
     assert (await elsewhere.respond("/metrics?x=1")).body == b"metrics"
     assert (await elsewhere.respond("/packets/" + ID)).status == 404
 
@@ -256,3 +260,14 @@ def names_in(value):
     elif isinstance(value, list):
         for member in value:
             yield from names_in(member)
+
+
+async def test_a_manifest_that_has_not_changed_is_not_written_again():
+    manifest: dict[str, object] = {"relay_id": "did:strata:z6Mk"}
+    harness = Harness()
+    harness.api._manifest = lambda: manifest
+    path = "/.well-known/strata-relay.json"
+    first = await harness.get(path)
+    assert (await harness.get(path)).body is first.body
+    manifest = {"relay_id": "did:strata:other"}
+    assert b"other" in (await harness.get(path)).body

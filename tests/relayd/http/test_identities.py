@@ -15,6 +15,7 @@ from strata.protocol.packets import Packet
 from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import Declined, LogEntry, NewPacket, StoredPacket, StoreUnavailable
 
 NOW = 1_760_000_000
@@ -31,8 +32,8 @@ class Log:
         self.by_key: dict[bytes, StoredPacket] = {}
         self.down = False
 
-    async def authors(self, types):
-        return set()
+    async def authors(self, type_, after=0):
+        return AuthorsPage(set(), None)
 
     async def packets_of(self, authors, types):
         return []
@@ -125,6 +126,63 @@ async def test_other_paths_are_not_ours(api):
 
 async def test_percent_encoding_in_the_path(api):
     assert (await get(api, "/did/" + ALICE.did.replace(":", "%3A")))[0] == 200
+
+
+@pytest.mark.req("R-323")
+async def test_declined_packets_are_not_shown_here_either(api, declined):
+    _, before = await get(api, f"/did/{ALICE.did}")
+    published, event = (bytes.fromhex(item["packet"]["packet_id"][2:]) for item in before["events"])
+    document = f"/did-docs/{document_of(ALICE, ALICE.did).hash}"
+    for hides_document, hidden in (
+        (False, Declined(packet_ids=frozenset([event]))),
+        (False, Declined(types=frozenset(["KEY_EVENT"]))),
+        (True, Declined(packet_ids=frozenset([published]))),
+        (True, Declined(types=frozenset(["DID_DOCUMENT"]))),
+    ):
+        declined["now"] = hidden
+        status, body = await get(api, f"/did/{ALICE.did}")
+        assert status == 200 and len(body["events"]) == 1 == body["events_omitted"]
+        shown = (body["document"], body["did_doc_hash"])
+        assert shown == ((None, None) if hides_document else (before["document"], before["did_doc_hash"]))
+        assert (await get(api, document))[0] == (410 if hides_document else 200)
+        assert body["keys"] == before["keys"], "what is not shown holds all the same"
+
+
+@pytest.mark.req("R-100")
+async def test_expired_packets_are_not_shown(log):
+    now = [NOW]
+    published = packets.build(
+        ALICE, document_content(document_of(ALICE, ALICE.did)), timestamp=NOW, expires_at=NOW + 60
+    )
+    new = NewPacket(published.digest, ALICE.did, "DID_DOCUMENT", NOW, NOW + 60, published.canonical)
+    identities = Identities(log, Bootstrap(), KeyRules())
+    identities.observe([LogEntry(1, NOW, new)])
+    key = equivalence_key(published)
+    assert key is not None
+    log.by_key[key] = StoredPacket(1, NOW, published.canonical)
+    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: now[0])
+    document = f"/did-docs/{document_of(ALICE, ALICE.did).hash}"
+    for now[0], count in ((NOW + 60, 1), (NOW + 61, 0)):
+        _, body = await get(api, f"/did/{ALICE.did}")
+        assert len(body["events"]) == count == (body["document"] is not None)
+        assert (await get(api, document))[0] == (200 if count else 410)
+
+
+async def test_no_answer_is_kept_for_longer_than_a_change_may_take_to_show(api):
+    for path in (
+        f"/did/{ALICE.did}",
+        *(f"/did-docs/{document_of(*who).hash}" for who in ((ALICE, ALICE.did), (BOB, NAMED))),
+    ):
+        cached = (await api.respond(path)).headers["Cache-Control"]
+        assert "immutable" not in cached and int(cached.rpartition("max-age=")[2]) <= 60
+
+
+async def test_a_chain_too_long_for_one_answer_is_cut(api, monkeypatch):
+    whole = await api.respond(f"/did/{ALICE.did}")
+    monkeypatch.setattr("relayd.http.identities._MAX_EVENTS_BYTES", 1100)
+    _, body = await get(api, f"/did/{ALICE.did}")
+    assert len(body["events"]) + body["events_omitted"] == 2 == len(json.loads(whole.body)["events"])
+    assert body["events_omitted"] and body["document"] is not None
 
 
 @pytest.mark.req("R-323")

@@ -9,10 +9,11 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.documents import VerificationMethod, build_document, method_id
 from strata.protocol.ids import Identity
-from strata.protocol.keys import KeyRules, revoke_content
+from strata.protocol.keys import KeyChain, KeyRules, revoke_content
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable
 
 NOW = 1_760_000_000
@@ -38,6 +39,8 @@ class Log:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = asyncio.Event()
+        self.names_gate = asyncio.Event()
+        self.names_gate.set()
 
     def add(self, packet: packets.Packet, at: int = NOW) -> LogEntry:
         new = NewPacket(
@@ -46,8 +49,10 @@ class Log:
         self.entries.append(LogEntry(len(self.entries) + 1, at, new))
         return self.entries[-1]
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        return {entry.packet.author_id for entry in self.entries if entry.packet.content_type in types}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        await self.names_gate.wait()
+        found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         self.reads.append(sorted(authors))
@@ -139,10 +144,32 @@ async def test_a_read_that_fails_is_told_to_all_and_tried_again(log):
     assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
 
 
+@pytest.mark.req("R-192")
+async def test_a_chain_that_cannot_be_read_fails_alone(log, monkeypatch):
+    log.add(revocation())
+    log.add(revocation(BOB))
+    identities = directory(log)
+    await identities.open()
+    replay = KeyChain.replay
+
+    def failing(did, events, **options):
+        if did == ALICE.did:
+            raise ArithmeticError("a fault of ours")
+        return replay(did, events, **options)
+
+    monkeypatch.setattr(KeyChain, "replay", failing)
+    with pytest.raises(ArithmeticError):
+        await identities.load([BOB.did, ALICE.did])
+    assert identities.chain(BOB.did) is not None
+    assert identities.chain(ALICE.did) is None
+    monkeypatch.undo()
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+
+
 @pytest.mark.req("R-074")
 async def test_the_feed_brings_a_chain_forward(log):
     changed: list[str] = []
-    identities = directory(log, on_change=lambda packet: changed.append(packet.author_id))
+    identities = directory(log, on_change=lambda author, digest: changed.append(author))
     before = identities.generation
     post = packets.build(BOB, {"type": "POST"}, timestamp=NOW)
     identities.observe([log.add(post), log.add(revocation())])
@@ -171,11 +198,76 @@ async def test_chains_out_of_memory_are_read_again(log):
     people = [Identity(bytes([100 + n]) * 32) for n in range(5)]
     for who in people:
         log.add(revocation(who))
-    identities = directory(log, max_chains=2)
+    identities = directory(log, max_chain_bytes=10_000)
     await identities.open()
     for who in people * 2:
         assert not (await identities.resolve(who.did)).candidates(NOW + 1)
     assert len(log.reads) == 10
+
+
+async def test_long_chains_leave_less_room_for_others(log):
+    people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
+    for who in people:
+        log.add(revocation(who))
+        for n in range(4):
+            content = {
+                "type": "KEY_EVENT",
+                "event": "NOTE",
+                "key_id": method_id(who.did),
+                "n": n,
+                "x": [[]] * 2000,
+            }
+            log.add(packets.build(who, content, timestamp=NOW - 1), NOW - 1)
+    identities = directory(log, max_chain_bytes=2**20)
+    await identities.open()
+    for who in people:
+        assert len((await identities.resolve(who.did)).events) == 5
+        assert identities.missing([who.did]) == [], "somebody is about to use it"
+    # What is decoded counts, not only what was sent: 2000 empty lists are many times their text.
+    assert 1 <= 6 - len(identities.missing([who.did for who in people])) <= 2
+
+
+@pytest.mark.req("R-066")
+async def test_until_all_names_are_known_everybody_is_looked_up(log):
+    """Nobody's key is taken from the DID while a revocation may stand in the log."""
+    log.add(revocation())
+    log.names_gate.clear()
+    identities = directory(log)
+    opening = asyncio.create_task(identities.open())
+    await asyncio.sleep(0)
+    for who in (ALICE, BOB):
+        assert not identities.is_plain(who.did) and identities.chain(who.did) is None
+        assert identities.missing([who.did], [who.did]) == [who.did, who.did]
+    await identities.load([ALICE.did, BOB.did])
+    assert not identities.missing([ALICE.did, BOB.did], [BOB.did]), "each is looked up once"
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+    assert (await identities.resolve(BOB.did)).candidates(NOW + 1) == (BOB.public_key,)
+    identities.observe([log.add(revocation(CLIENT))])  # the first that is seen need not be the first there is
+    assert not (await identities.resolve(CLIENT.did)).candidates(NOW + 1)
+    log.names_gate.set()
+    await opening
+    assert identities.is_plain(BOB.did) and not identities.is_plain(ALICE.did)
+
+
+async def test_a_log_that_cannot_be_read_while_names_come_is_asked_again(log, monkeypatch):
+    answers: list[AuthorsPage | Exception] = [
+        AuthorsPage({ALICE.did}, 1),
+        StoreUnavailable("down"),
+        AuthorsPage({BOB.did}, None),
+    ]
+    pages = iter(answers)
+
+    async def authors(type_: str, after: int = 0) -> AuthorsPage:
+        page = next(pages, AuthorsPage(set(), None)) if type_ == "KEY_EVENT" else AuthorsPage(set(), None)
+        if isinstance(page, Exception):
+            raise page
+        return page
+
+    monkeypatch.setattr(log, "authors", authors)
+    identities = directory(log)
+    await identities.open()
+    assert not identities.is_plain(ALICE.did) and not identities.is_plain(BOB.did)
+    assert identities.is_plain(CLIENT.did)
 
 
 async def test_an_event_that_does_not_hold_changes_nothing(log):

@@ -15,6 +15,7 @@ from strata.protocol.ids import Identity
 from relayd.builder import build_relay
 from relayd.config import Settings
 from relayd.http.api import HttpApi
+from relayd.lineage import KnownLog
 from relayd.metrics import Metrics
 from relayd.relay import Relay
 from relayd.sessions.connection import Connection
@@ -53,6 +54,7 @@ class MemoryStore:
     secrets = RelaySecrets(bytes(32), bytes(32), NOW)
 
     def __init__(self) -> None:
+        self.known = KnownLog()
         self.rows: list[NewPacket] = []
         self.identities = MemoryIdentities()
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from relayd.access.memory import Pressure
 from relayd.sessions.registry import Registry
 
 
 class Socket:
     """Remembers what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: str = "a", held_bytes: int = 0) -> None:
+        self.account = account
+        self.held_bytes = held_bytes
+        self.refused = False
+        self.closed: list[int] = []
         self.flushed = 0
         self.swept: list[float] = []
 
@@ -24,7 +31,11 @@ class Socket:
 
     def stop_reading(self) -> None: ...
 
-    def close(self, code: int, reason: str) -> None: ...
+    def close(self, code: int, reason: str, cause: str | None = None) -> None:
+        self.closed.append(code)
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        self.refused = refuse
 
     def abort(self) -> None: ...
 
@@ -71,3 +82,38 @@ async def test_settling_gives_up_in_time():
     registry = Registry()
     registry.add(Socket())
     assert not await registry.settle(lambda: not registry, 0)
+
+
+@pytest.mark.req("R-321")
+async def test_when_memory_is_short_the_dearest_pay_for_it():
+    registry = Registry()
+    mib = 2**20
+    crowd = [Socket("crowd", mib) for _ in range(20)]
+    honest, idle = Socket("honest", mib // 8), Socket("idle")
+    largest = Socket("crowd", 2 * mib)
+    everybody = [*crowd, honest, idle, largest]
+    for socket in everybody:
+        registry.add(socket)
+    registry.relieve(Pressure.TIGHT)
+    assert [socket.refused for socket in everybody] == [True] * 20 + [False, False, True]
+    assert not any(socket.closed for socket in everybody)
+    registry.relieve(Pressure.SHORT)
+    assert [socket for socket in everybody if socket.closed] == [largest]
+    registry.remove(largest)
+    registry.relieve(Pressure.FULL)
+    assert sum(bool(socket.closed) for socket in crowd) == 16
+    assert not honest.closed and not idle.closed
+    registry.relieve(Pressure.FINE)
+    assert not any(socket.refused for socket in registry.sockets if isinstance(socket, Socket))
+    assert registry.pressure is Pressure.FINE
+
+
+@pytest.mark.req("R-321")
+async def test_nobody_is_closed_who_holds_little():
+    """Where peers are not what fills the memory, closing them would free nothing."""
+    registry = Registry()
+    sockets = [Socket(f"account {n}", 1000) for n in range(50)]
+    for socket in sockets:
+        registry.add(socket)
+    registry.relieve(Pressure.FULL)
+    assert not any(socket.closed or socket.refused for socket in sockets)

@@ -329,7 +329,14 @@ def test_auth_ok_states_the_capabilities_and_the_extensions():
         "author_id": ALICE.did,
         "capabilities": ["publish"],
         "client_msg_id": "a",
-        "extensions": ["packet_ids", "received_range", "history_marker", "gapless", "http_packets"],
+        "extensions": [
+            "packet_ids",
+            "received_range",
+            "history_marker",
+            "gapless",
+            "http_packets",
+            "log_reset",
+        ],
     }
     assert peer.identity == ALICE.did
     nothing = peer.authenticated(attempt(peer), ())

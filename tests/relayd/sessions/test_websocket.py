@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from typing import Any, cast
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from relayd.sessions.connection import Connection
 from tests.relayd.sessions.connection_rig import (
     CLOSE,
+    HANDSHAKE,
     PING,
     TEXT,
     FakeTransport,
     Rig,
+    eventually,
     frame,
     publish,
 )
@@ -101,7 +104,7 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
 
 @pytest.mark.req("R-321")
 async def test_endless_empty_fragments_hold_no_memory(rigs):
-    rig = rigs()
+    rig = rigs(control_frame_limit=2**30)
     rig.socket.data_received(frame("{", fin=False))
     for _ in range(1000):
         rig.socket.data_received(frame("", 0x0, fin=False) * 10)
@@ -151,3 +154,104 @@ async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_a
     for rig in (quick, slow, idle):
         rig.sweep(1)
     assert [rig.transport.aborted for rig in (quick, slow, idle)] == [False, True, False]
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frame("", PING),
+        frame("", 0xA),
+        frame("{", fin=False) + frame("", 0x0, fin=False) * 500,
+        frame("{", fin=False) + frame("x", 0x0, fin=False) * 500,
+    ],
+    ids=["pings", "pongs", "empty fragments", "fragments of one byte"],
+)
+async def test_a_flood_of_frames_that_their_bytes_do_not_pay_for_ends_with_1008(rigs, flood):
+    rig = rigs(control_frame_limit=100)
+    for _ in range(200):
+        rig.socket.data_received(flood)
+    frames = rig.frames()
+    assert frames[-1] == (CLOSE, (1008).to_bytes(2, "big") + b"too many control frames")
+    assert len(frames) <= 102  # no more than the library had answered by then
+    assert rig.relay.metrics.connections_closed["control_frames"]._value.get() == 0
+    rig.socket.data_received(frame("", CLOSE))
+    rig.socket.connection_lost(None)
+    assert rig.relay.metrics.connections_closed["control_frames"]._value.get() == 1
+
+
+@pytest.mark.req("R-321")
+async def test_pings_now_and_then_and_large_fragments_are_fine(rigs):
+    rig = rigs(control_frame_limit=10, malformed_window=60.0)
+    for _ in range(100):
+        rig.clock.now += 7.0
+        rig.socket.data_received(frame("", PING))
+    rig.socket.data_received(frame("{", fin=False))
+    for _ in range(50):
+        rig.socket.data_received(frame(" " * 1024, 0x0, fin=False))
+    rig.socket.data_received(frame('"type":"X"}', 0x0))
+    assert [opcode for opcode, _ in rig.frames()] == [0xA] * 100 + [TEXT]
+
+
+@pytest.mark.req("R-321")
+async def test_forty_thousand_frames_in_one_read_are_no_one_step(rigs):
+    """They are all handled, a few hundred in each step, and nothing further is read until then."""
+    rig, count = rigs(), 2000
+    rig.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}') * count)
+    received = rig.relay.metrics.messages_received["UNSUBSCRIBE"]._value
+    assert 0 < received.get() < count / 4
+    assert not rig.transport.reading
+    before = received.get()
+    await eventually(lambda: received.get() > before)
+    assert received.get() < count / 2
+    await eventually(lambda: received.get() == count)
+    await eventually(lambda: rig.transport.reading)
+
+
+@pytest.mark.req("R-321")
+async def test_frames_behind_the_handshake_in_the_same_read_are_bounded_too(rigs, clock):
+    rig = rigs()
+    transport = rig.transport
+    rig.connection = Connection(rig.relay, cast(Any, None), "/strata")
+    socket = rig.socket = rig.connection.socket
+    socket.connection_made(cast(Any, transport))
+    for byte in HANDSHAKE[:-1]:
+        socket.data_received(bytes([byte]))
+    transport.written.clear()
+    socket.data_received(HANDSHAKE[-1:] + frame('{"type":"X"}') * 1000)
+    assert bytes(transport.written).startswith(b"HTTP/1.1 101")
+    assert 100 < transport.written.count(b"unknown_type") < 400
+    await eventually(lambda: transport.written.count(b"unknown_type") == 1000)
+
+
+@pytest.mark.req("R-321")
+async def test_an_address_that_has_used_its_share_of_the_loop_is_read_later(clock, monkeypatch):
+    """Each look at the clock takes a millisecond here, so a step costs two."""
+    rig = Rig(clock, loop_share=0.01)
+    other = Rig(clock, rig.relay, peer="192.0.2.2")
+    local = Rig(clock, rig.relay, peer="127.0.0.1")
+
+    def ticking() -> float:
+        clock.now += 0.001
+        return float(clock.now)
+
+    monkeypatch.setattr(time, "monotonic", ticking)
+    for socket in (rig.socket, local.socket):
+        for _ in range(200):
+            socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}'))
+    other.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}'))
+    assert (rig.transport.reading, other.transport.reading, local.transport.reading) == (False, True, True)
+    clock.now += 60
+    await eventually(lambda: rig.transport.reading)
+    for each in (rig, other, local):
+        each.socket.connection_lost(None)
+    await rig.relay.admission.close()
+
+
+@pytest.mark.req("R-321")
+async def test_a_socket_that_is_gone_holds_nothing_though_its_connection_is_a_cycle(rigs):
+    rig = rigs()
+    rig.socket.data_received(b"\x81\xfe\xff\xff" + bytes(4) + b"x" * 60_000)
+    assert rig.socket.held_bytes > 60_000
+    rig.socket.connection_lost(None)
+    assert rig.socket.held_bytes == 0

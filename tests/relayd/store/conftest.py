@@ -34,8 +34,14 @@ class Server:
         return urlunsplit(urlsplit(self.url)._replace(path="/" + database))
 
     def execute(self, statement: str) -> None:
+        self._execute(self.url, statement)
+
+    def execute_in(self, database: str, statement: str) -> None:
+        self._execute(self.url_of(database), statement)
+
+    def _execute(self, url: str, statement: str) -> None:
         async def run() -> None:
-            connection = await asyncpg.connect(self.url)
+            connection = await asyncpg.connect(url)
             try:
                 await connection.execute(statement)
             finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 
 import msgspec
 import pytest
 
-from relayd.store.types import IdentitiesMoved
+from relayd.store.types import DAY_SECONDS, IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
 KEYS = ("KEY_EVENT", "RECOVERY_APPROVAL")
@@ -65,8 +67,53 @@ async def test_authors_with_identity_packets_are_found(store, packet):
         ],
         NOW,
     )
-    assert await store.identities.authors(KEYS) == {"did:strata:a", "did:strata:b", long_name}
-    assert await store.identities.authors(["CLIENT_MANIFEST"]) == {"did:strata:d"}
+    page = await store.identities.authors("KEY_EVENT")
+    assert page.names == {"did:strata:a", long_name}
+    assert (await store.identities.authors("RECOVERY_APPROVAL")).names == {"did:strata:b"}
+    assert (await store.identities.authors("CLIENT_MANIFEST")).names == {"did:strata:d"}
+    assert page.next is not None
+    assert await store.identities.authors("KEY_EVENT", page.next) == (set(), None)
+
+
+async def test_authors_are_read_by_pages_whatever_one_of_them_has_published(store, packet, monkeypatch):
+    monkeypatch.setattr("relayd.store.identities._AUTHORS_PAGE_ROWS", 3)
+    busy = [packet(n, author="did:strata:busy", type="KEY_EVENT") for n in range(10)]
+    others = [packet(20 + n, author=f"did:strata:{n}", type="CLIENT_MANIFEST") for n in range(4)]
+    edges = [packet(30 + n, author="did:strata:edges", type="TRUST_EDGE") for n in range(5)]
+    await store.append([*busy[:5], *others, *edges], NOW)
+    await store.append(busy[5:], NOW + DAY_SECONDS)
+    for type_, rows, names in (
+        ("KEY_EVENT", 10, {"did:strata:busy"}),
+        ("CLIENT_MANIFEST", 4, {f"did:strata:{n}" for n in range(4)}),
+    ):
+        found, pages = set(), 0
+        place = 0
+        while (page := await store.identities.authors(type_, place)).next is not None:
+            pages += 1
+            found |= page.names
+            place = page.next
+        assert (found, pages) == (names, -(-rows // 3))
+
+
+@pytest.mark.req("R-236")
+async def test_only_the_manifest_that_counts_is_read(store, packet):
+    def manifest(number: int, author: str = "did:strata:a") -> NewPacket:
+        made: NewPacket = packet(number, author=author, type="CLIENT_MANIFEST")
+        return made
+
+    await store.append([manifest(1), manifest(2, "did:strata:b")], NOW)
+    await store.append([manifest(3)], NOW + DAY_SECONDS)
+    tied = [manifest(n) for n in (4, 5, 6, 7)]
+    await store.append(tied[:2], NOW + DAY_SECONDS + 5)
+    await store.append([*tied[2:], packet(9, author="did:strata:a", type="KEY_EVENT")], NOW + DAY_SECONDS + 5)
+    both = ["did:strata:a", "did:strata:b"]
+    rows = await store.identities.packets_of(both, ["CLIENT_MANIFEST"])
+    counts = min(tied, key=lambda one: one.packet_id)
+    assert [row.body for row in rows] == [manifest(2, "did:strata:b").body, counts.body]
+    with_keys = await store.identities.packets_of(both, ["CLIENT_MANIFEST", "KEY_EVENT"])
+    assert [row.sequence for row in with_keys] == sorted(row.sequence for row in with_keys)
+    assert len(with_keys) == 3
+    assert await store.identities.packets_of(["did:strata:c"], ["CLIENT_MANIFEST"]) == []
 
 
 async def test_the_packets_of_authors_come_in_log_order(store, packet):
@@ -110,3 +157,51 @@ async def test_a_packet_is_found_by_its_equivalence_key(store, packet):
     sequence = (await store.append([keyed], NOW)).dispositions[0].sequence
     assert await store.identities.by_key(b"k" * 32) == (sequence, NOW, keyed.body, None)
     assert await store.identities.by_key(b"x" * 32) is None
+
+
+@pytest.mark.req("R-241", "R-242")
+@pytest.mark.parametrize(
+    ("strength", "read"),
+    [
+        (0.9, 0.9),
+        (1, 1.0),
+        (1e-9, 1e-9),
+        ("x", None),
+        ("nan", None),
+        ("\0" * 40, None),
+        (True, None),
+        (None, None),
+        ({"strength": 1}, None),
+        ([0.9] * 40, None),
+    ],
+    ids=repr,
+)
+async def test_of_a_trust_packet_the_strength_alone_is_read(store, packet, strength, read):
+    def edge(number: int, type: str, **more):
+        content = {"note": '"strength":0.1 \0 \u2028', "type": type, "x": {"strength": 0.2}, **more}
+        body = json.dumps({"content": content, "z": "x" * 100_000}).encode()
+        return msgspec.structs.replace(packet(number, author="did:strata:a", type=type), body=body)
+
+    rows = [edge(1, "TRUST_EDGE", strength=strength), edge(2, "TRUST_REVOCATION", strength=strength)]
+    await store.append([*rows, packet(3, author="did:strata:a"), packet(4, author="did:strata:b")], NOW)
+    await store.append([edge(5, "TRUST_EDGE")], NOW + 1)
+    types = ("TRUST_EDGE", "TRUST_REVOCATION")
+    found = await store.identities.trust_acts("did:strata:a", types, after=0, most=9)
+    assert [(row.packet_id, row.received_at, row.content_type, row.strength) for row in found] == [
+        (packet(5).packet_id, NOW + 1, "TRUST_EDGE", None),
+        (rows[1].packet_id, NOW, "TRUST_REVOCATION", None),
+        (rows[0].packet_id, NOW, "TRUST_EDGE", read),
+    ]
+    assert await store.identities.trust_acts("did:strata:a", types, after=0, most=1) == found[:1]
+
+
+async def test_trust_packets_are_read_over_a_connection_of_their_own(store, packet):
+    """However long that takes, the feed, AUTH and packets by id do not wait for it."""
+    reader = store.identities
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(reader._budgets.lease())
+        waiting = asyncio.create_task(reader.trust_acts("did:strata:a", ["TRUST_EDGE"], after=0, most=1))
+        assert await store.head() == 0
+        assert await store.tail(0, None, 9) == [] and await reader.packets_of(["did:strata:a"], KEYS) == []
+        assert not waiting.done()
+    assert await waiting == []

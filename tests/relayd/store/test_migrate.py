@@ -8,10 +8,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from relayd.lineage import Mark
 from relayd.store import Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
 from relayd.store.migrate import REVISION, current_revision, latest_revision
 from relayd.store.schema import METADATA, is_ours
@@ -109,3 +111,31 @@ async def test_secrets_are_made_once_and_shared(store, second_store, database):
     assert store.secrets.identity_seed != store.secrets.cursor_key
     assert store.secrets.identity_seed.hex() not in repr(store.secrets)
     assert repr(store.secrets.cursor_key) not in repr(store.secrets)
+
+
+@pytest.mark.req("R-155", "R-308")
+async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
+    """What was appended, and the cursors given out, before the log had terms."""
+
+    def to_0002(connection: sa.Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+
+    await asyncio.to_thread(run_sync, empty_database, to_0002)
+    await execute(
+        empty_database,
+        "SELECT relay_append(1790000000, ARRAY['\\x01'::bytea], ARRAY['a'::bytea], ARRAY['POST'::bytea],"
+        " ARRAY[1790000000], ARRAY[NULL::bigint], ARRAY['{}'::bytea], NULL, NULL, NULL, false)",
+    )
+    assert await migrate(empty_database) == REVISION
+    async with await Store.open(empty_database) as store:
+        head = await store.head()
+        first = store.known.lineage.current
+        assert (first.begins_after, first.epoch) == (0, 1)
+        await store.begin()
+        lineage = store.known.lineage
+        assert lineage.current.begins_after == head and lineage.term_of(head) == first
+        assert lineage.holds(Mark(head, None, 1), head)
+        await store.begin_epoch("operator")
+        assert store.known.lineage.good_to(Mark(head + 7, None, 1), head + 9) == head

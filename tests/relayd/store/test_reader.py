@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
+import asyncpg
 import pytest
 
-from relayd.store import LogQuery, Store, StoreTimeout, StoreUnavailable
+from relayd.lineage import KnownLog
+from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable
 from relayd.store.connection import Pool
 from relayd.store.reader import Reader
 
@@ -113,27 +118,68 @@ async def test_closing_ends_what_is_waiting(database, locked, sql, observer, eve
 
 @pytest.mark.req("R-154")
 async def test_a_replica_that_lags_is_not_asked_for_what_it_lacks(server, database, empty_database, packet):
-    """A second database stands in for a replica: what matters is how far its head has come."""
+    """A second database stands in for a replica: what matters is how far its head has come, and its term."""
     from relayd.store import migrate
 
     await migrate(empty_database)
     async with (
-        await Store.open(empty_database) as behind,
         await Store.open(database, read_url=empty_database) as store,
+        replica(empty_database) as behind,
     ):
         first = [packet(n) for n in range(3)]
         await store.append(first, NOW)
-        await behind.append(first, NOW)
+        term = store.known.lineage.current
+        await behind.execute("UPDATE log_head SET tag = $1", term.tag)
+        await replay(behind, first)
         await store.append([packet(3)], NOW)
         assert len((await store.page(LogQuery(), 10, NOW)).rows) == 4
-        head = await behind.head()
+        head = await behind.fetchval("SELECT last_sequence FROM log_head")
         # Up to where the replica stands, it answers: told apart by a packet that only it has.
-        await behind.append([packet(99)], NOW)
+        await replay(behind, [packet(99)])
         rows = (await store.page(LogQuery(up_to=head + 1), 10, NOW)).rows
         assert rows[-1].body == packet(99).body
         assert (await store.page(LogQuery(up_to=head), 10, NOW)).rows == rows[:3]
         await store.append([packet(4)], NOW)
         assert (await store.page(LogQuery(up_to=head + 2), 10, NOW)).rows[-1].body == packet(4).body
+
+
+@pytest.mark.req("R-154")
+async def test_a_replica_that_has_parted_from_the_primary_is_not_asked(database, empty_database, packet):
+    from relayd.store import migrate
+
+    await migrate(empty_database)
+    async with (
+        await Store.open(database, read_url=empty_database) as store,
+        replica(empty_database) as parted,
+    ):
+        await store.append([packet(1)], NOW)
+        # It goes further than the primary, under a term that the primary never had.
+        await replay(parted, [packet(n) for n in range(50, 60)])
+        assert [row.body for row in (await store.page(LogQuery(), 10, NOW)).rows] == [packet(1).body]
+
+
+@contextlib.asynccontextmanager
+async def replica(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def replay(behind: asyncpg.Connection[Any], packets: list[NewPacket]) -> None:
+    """Append under whatever term the database is at."""
+    await behind.fetchrow(
+        "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false,"
+        " (SELECT tag FROM log_head), 0)",
+        NOW,
+        [packet.packet_id for packet in packets],
+        [packet.author_id.encode() for packet in packets],
+        [packet.content_type.encode() for packet in packets],
+        [packet.timestamp for packet in packets],
+        [packet.expires_at for packet in packets],
+        [packet.body for packet in packets],
+    )
 
 
 async def test_a_replica_that_is_away_is_done_without(database, packet):
@@ -144,7 +190,41 @@ async def test_a_replica_that_is_away_is_done_without(database, packet):
 
 async def test_a_server_that_stops_answering_is_unavailable_in_time(database, locked, sql, monkeypatch):
     pool = Pool(database, 1, name="relayd pages", connect_timeout=5)
-    reader = Reader(pool, pool, None, read_timeout=-4.8)  # no statement timeout on the server
+    reader = Reader(KnownLog(), pool, pool, None, read_timeout=-4.8)  # no statement timeout on the server
     with pytest.raises(StoreUnavailable, match="in time"):
         await reader.page(LogQuery(), 10, NOW, 1000)
     await pool.close()
+
+
+class Reading:
+    """A payer with a name."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def used_database(self, seconds: float, now: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.mark.req("R-321")
+async def test_a_reader_who_asks_for_much_waits_behind_one_who_asks_for_little(
+    database, locked, sql, observer, eventually
+):
+    """Eight pages of one reader wait for the one connection when another reader asks for its first."""
+    done: list[str] = []
+    dear, honest = Reading(), Reading()
+
+    async def read(name: str, payer: Reading) -> None:
+        await store.page(LogQuery(), 10, NOW, payer=payer)
+        done.append(name)
+
+    async with await Store.open(database, read_connections=1) as store:
+        readers = [asyncio.create_task(read("dear", dear)) for _ in range(8)]
+        await eventually(lambda: observer.fetch(READING))
+        readers.append(asyncio.create_task(read("honest", honest)))
+        readers[3].cancel()
+        await sql.execute("ROLLBACK")
+        await asyncio.wait(readers)
+        await sql.execute("BEGIN")
+    assert done == ["dear", "honest"] + ["dear"] * 6
+    assert dear.seconds > honest.seconds > 0

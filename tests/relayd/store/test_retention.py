@@ -8,8 +8,8 @@ import pytest
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.store import Gone, LogQuery, Outcome, Store
-from relayd.store.retention import EXEMPT_TYPES, Swept
-from relayd.store.types import DAY_SECONDS, StoredPacket, day_of
+from relayd.store.retention import Swept
+from relayd.store.types import DAY_SECONDS, EXEMPT_TYPES, NewPacket, StoredPacket, day_of
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
@@ -30,7 +30,8 @@ async def fill_days(store, packet, days):
     """On each day one packet of each exempt type and two plain ones."""
     for day in range(days):
         batch = [packet(10 * day), packet(10 * day + 1)]
-        batch += [packet(10 * day + 2 + n, type=type_) for n, type_ in enumerate(EXEMPT_TYPES)]
+        author = f"did:strata:{day}"
+        batch += [packet(10 * day + 2 + n, author=author, type=type_) for n, type_ in enumerate(EXEMPT_TYPES)]
         await store.append(batch, NOW + day * DAY_SECONDS)
 
 
@@ -62,6 +63,47 @@ async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet
         assert isinstance(stored, StoredPacket) and stored.body == packet(2).body
         assert isinstance(await store.by_id(packet(0).packet_id, now), Gone)
         assert await store.maintain(now) == Swept(0, 0)
+
+
+@pytest.mark.req("R-309", "R-236")
+async def test_of_an_author_s_manifests_only_the_current_one_outlives_retention(database, packet, sql):
+    def manifest(number: int, author: str = "did:strata:a") -> NewPacket:
+        made: NewPacket = packet(number, author=author, type="CLIENT_MANIFEST")
+        return made
+
+    async with await Store.open(database, retention_days=1) as store:
+        tied = [manifest(n) for n in (2, 3, 4)]
+        days = [
+            [manifest(1), manifest(10, "did:strata:b"), packet(20, author="did:strata:a", type="KEY_EVENT")],
+            tied,
+            [packet(30)],
+            [manifest(40), packet(41)],
+            [packet(50)],
+        ]
+        left = []
+        for day, batch in enumerate(days):
+            now = NOW + day * DAY_SECONDS
+            await store.append(batch, now)
+            await store.maintain(now)
+            left.append(
+                [
+                    row.body
+                    for row in await store.identities.packets_of(
+                        ["did:strata:a", "did:strata:b"], ["CLIENT_MANIFEST"]
+                    )
+                ]
+            )
+        newest = min(tied, key=lambda one: one.packet_id)
+        other = manifest(10, "did:strata:b").body
+        assert left == [
+            [manifest(1).body, other],
+            *[[other, newest.body]] * 2,
+            *[[other, manifest(40).body]] * 2,
+        ]
+        kept = [row[0] for row in await sql.fetch("SELECT body FROM packets_kept ORDER BY sequence")]
+        assert kept == [other, packet(20, author="did:strata:a", type="KEY_EVENT").body]
+        for gone in (manifest(1), *tied):
+            assert isinstance(await store.by_id(gone.packet_id, now), Gone), "and it is no new packet either"
 
 
 @pytest.mark.req("R-310", "R-108", "R-102")

@@ -11,6 +11,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
     Disposition,
@@ -50,9 +51,9 @@ class MemoryStore:
     def identities(self) -> MemoryStore:
         return self
 
-    async def authors(self, types: Iterable[str]) -> set[str]:
-        wanted = set(types)
-        return {entry.packet.author_id for entry in self.log if entry.packet.content_type in wanted}
+    async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
+        found = [entry.packet for entry in self.log if entry.packet.content_type == type_]
+        return AuthorsPage({packet.author_id for packet in found}, None)
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         wanted = set(types)

@@ -167,7 +167,7 @@ def test_input_without_one_canonical_form_is_refused(raw: bytes, detail: str) ->
 @pytest.mark.parametrize("filler", ["5e-3", "1e-5", "1E1", "1e15", "-0", "1.0", "0e9"])
 def test_a_dropped_member_cannot_hide_behind_numbers_that_grow(filler: str) -> None:
     # msgspec keeps the last of two members. A number whose canonical text is longer than its spelling
-    # would win back the lost length, were such numbers let through.
+    # would win back the lost length, if length were what is compared.
     for count in range(1, 40):
         numbers = ",".join([filler] * count)
         assert refusal(f'[{{"a":1,"a":2}},{numbers}]'.encode()) == "duplicate_member"
@@ -212,6 +212,13 @@ def test_integers_that_doubles_do_not_keep_are_refused(literal: str) -> None:
         ("-0.0", "0"),
         ("0e5", "0"),
         ("1e-7", "1e-7"),
+        ("9.99e-7", "9.99e-7"),
+        ("1e-6", "0.000001"),
+        ("-1.5e-6", "-0.0000015"),
+        ("9.999999999999999e-6", "0.000009999999999999999"),
+        ("1e-5", "0.00001"),
+        ("1.5e300", "1.5e+300"),
+        ("-1.5e21", "-1.5e+21"),
         ("0.0000001", "1e-7"),
         ("1e21", "1e+21"),
         ("1000000000000000000000e0", "1e+21"),
@@ -240,6 +247,56 @@ def test_nesting_is_bounded() -> None:
         for deep in (1_000, 100_000):
             assert refusal(opening * deep + b"1" + closing * deep) == "too_deep"
             assert refusal(opening * deep) in ("too_deep", "malformed_json")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "1e-9",
+        "0.001",
+        "1e21",
+        "1e5",
+        "1.0",
+        "2e-6",
+        "1.5e300",
+        "[]",
+        "{}",
+        '{"a":1}',
+        '{"\uffff":0}',
+        '"\\n"',
+    ],
+)
+def test_no_valid_text_goes_the_slow_way(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [independent_reading(raw) for raw in (f"[{piece},{piece}]".encode(), f" [ {piece} ]".encode())]
+
+    def slow(*_: Any) -> None:
+        raise AssertionError("this takes up to a hundred times as long for a byte")
+
+    monkeypatch.setattr(canonical, "_parse_strictly", slow)
+    monkeypatch.setattr(rfc8785, "dumps", slow)
+    assert canonical.canonicalize(f"[{piece},{piece}]".encode()) == expected[0]
+    assert canonical.canonicalize(f" [ {piece} ]".encode()) == expected[1]
+    _, text, rest = canonical.parse_without(f' {{"b":[{piece}],"a":1}}'.encode(), ["a"])
+    assert text == b'{"a":1,' + rest[1:]
+
+
+@pytest.mark.req("R-321")
+def test_values_are_counted_before_anything_is_decoded() -> None:
+    for text, values in (
+        ("[1,2,3]", 4),
+        ('{"a":[],"b":{"c":null}}', 4),
+        ('["a,b,c","[[[{{{","\\",","]', 4),
+        ("0", 1),
+    ):
+        raw = text.encode()
+        canonical.require_few_values(raw, values + 1)  # an empty container counts as if it held something
+        with pytest.raises(InvalidPacket, match="too_many_values"):
+            canonical.require_few_values(raw, values - 1)
+        assert canonical.most_values(raw) >= values
+    # What is no JSON is looked through once as well, not once for each quote.
+    for raw in (b'"' + b'\\"' * 200_000, b'","' * 100_000, b'"' * 300_001, b"\\" * 300_000 + b","):
+        canonical.require_few_values(raw + b"," * 40_000, 10**6)
+        canonical.require_few_values(raw, 400_000)
 
 
 def test_long_hostile_input_raises_nothing_else() -> None:
@@ -341,6 +398,9 @@ number_text = st.one_of(
     st.integers().map(str),
     st.sampled_from([MAX, MAX + 1, -MAX, -MAX - 1, 2**63, 2**64, 10**21]).map(str),
     finite.map(repr),
+    st.floats(1e-8, 1e-4).map(repr),
+    st.floats(1e-7, 1e-5).map("{:.30f}".format),
+    st.floats(1e15, 1e23).map(repr),
     st.floats(-1000, 1000).map("{:.3f}".format),
     st.tuples(st.integers(-9999, 9999), st.sampled_from("eE"), st.integers(-30, 30)).map(
         "{0[0]}{0[1]}{0[2]}".format

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -201,6 +203,21 @@ def test_what_is_no_json_object(frame: bytes) -> None:
 def test_unknown_types(members: dict[str, Any]) -> None:
     error = refusal(json.dumps({"client_msg_id": "m", **members}))
     assert (error.detail, error.client_msg_id) == ("unknown_type", "m")
+
+
+@pytest.mark.parametrize("member", ["type", "client_msg_id", "subscription_id", "packet", "x"])
+@pytest.mark.parametrize("item", ["1.5e300", "[]", '{"":1}'])
+def test_a_refused_frame_is_not_decoded(member: str, item: str) -> None:
+    frame = f'{{"{member}":[{",".join([item] * 50_000)}],"type":"PUBLISH","packet":[]}}'.encode()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidMessage):
+            wire.decode_client_message(frame)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Decoded, 50 000 values are 400 KB and as much again for what is in them. Only a packet's bytes are kept.
+    assert peak < (500_000 if member == "packet" else 100_000)
 
 
 @pytest.mark.req("R-131")

@@ -19,6 +19,7 @@ from typing import Any
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
 from strata.protocol import canonical, ids, packets
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 
@@ -120,7 +121,7 @@ def original_of(packet: Packet) -> Packet | None:
     if embedded is None:
         return packet
     try:
-        original = Packet.parse(canonical.encode(embedded), media_needs_header=False)
+        original = Packet.read(canonical.encode(embedded, max_depth=DEEPEST))
         original.verify()
     except InvalidPacket:
         return None

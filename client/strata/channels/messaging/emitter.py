@@ -65,7 +65,7 @@ class EventEmitter:
         for handler in tuple(self._of(event.name)):
             try:
                 answer = handler(event)
-                if inspect.isawaitable(answer):
+                if answer is not None and inspect.isawaitable(answer):
                     await answer
             except Exception:
                 _log.exception("a handler of %s raised", event.name)

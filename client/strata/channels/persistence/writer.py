@@ -96,6 +96,21 @@ class ChangeWriter:
         return WriterHealth(self._pending_changes, self._failures, self._error)
 
     @property
+    def pending(self) -> int:
+        """Changes that the store has not confirmed."""
+        return self._pending_changes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the store failed for good: nothing more will be written."""
+        return self._error is not None and not self._error.retry
+
+    @property
+    def submitted(self) -> int:
+        """The number of the last submission."""
+        return self._confirmed + len(self._pending)
+
+    @property
     def confirmed(self) -> int:
         """The number of durable submissions; `submit` numbers them from 1."""
         return self._confirmed
@@ -112,18 +127,18 @@ class ChangeWriter:
             raise PersistenceClosed("the writer is closed")
         if self._error is not None and not self._error.retry:
             raise self._error
+        if not changes:
+            return self.submitted
         if self._pending_changes + len(changes) > self._max_pending:
             raise PersistenceError(f"{self._pending_changes} changes wait for the store already")
         check_changes(changes)
-        if not changes:
-            return self._confirmed + len(self._pending)
         self._pending.append(tuple(changes))
         self._pending_changes += len(changes)
         if self._task is None:
             self._task = asyncio.create_task(
                 self._write(), name=f"strata-writer {self._participant.channel_id}"
             )
-        return self._confirmed + len(self._pending)
+        return self.submitted
 
     async def written(self) -> None:
         """Wait until everything submitted so far is durable, however long the store is out of order.
@@ -136,7 +151,7 @@ class ChangeWriter:
         if self._task is None:
             raise self._error or PersistenceClosed("the writer is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._confirmed + len(self._pending), waiter))
+        self._waiters.append((self.submitted, waiter))
         await waiter
 
     async def close(self) -> None:

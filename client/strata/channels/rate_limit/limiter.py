@@ -149,6 +149,11 @@ class RateLimiter:
         queues = self._lanes.get(lane)
         return [] if queues is None else [queue[0] for queue in queues.queues if queue]
 
+    def waits(self, lane: str) -> bool:
+        """Whether a lane has any transmission that waits."""
+        queues = self._lanes.get(lane)
+        return queues is not None and any(queues.queues)
+
     def take(self, now: int, *, ready: Container[str] | None = None) -> Transmission | None:
         """The transmission that may go now, charged to the budgets; None if none may go.
 
@@ -227,10 +232,7 @@ class RateLimiter:
     def get_timer(self) -> int | None:
         """When to call `take`; a time in the past means now, None means that nothing waits."""
         times = [
-            self._allowed_at(lane.queues[priority][0])
-            for lane in self._lanes.values()
-            for priority in Priority
-            if lane.queues[priority]
+            self._allowed_at(queue[0]) for lane in self._lanes.values() for queue in lane.queues if queue
         ]
         return min(times, default=None)
 

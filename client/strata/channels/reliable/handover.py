@@ -19,6 +19,7 @@ from typing import Self
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
+from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.errors import EventsMissed
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
@@ -121,7 +122,7 @@ class Handover:
         self._in_hand: Received | None = None
         self._processed: Received | None = None
         self._arrived = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._woken = Alarm()
         self._ended = False
         self._iterators: list[Events] = []
 
@@ -140,7 +141,8 @@ class Handover:
         self._gate.extend((ticket, event) for event in events)
         if newest > self._available:
             self._gate.append((ticket, newest))
-        self._woken.set()
+        if self._gate:
+            self._woken.set()
 
     def wake(self) -> None:
         """The store has confirmed more, or a handler was added."""

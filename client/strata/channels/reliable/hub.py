@@ -30,6 +30,7 @@ from strata.channels.persistence.records import EpochCount, read_records
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
+from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.engine import Ephemeral
 from strata.channels.reliable.errors import InvalidConfiguration
 from strata.channels.reliable.outbox import Outbox
@@ -119,7 +120,7 @@ class Hub:
         self._settled = asyncio.Event()
         self._bytes_under_way = 0
         self._failures = 0
-        self._woken = asyncio.Event()
+        self._woken = Alarm()
         self._guests = 0
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
@@ -288,12 +289,8 @@ class Hub:
                 await self._dispatch(transmission)
             due = limiter.get_timer()
             wait = None if due is None else (due - self.now_ms()) / 1000
-            try:
-                # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
-                async with asyncio.timeout(wait if wait is None or wait > 0 else None):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
+            await self._woken.wait(wait if wait is None or wait > 0 else None)
 
     def _next(self, limiter: RateLimiter) -> Transmission | None:
         full = len(self._under_way) >= _MAX_UNDER_WAY or self._bytes_under_way >= _MAX_UNDER_WAY_BYTES

@@ -137,6 +137,11 @@ class Outbox:
         return self._limiter.heads(self.lane)
 
     @property
+    def waits(self) -> bool:
+        """Whether any transmission waits."""
+        return self._limiter.waits(self.lane)
+
+    @property
     def queued(self) -> int:
         """How many transmissions wait."""
         return sum(self._limiter.queued(self.lane, priority) for priority in Priority)

@@ -20,6 +20,7 @@ from strata.channels.persistence.interface import Change, ParticipantKey, Persis
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
 from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.engine import ChannelEngine, Ephemeral
 from strata.channels.reliable.handover import Handover
@@ -106,7 +107,7 @@ class ChannelSession:
         self._tickets: dict[str, int] = {}
         """By message: the submission that must be durable before it goes out."""
         self._room = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._woken = Alarm()
         self._armed_for = math.inf
         self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
@@ -189,11 +190,7 @@ class ChannelSession:
                 self.flush()
             self._armed_for = self.engine.get_timer()
             wait = (self._armed_for - self.now_ms()) / 1000
-            try:
-                async with asyncio.timeout(max(wait, 0.001) if wait < 1e9 else None):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            await self._woken.wait(max(wait, 0.001) if wait < 1e9 else None)
 
     # Changes go to the store; their events are told and their messages sent once they are durable.
 
@@ -213,10 +210,10 @@ class ChannelSession:
             self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.wrapped()], ticket)
             self._unsubmitted_ids = []
         else:
-            ticket = self.writer.submit(())
+            ticket = self.writer.submitted
         self.handover.tell(self.engine.events(), ticket, self.engine.inbox.newest)
         # A message makes several steps: a task is woken only for work that is due before its own timer.
-        if self.outbox.heads():
+        if self.outbox.waits:
             self._hub.wake()
         if self.engine.retrieval.at < self._queries.armed_for:
             self._queries.wake()
@@ -236,7 +233,8 @@ class ChannelSession:
             confirmed = self.writer.confirmed
             self._tickets = {name: at for name, at in self._tickets.items() if at > confirmed}
         self.handover.wake()
-        self._hub.wake()
+        if self.outbox.waits:
+            self._hub.wake()
         self._room.set()
 
     def _on_store_health(self, health: WriterHealth) -> None:
@@ -337,10 +335,8 @@ class ChannelSession:
             return message
 
     def _is_full(self) -> bool:
-        health = self.writer.health
-        broken = health.error is not None and not health.error.retry
-        behind = bool(self._unsubmitted) or health.pending > _MAX_UNSTORED
-        return self.engine.inbox.is_full or behind or broken
+        behind = bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED
+        return self.engine.inbox.is_full or behind or self.writer.has_failed
 
     # Looking.
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.engine import ChannelEngine, follows_others
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan
 from strata.channels.sds import SdsMessage
@@ -56,7 +57,7 @@ class StoreQueries:
         self._node = node
         self._engine = engine
         self._now_ms = now_ms
-        self._woken = asyncio.Event()
+        self._woken = Alarm()
         self._connected = False
 
     def wake(self) -> None:
@@ -90,11 +91,7 @@ class StoreQueries:
                     continue
             self.armed_for = engine.retrieval.at if self._connected else math.inf
             wait = (self.armed_for - now) / 1000
-            try:
-                async with asyncio.timeout(wait if wait < 1e9 else None):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            await self._woken.wait(wait if wait < 1e9 else None)
 
     async def _guarded(self, work: Awaitable[None]) -> bool:
         """Whether a query succeeded. A store that is away or breaks its protocol is asked again later."""

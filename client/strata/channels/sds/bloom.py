@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import mmh3
 
@@ -32,8 +32,7 @@ class BloomParameters:
 
     def positions(self, message_id: str) -> Sequence[int]:
         """The numbers of this id's bits."""
-        first, second = _hash(message_id), _hash(message_id + " b")
-        return [(first + i * second) % self.bits for i in range(self.hashes)]
+        return _positions(message_id, self.hashes, self.bits)
 
     def contains(self, data: bytes | bytearray, positions: Iterable[int]) -> bool:
         """Whether a filter in wire form has all these bits; `data` must be `size_bytes` long."""
@@ -42,6 +41,12 @@ class BloomParameters:
             if not data[bit >> 3 ^ 7] >> (bit & 7) & 1:
                 return False
         return True
+
+
+@lru_cache(4_096)  # the filter of each sync is asked for the same few messages
+def _positions(message_id: str, hashes: int, bits: int) -> tuple[int, ...]:
+    first, second = _hash(message_id), _hash(message_id + " b")
+    return tuple([(first + i * second) % bits for i in range(hashes)])
 
 
 def _hash(text: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strata.channels.sds.bloom import BloomParameters
-from strata.channels.sds.bodies import Keyframe
+from strata.channels.sds.bodies import Archive, Keyframe
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
 from strata.channels.sds.log import LoggedMessage
@@ -45,21 +45,15 @@ class Journal:
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str], None] = {}
         self._last_clock: ClockRecord | None = None
+        self._archive: Archive
+        self._makers: dict[str, Callable[[str], Record | None]] = {}
 
-    def mark(self, kind: str, key: str) -> None:
-        """Note that a record may differ from the one last taken."""
-        self._marks[kind, key] = None
-
-    def take(
-        self,
-        clock: ClockRecord,
-        history: History,
-        outgoing: OutgoingBuffer,
-        incoming: IncomingBuffer,
-        repair: RepairBuffers,
-    ) -> list[Change]:
-        """All changes since the last call. New keyframes come first, since bodies refer to them."""
-        makers: dict[str, Callable[[str], Record | None]] = {
+    def watch(
+        self, history: History, outgoing: OutgoingBuffer, incoming: IncomingBuffer, repair: RepairBuffers
+    ) -> None:
+        """Read the records from these parts of a participant."""
+        self._archive = history.archive
+        self._makers = {
             "log": lambda key: _log_record(key, history),
             "known": lambda key: _known_record(key, history),
             "tip": lambda key: _tip_record(key, history),
@@ -70,14 +64,23 @@ class Journal:
             "request": lambda key: _request_record(key, repair),
             "response": lambda key: _response_record(key, repair),
         }
-        archive = history.archive
+
+    def mark(self, kind: str, key: str) -> None:
+        """Note that a record may differ from the one last taken."""
+        self._marks[kind, key] = None
+
+    def take(self, clock: ClockRecord) -> list[Change]:
+        """All changes since the last call. New keyframes come first, since bodies refer to them."""
+        archive = self._archive
+        if not self._marks and not archive.born and not archive.died and clock == self._last_clock:
+            return []
         died = set(archive.died)
         changes = [
             Change("keyframe", str(keyframe.number), KeyframeRecord(keyframe.number, keyframe.data))
             for keyframe in archive.born
             if keyframe.number not in died
         ]
-        changes += [Change(kind, key, makers[kind](key)) for kind, key in self._marks]
+        changes += [Change(kind, key, self._makers[kind](key)) for kind, key in self._marks]
         changes += [Change("keyframe", str(number), None) for number in archive.died]
         archive.born.clear()
         archive.died.clear()

@@ -8,6 +8,7 @@ The descriptors are built here, so that no protobuf compiler is needed. Unknown 
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ __all__ = [
 NO_CHANNEL = "0"
 """`channel_id` of messages outside any channel (C-099)."""
 _MAX_LAMPORT = 2**64 - 1
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
+"""A message comes from several relays, and again from the store: the last small ones are decoded once."""
 
 
 class Kind(enum.Enum):
@@ -102,13 +105,9 @@ class SdsMessage(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
         """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
-        try:
-            wire = _parsed(data)
-        except DecodeError:
-            return None
-        if len(wire.causal_history) > max_entries or len(wire.repair_request) > max_entries:
-            return None
-        return cls._of(wire)
+        if len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes):
+            return _decode_small(data, max_entries)
+        return _decode(data, max_entries)
 
     @classmethod
     def read(cls, data: bytes) -> SdsMessage:
@@ -130,6 +129,19 @@ class SdsMessage(msgspec.Struct, frozen=True):
             tuple([_entry(entry) for entry in wire.repair_request]),
             wire.content if wire.HasField("content") else None,
         )
+
+
+def _decode(data: bytes, max_entries: int) -> SdsMessage | None:
+    try:
+        wire = _parsed(data)
+    except DecodeError:
+        return None
+    if len(wire.causal_history) > max_entries or len(wire.repair_request) > max_entries:
+        return None
+    return SdsMessage._of(wire)
+
+
+_decode_small = functools.lru_cache(_MAX_REMEMBERED)(_decode)
 
 
 def _parsed(data: bytes) -> Any:

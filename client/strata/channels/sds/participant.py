@@ -81,6 +81,8 @@ class Participant:
         self._journal = Journal() if track_changes else None
         self._mark = self._journal.mark if self._journal is not None else _ignore
         self._history = History(config, self._parameters, self._outgoing, self._mark)
+        if self._journal is not None:
+            self._journal.watch(self._history, self._outgoing, self._incoming, self._repair)
         if state is not None:
             self._restore(state)
         self._receiver = Receiver(
@@ -418,7 +420,7 @@ class Participant:
         clock = ClockRecord(
             self._lamport.time, self._own_count, history.log.last_arrival, history.known.horizon
         )
-        return self._journal.take(clock, history, self._outgoing, self._incoming, self._repair)
+        return self._journal.take(clock)
 
     def log(self) -> list[HistoryEntry]:
         """The whole log, in the order that all participants share. The cost is the length of the log."""

@@ -18,7 +18,7 @@ from strata.protocol.provenance.attestation import KeysOf, ManifestOf, attest
 from strata.protocol.provenance.history import Level, level_of, platform_attested
 from strata.protocol.provenance.judgement import REASONS, judge, needed_dids
 from strata.protocol.provenance.origins import AI_MODEL, HARDWARE, ORIGIN_TYPES, SOFTWARE, UNKNOWN
-from strata.protocol.provenance.serving import Downgrade, ServedForm, restore, served
+from strata.protocol.provenance.serving import Downgrade, HeaderPlace, ServedForm, restore, served
 from strata.protocol.provenance.trust import ProvenanceTrust, Root
 from strata.protocol.provenance.verifying import VerifyingKey
 
@@ -30,6 +30,7 @@ __all__ = [
     "SOFTWARE",
     "UNKNOWN",
     "Downgrade",
+    "HeaderPlace",
     "KeysOf",
     "Level",
     "ManifestOf",

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from strata.protocol.canonical import DEEPEST
+
 __all__ = [
     "AI_MODEL",
     "DEEPEST",
@@ -29,9 +31,6 @@ ORIGIN_TYPES = (UNKNOWN, SOFTWARE, AI_MODEL, HARDWARE)
 
 HIGH_TRUST = frozenset({AI_MODEL, HARDWARE})
 """Claims that a relay refuses, rather than downgrades, when their proof fails (R-214, R-215)."""
-
-DEEPEST = 512
-"""Nesting that re-encoding an admitted packet allows for: as deep as a relay can be told to admit (R-321)."""
 
 _RANK = {origin: rank for rank, origin in enumerate(ORIGIN_TYPES)}
 

@@ -10,17 +10,33 @@ Nothing a relay writes there is believed: the rebuilt packet has the id it was s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from strata.protocol import canonical
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
-from strata.protocol.provenance.origins import DEEPEST, ORIGIN_TYPES, UNKNOWN, header_of, lower, read_origin
+from strata.protocol.provenance.origins import ORIGIN_TYPES, UNKNOWN, header_of, lower, read_origin
 
-__all__ = ["Downgrade", "ServedForm", "restore", "served"]
+__all__ = ["Downgrade", "HeaderPlace", "ServedForm", "restore", "served"]
+
+
+class HeaderPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Where the bytes stand, in a canonical packet, that serving it cuts and quotes. Ends are exclusive."""
+
+    start: int
+    end: int
+    """The value of `provenance_header`."""
+    dropped_start: int
+    dropped_end: int
+    """Its failed `client_attestation` with the comma behind it; empty where there is none to drop."""
+    origin_start: int
+    origin_end: int
+    """The value of its `origin_type`."""
 
 
 class Downgrade(msgspec.Struct, frozen=True):
@@ -32,6 +48,12 @@ class Downgrade(msgspec.Struct, frozen=True):
     """One of `strata.protocol.provenance.REASONS`."""
     drops_client_attestation: bool = False
     """The header carries a `client_attestation` that failed: it is left out of the served copy."""
+    place: HeaderPlace | UnsetType = UNSET
+    """Where the header stands in the packet, so that serving it costs a copy; absent from older findings."""
+
+    def placed(self, signed: bytes) -> Downgrade:
+        """The same finding with `place`, for this packet in canonical form."""
+        return msgspec.structs.replace(self, place=_find_header(signed, self.drops_client_attestation))
 
     def encode(self) -> bytes:
         """The form in which the finding is stored beside the packet."""
@@ -45,6 +67,7 @@ class Downgrade(msgspec.Struct, frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Downgrade).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ServedForm(NamedTuple):
@@ -63,24 +86,56 @@ def served(
     leaves it as signed; the annotation is the same in both, so that a reader need not know the mode.
     Replication sessions get `signed` itself (R-211).
     """
-    value: Any = canonical.parse(signed, max_depth=DEEPEST)[0]
-    header = value["provenance_header"]
-    annotations = {
-        "provenance": {
-            "effective_origin_type": downgrade.effective_origin_type,
-            "claimed_origin_type": downgrade.claimed_origin_type,
-            "reason": downgrade.reason,
-            "original_provenance_header": header,
-        }
-    }
-    annotations_text = canonical.encode(annotations, max_depth=DEEPEST + 2)
+    place = downgrade.place or _find_header(signed, downgrade.drops_client_attestation)
+    effective = _encode(downgrade.effective_origin_type)
+    annotations = (
+        b'{"provenance":{"claimed_origin_type":%b,"effective_origin_type":%b,'
+        b'"original_provenance_header":%b,"reason":%b}}'
+    ) % (
+        _encode(downgrade.claimed_origin_type),
+        effective,
+        signed[place.start : place.end],
+        _encode(downgrade.reason),
+    )
     if mode == "annotate":
-        return ServedForm(signed, annotations_text)
-    header = {**header, "origin_type": downgrade.effective_origin_type}
-    if downgrade.drops_client_attestation:
-        header.pop("client_attestation", None)
-    value["provenance_header"] = header
-    return ServedForm(canonical.encode(value, max_depth=DEEPEST), annotations_text)
+        return ServedForm(signed, annotations)
+    kept = signed[: place.dropped_start], signed[place.dropped_end : place.origin_start]
+    return ServedForm(b"".join((*kept, effective, signed[place.origin_end :])), annotations)
+
+
+def _find_header(signed: bytes, drops_attestation: bool) -> HeaderPlace:
+    # Nothing is decoded but names: canonical bytes are taken over as they are.
+    header = next(member for member in _members(signed, 0) if member.name == "provenance_header")
+    members = {member.name: member for member in _members(signed[header.value : header.end], header.value)}
+    origin = members["origin_type"]
+    dropped = members.get("client_attestation") if drops_attestation else None
+    # Members are in order, so that an attestation stands before the origin and has a comma behind it.
+    return HeaderPlace(
+        header.value,
+        header.end,
+        origin.value if dropped is None else dropped.start,
+        origin.value if dropped is None else dropped.end + 1,
+        origin.value,
+        origin.end,
+    )
+
+
+class _Member(NamedTuple):
+    name: str
+    start: int
+    value: int
+    """Where its value starts."""
+    end: int
+
+
+def _members(text: bytes, at: int) -> Iterator[_Member]:
+    """The members of an object in canonical form, which stands at `at` of the packet, and their places."""
+    start = at + 1
+    for name, raw in _decode_members(text).items():
+        value = start + len(_encode(name)) + 1
+        end = value + len(bytes(raw))
+        yield _Member(name, start, value, end)
+        start = end + 1
 
 
 def restore(
@@ -101,7 +156,7 @@ def restore(
     finding = (annotations or {}).get("provenance")
     finding = finding if type(finding) is dict else {}
     try:
-        packet = Packet.parse(raw, max_bytes=max_bytes, media_needs_header=False)
+        packet = Packet.read(raw, max_bytes=max_bytes)
     except InvalidPacket as error:
         if error.detail != "packet_id_mismatch":
             raise
@@ -112,7 +167,7 @@ def restore(
 def _rebuild(
     raw: bytes, finding: dict[str, object], mismatch: InvalidPacket, max_bytes: int | None
 ) -> tuple[Packet, str | None]:
-    value: Any = canonical.parse(raw)[0]
+    value: Any = canonical.parse(raw, max_depth=DEEPEST)[0]
     served_header = header_of(value)
     if served_header is None:
         raise mismatch  # a relay downgrades what claims something, and leaves the header in place
@@ -126,8 +181,8 @@ def _rebuild(
         ]
     for header in candidates:
         try:
-            text = canonical.encode({**value, "provenance_header": header})
-            packet = Packet.parse(text, max_bytes=max_bytes, media_needs_header=False)
+            text = canonical.encode({**value, "provenance_header": header}, max_depth=DEEPEST)
+            packet = Packet.read(text, max_bytes=max_bytes)
         except InvalidPacket:
             continue
         served_as = read_origin(served_header.get("origin_type"))

@@ -320,6 +320,7 @@ class Core:
             detail=message.detail,
             retry_after=message.retry_after,
             max_bytes=message.max_bytes,
+            cursor=message.cursor,
         )
         if self._authenticating.receive_error(message, refusal, now):
             self._follow_authentication(now)
@@ -335,6 +336,7 @@ class Core:
             return
         if stream is not None:
             stream.receive_error(refusal, now, park=park)
+            self._changed[stream] = None  # it may have a `LogReset` to take
             self._follow(stream, wire_id)
         elif not self._was_ours(wire_id):
             self.statistics.messages_invalid += 1

@@ -7,7 +7,7 @@ from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import Candidate, author_of
 from strata.relays.connection.keyfetch import MAX_AUTHORS, KeyFetcher
 from strata.relays.connection.stream import Phase, QueuedEvent
-from strata.relays.connection.values import Query
+from strata.relays.connection.values import LogReset, Query
 
 __all__ = ["Feed"]
 
@@ -26,8 +26,8 @@ class Feed:
         """Whether nothing more will arrive; what has arrived can still be taken."""
         return self._stream.phase is Phase.ENDED
 
-    def take(self) -> QueuedEvent | None:
-        """The next event, or None. The caller owes a call of `taken` for it."""
+    def take(self) -> QueuedEvent | LogReset | None:
+        """The next event or word of a reset, or None. The caller owes a call of `taken` for it."""
         return self._stream.take()
 
     def take_error(self) -> StrataError | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
-from strata.protocol.packets import Packet, observed_at
+from strata.protocol.packets import Packet, id_holds, observed_at
 from strata.relays.connection.keyring import KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.stream import QueuedEvent
@@ -71,7 +71,10 @@ class Inspector:
         try:
             packet, origin_type = _restore(event)  # R-183: recomputes the id
         except InvalidPacket as error:
-            self._count(error)
+            self._count(error, None)
+            if error.code is ErrorCode.INVALID_SCHEMA:
+                # Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
+                self._statistics.events_forged += not id_holds(bytes(event.packet))
             return None
         # Before the signature, which costs eight times more than all the rest. The id is recomputed and the
         # one remembered was verified, so a forged signature cannot hide a packet from us.
@@ -91,7 +94,7 @@ class Inspector:
             if not self._verify(candidate):
                 return KEYS_WANTED
         except InvalidPacket as error:
-            self._count(error)
+            self._count(error, packet.author_id)
             return None
         self._seen[packet.digest] = None
         if len(self._seen) > self._window:
@@ -107,11 +110,13 @@ class Inspector:
         packet.verify(now=observed_at(packet, event.received_at))
         return True
 
-    def _count(self, error: InvalidPacket) -> None:
+    def _count(self, error: InvalidPacket, author: str | None) -> None:
         if error.code is ErrorCode.PACKET_EXPIRED:
             self._statistics.events_expired += 1
         elif error.code is ErrorCode.INVALID_SIGNATURE and error.detail in _TAMPERED:
             self._statistics.events_tampered += 1
+            has_keys = author is not None and self._keys is not None and self._keys.has_all_keys(author)
+            self._statistics.events_forged += error.detail == "packet_id_mismatch" or has_keys
         else:
             self._statistics.events_invalid += 1
 
@@ -141,7 +146,7 @@ def author_of(event: QueuedEvent) -> str | None:
 def _restore(event: QueuedEvent) -> tuple[Packet, str | None]:
     """The packet as its author signed it, and the origin it may be credited with (R-209, R-212)."""
     try:
-        packet = Packet.parse(event.packet, media_needs_header=False)
+        packet = Packet.read(event.packet)
         if event.annotations is None and packet.value.get("provenance_header") is None:
             return packet, None
     except InvalidPacket as error:

@@ -60,6 +60,8 @@ class _Author:
     """None: nothing but the key in the DID itself."""
     is_overgrown: bool
     """The relay told more than a chain may hold: nothing this author signs resolves."""
+    is_whole: bool
+    """Whether the relay said itself that this was all it had of the author."""
     asked_at: float
     """When the relay was asked; all that it held then is in the chain."""
     refresh_at: float
@@ -86,10 +88,21 @@ class KeyRing:
     def __contains__(self, did: str) -> bool:
         return did in self._authors
 
-    def learn(self, did: str, chain: KeyChain | None, asked_at: float, *, is_overgrown: bool = False) -> None:
-        """The relay was asked at `asked_at` and has answered with this chain (`build`), or with too much."""
+    def learn(
+        self,
+        did: str,
+        chain: KeyChain | None,
+        asked_at: float,
+        *,
+        is_overgrown: bool = False,
+        is_whole: bool = False,
+    ) -> None:
+        """The relay was asked at `asked_at` and has answered with this chain (`build`), or with too much.
+
+        `is_whole` says that the relay marked the end of its answer, so that silence was not taken for it.
+        """
         refresh_at = asked_at + self._refresh_interval
-        self._authors[did] = _Author(chain, is_overgrown, asked_at, refresh_at)
+        self._authors[did] = _Author(chain, is_overgrown, is_whole, asked_at, refresh_at)
         self._authors.move_to_end(did)
         self.stale.discard(did)
         while len(self._authors) > self._max_authors:
@@ -106,6 +119,11 @@ class KeyRing:
         """What is known of an author's keys, for showing to people; None if the relay was not asked."""
         author = self._authors.get(did)
         return None if author is None else author.chain or self._anchors.chain(did)
+
+    def has_all_keys(self, did: str) -> bool:
+        """Whether the relay has told everything it had about this author's keys, and said so."""
+        author = self._authors.get(did)
+        return author is not None and author.is_whole
 
     def verify(self, packet: Packet, received_at: int, arrived_at: float) -> bool:
         """Check signature, key window and expiry of a packet that the relay received at `received_at`.

@@ -88,7 +88,11 @@ class PacketRelay:
             refresh_interval=options.key_refresh_interval,
         )
         self._keys = KeyFetcher(
-            ring, self._identity_packets, timeout=options.key_timeout, name=f"strata-relay-keys {shown(url)}"
+            ring,
+            self._identity_packets,
+            announced=lambda: self.announced,
+            timeout=options.key_timeout,
+            name=f"strata-relay-keys {shown(url)}",
         )
         self._ring = ring if options.resolve_keys else None
 
@@ -223,8 +227,9 @@ class PacketRelay:
         options that do not exist, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
+        on_log_reset = options.pop("on_log_reset", None)
         query = Query.of(options)
-        return Subscription(Feed(self._driver, query, self._keys), self._inspector(query))
+        return Subscription(Feed(self._driver, query, self._keys), self._inspector(query), on_log_reset)
 
     def fetch(self, **options: Unpack[FetchOptions]) -> Subscription:
         """Stored packets that match, at most `limit`, read page by page; ends when there are no more.

@@ -44,13 +44,15 @@ from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Re
 from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
 from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.relays.connection.options import Options
-from strata.relays.connection.values import Announced, Query, Statistics
+from strata.relays.connection.values import Announced, LogReset, Query, Statistics
 
 __all__ = ["Phase", "QueuedEvent", "Stream"]
 
 _RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
 """How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
 _EVENT_OVERHEAD_BYTES = 256
+_MAX_RESETS = 3
+"""How often in a row, with nothing in between, a relay may say that it has lost the place asked for."""
 _KEYS_ROOM = 4
 """How many times the usual number of events may wait while the keys for the first are fetched."""
 
@@ -120,7 +122,8 @@ class Stream:
         self._forbidden: StrataError | None = None
         self._parked: RequestRefused | None = None
         self._anonymous = False
-        self._queue: deque[QueuedEvent] = deque()
+        self._queue: deque[QueuedEvent | LogReset] = deque()
+        self._resets = 0
         self._queued_bytes = 0
         self._delivered = 0
         self._attempt = 0
@@ -138,17 +141,18 @@ class Stream:
 
     # What the application does.
 
-    def take(self) -> QueuedEvent | None:
-        """The next queued event, or None. The caller must call `taken` for it."""
+    def take(self) -> QueuedEvent | LogReset | None:
+        """The next queued event, or word of a reset between two, or None. The caller must call `taken`."""
         if not self._queue:
             return None
         event = self._queue.popleft()
-        self._queued_bytes -= len(event.packet) + _EVENT_OVERHEAD_BYTES
+        if isinstance(event, QueuedEvent):
+            self._queued_bytes -= len(event.packet) + _EVENT_OVERHEAD_BYTES
         return event
 
     def waiting(self) -> Iterator[QueuedEvent]:
         """The queued events, without taking them."""
-        return iter(self._queue)
+        return (event for event in self._queue if isinstance(event, QueuedEvent))
 
     def taken(self, *, delivered: bool, now: float) -> None:
         """The event last taken was handed on, or dropped. Goes on reading where room was wanting."""
@@ -224,7 +228,7 @@ class Stream:
 
     def receive_event(self, message: wire.Event, now: float) -> None:
         """Queue an event that came for `wire_id`, or leave the stream where it does not belong."""
-        self._refusals = 0
+        self._refusals = self._resets = 0
         cursor = message.cursor
         if self.phase is Phase.LIVE and cursor is not None and not self._gapless and not self._marked:
             # A plain relay's live event with a cursor, or its history after a long silence: nothing tells
@@ -261,7 +265,7 @@ class Stream:
 
     def receive_end_of_history(self, message: wire.EndOfHistory, now: float) -> None:
         """The relay has sent the history asked for; `complete` says whether that was all of it."""
-        self._refusals = 0
+        self._refusals = self._resets = 0
         if self.phase is not Phase.HISTORY:
             return
         if isinstance(message.cursor, str):
@@ -285,7 +289,7 @@ class Stream:
         if refusal.retry is Retry.AUTHENTICATE and (park or self._anonymous):
             self._parked = refusal if park else None
             delay = 0.0
-        elif refusal.code == ErrorCode.INVALID_CURSOR and self._fall_back():
+        elif refusal.code == ErrorCode.INVALID_CURSOR and self._turn_back(refusal):
             delay = 0.0
         elif self._is_final(refusal):
             self.close(refusal)
@@ -406,6 +410,24 @@ class Stream:
                 self._options.history_timeout if self._marked else self._options.idle_timeout
             )
 
+    def _turn_back(self, refusal: RequestRefused) -> bool:
+        """Go on from the last place that is good; False where there is none."""
+        lost = self._asked_position
+        if refusal.detail != "log_reset" or lost is None:
+            return self._fall_back()
+        self._resets += 1
+        if self._resets > _MAX_RESETS:
+            return False
+        if refusal.cursor is not None:
+            self._position = refusal.cursor
+        elif not self._fall_back():
+            return False
+        self._behind = True
+        self._statistics.log_resets += 1
+        since = self._since if refusal.cursor is None else None
+        self._queue.append(LogReset(lost=lost, cursor=refusal.cursor, since=since))
+        return True
+
     def _fall_back(self) -> bool:
         """R-339: the relay knows the cursor no more, so start at a time no later than any packet missed.
 
@@ -467,7 +489,8 @@ class Stream:
             return True
         if refusal.retry_after is not None and refusal.retry_after > MAX_RETRY_AFTER_SECONDS:
             return True  # better told now than waited for in silence
-        return refusal.detail == "too_many_subscriptions"  # coming back frees no place among our own
+        # Coming back frees no place among our own.
+        return refusal.detail in ("too_many_subscriptions", "too_many_filter_bytes")
 
     def _delay(self, refusal: RequestRefused) -> float:
         options = self._options

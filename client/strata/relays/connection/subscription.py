@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from strata.relays.connection.feed import Feed
 from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Inspector
-from strata.relays.connection.values import Delivery, Query
+from strata.relays.connection.values import Delivery, LogReset, Query
 
 __all__ = ["Subscription"]
+
+_log = logging.getLogger("strata.relay")
 
 _EVENTS_PER_TURN = 32
 """Events handed on before other tasks get their turn: about 3 ms of verifying."""
@@ -27,11 +31,17 @@ class Subscription:
     leaves the relay's feed, and reads on from the relay's store once there is room; nothing else on the
     connection waits. The whole connection waits only for a relay that gave no cursor to come back to.
 
+    A relay may lose the end of its log: its operator puts an older backup back. The subscription then says so
+    (`on_log_reset`) and goes on from the last good place.
+
     The subscription ends, with UNSUBSCRIBE, by `aclose`, by leaving its `async with` block, and when nothing
     refers to it any more, as after `break` in the loop above.
     """
 
-    def __init__(self, feed: Feed, inspector: Inspector) -> None:
+    def __init__(
+        self, feed: Feed, inspector: Inspector, on_log_reset: Callable[[LogReset], None] | None = None
+    ) -> None:
+        self._on_log_reset = on_log_reset or _warn
         self._feed = feed
         self._inspector = inspector
         self._receiving = False
@@ -72,6 +82,10 @@ class Subscription:
             candidate = self._candidate
             if candidate is None and (event := feed.take()) is not None:
                 self._taken += 1
+                if isinstance(event, LogReset):
+                    feed.taken(delivered=False)
+                    self._on_log_reset(event)
+                    continue
                 candidate = self._candidate = self._inspector.read(event)
                 if candidate is None:
                     feed.taken(delivered=False)
@@ -126,3 +140,7 @@ class Subscription:
                 self._feed.end_soon()
             except RuntimeError:
                 pass  # the loop is closed, and the connection with it
+
+
+def _warn(reset: LogReset) -> None:
+    _log.warning("the relay's log has lost its end; packets may be missing: %s", reset)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypedDict
 
@@ -17,6 +17,7 @@ __all__ = [
     "Authenticated",
     "Delivery",
     "FetchOptions",
+    "LogReset",
     "Order",
     "PacketSelection",
     "Published",
@@ -57,6 +58,23 @@ class Delivery:
     origin_type: str | None = None
     """The origin its media may be credited with: the lower of the author's claim and the relay's finding
     (R-212). None if the packet claims none. `packet` is always as its author signed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReset:
+    """The relay's log has lost its end: an older copy was put in its place.
+
+    The relay has no longer all that it had acknowledged, and may lack packets that this program never saw.
+    Reading goes on behind the last good place; what was handed on before is not handed on again, as far as
+    `Options.dedup_packets` reaches.
+    """
+
+    lost: str
+    """The cursor that is good no more: where this subscription stood."""
+    cursor: str | None
+    """The last good place, where the relay knows it: reading goes on behind it."""
+    since: int | None
+    """Otherwise reading goes on with packets of this time, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +134,9 @@ class FetchOptions(PacketSelection, total=False):
     """Start strictly after this position (`Delivery.cursor`), rather than at the oldest packet."""
     cursor_fallback_since: int | None
     """The `since` to use if the relay does not know `cursor` any more."""
+    on_log_reset: Callable[[LogReset], None]
+    """Called when the relay's log has lost its end: after the packets before that were handed on and before
+    those behind it are. Unless given, a warning is logged. What it raises, iterating raises."""
 
 
 class SubscribeOptions(FetchOptions, total=False):
@@ -244,6 +265,9 @@ class Statistics:
     events_tampered: int = 0
     """Packets that are not what their author signed, dropped: the id or the signature fails. A packet
     that the relay downgraded with an annotation does not count (R-342)."""
+    events_forged: int = 0
+    """Tampered and invalid packets that the relay alone can account for: the id fails, or the signature does
+    by the keys that this relay has told in full. It may also fail for want of the author's newer keys."""
     events_expired: int = 0
     """Packets received after their own `expires_at`, dropped (R-337)."""
     events_unasked: int = 0
@@ -254,6 +278,8 @@ class Statistics:
     """Messages that RFC-0004 does not know, and answers to no request."""
     key_fetches: int = 0
     """Times the relay was asked for authors' key events (R-075)."""
+    log_resets: int = 0
+    """Times the relay's log had lost the place where a subscription stood (`LogReset`)."""
     subscriptions_deferred: int = 0
     """Times a subscription left the relay's feed because its consumer was slower."""
     refusals: dict[str, int] = field(default_factory=dict)

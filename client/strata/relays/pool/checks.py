@@ -13,9 +13,9 @@ from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import SubscribeOptions
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
+from strata.relays.pool.presence import Answer, Lookup, PresenceWatch, Resend
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Aspect
+from strata.relays.pool.reputation import Aspect, Evidence, Suspicion
 
 __all__ = ["Checks"]
 
@@ -61,14 +61,15 @@ class Checks:
             self._room.clear()
             await self._room.wait()
 
-    def stored(self, packet: Packet, url: str) -> None:
-        """A relay said OK to this packet: it will be asked for it."""
+    def stored(self, packet: Packet, url: str, *, queued: bool = False) -> None:
+        """A relay said OK to this packet, or QUEUED (R-190): it will be asked for it."""
         now = self._wall()
-        self._relays.known.seen(packet, url, now)
+        if not queued:
+            self._relays.known.seen(packet, url, now)
         if self._options.presence_delay is None:
             return
         if packet.expires_at is None or packet.expires_at > now + _MIN_LIFE_SECONDS:
-            self._watch.claimed(packet, url, self._loop.time())
+            self._watch.claimed(packet, url, self._loop.time(), held_back=queued)
 
     @property
     def unsettled(self) -> int:
@@ -142,11 +143,12 @@ class Checks:
 
     # Looking for packets.
 
-    async def _find(self, url: str, packets: Sequence[Packet], found: set[str]) -> bool:
-        """Put the ids that the relay has into `found`; returns whether that was its whole answer."""
+    async def _find(self, url: str, packets: Sequence[Packet], found: set[str]) -> Answer:
+        """Put the ids that the relay has into `found`; returns what that says about the others."""
         relay = self._relays.relay(url)
         if relay is None:
-            return False
+            return Answer.BROKEN
+        circumstances = _circumstances(relay)
         times = [packet.timestamp for packet in packets]
         # Author and time narrow it for a relay that cannot look packets up by id (A-048).
         query: SubscribeOptions = {
@@ -163,8 +165,9 @@ class Checks:
                     async for delivery in answer:
                         found.add(delivery.packet.packet_id)
         except (StrataError, TimeoutError):
-            return False
-        return True
+            return Answer.BROKEN
+        is_clear = _marks_history(relay) and _circumstances(relay) == circumstances
+        return Answer.DENIAL if is_clear else Answer.SILENCE
 
     async def _probe(self, url: str) -> None:
         now = self._wall()
@@ -173,19 +176,24 @@ class Checks:
             return
         self._relays.statistics.probes += 1
         found: set[str] = set()
-        if not await self._find(url, [probe.packet], found):
+        answer = await self._find(url, [probe.packet], found)
+        if answer is Answer.BROKEN:
             return
         self._relays.statistics.probes_missed += not found
-        self._relays.observe(url, probe.kind, len(found), 1 - len(found))
+        is_plain = found or probe.kind is Aspect.CONSISTENCY
+        self._relays.observe(url, probe.kind if is_plain else _offence(answer), len(found), 1 - len(found))
 
     async def _look(self, lookup: Lookup) -> None:
         found: set[str] = set()
-        complete = await self._find(lookup.url, lookup.packets, found)
-        missing = len(lookup.packets) - len(found) if complete else 0
-        if found or missing:
+        answer = await self._find(lookup.url, lookup.packets, found)
+        if found:
+            self._relays.observe(lookup.url, Aspect.PRESENCE, good=len(found))
+        missing = len(lookup.packets) - len(found)
+        if missing and answer is not Answer.BROKEN:
             self._relays.statistics.presence_missing += missing
-            self._relays.observe(lookup.url, Aspect.PRESENCE, len(found), missing)
-        self._watch.answered(lookup, found, complete=complete)
+            offence = Aspect.CONSISTENCY if lookup.held_back else _offence(answer)
+            self._relays.observe(lookup.url, offence, bad=missing)
+        self._watch.answered(lookup, found, answer)
         self._settle()
 
     def _settle(self) -> None:
@@ -206,7 +214,25 @@ class Checks:
         except StrataError:
             return  # the next round of the check decides anew
         if answer.packet_id == resend.packet.packet_id:
-            self.stored(resend.packet, resend.url)
+            self.stored(resend.packet, resend.url, queued=answer.queued)
+
+
+def _offence(answer: Answer) -> Evidence | Suspicion:
+    """What it is not to have a packet that one had acknowledged or served: a lie only if one says so."""
+    return Aspect.PRESENCE if answer is Answer.DENIAL else Aspect.CONSISTENCY
+
+
+def _circumstances(relay: PoolRelay) -> tuple[int, ...]:
+    """What stays the same while an answer comes over one connection and nothing of it is dropped here."""
+    counts = relay.statistics
+    return (
+        counts.connections,
+        counts.connections_lost,
+        counts.events_invalid,
+        counts.events_tampered,
+        counts.events_expired,
+        counts.messages_invalid,
+    )
 
 
 def _marks_history(relay: PoolRelay) -> bool:

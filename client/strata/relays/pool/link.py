@@ -148,7 +148,8 @@ class Link:
         made, failed = more("connections"), more("connections_failed", "connections_lost")
         if made or failed:
             self._listener.observe(self.url, Aspect.CONNECT, made, failed)
-        valid = more("events_delivered", "events_repeated")
-        invalid = more("events_invalid", "events_tampered", "messages_invalid")
-        if valid or invalid:
-            self._listener.observe(self.url, Aspect.VALIDITY, valid, invalid)
+        valid, forged = more("events_delivered", "events_repeated"), more("events_forged")
+        if valid or forged:
+            self._listener.observe(self.url, Aspect.VALIDITY, valid, forged)
+        if malformed := more("events_invalid", "events_tampered", "messages_invalid") - forged:
+            self._listener.observe(self.url, Aspect.FORM, bad=malformed)

@@ -4,8 +4,11 @@ No I/O, no clock. A packet is watched from its first OK. After `delay`, every re
 it by id, many packets in one request. When all have answered:
 
 - it is present on `copies` relays: done;
-- a relay that said OK denies it: that is an offence, and the packet is sent to it again and to another;
+- a relay that said OK does not have it: the packet is sent to it again and to another;
 - a relay that could not be asked says nothing: it is asked again next time.
+
+Not to have it is an offence only where the relay says so itself (`Answer.DENIAL`) and had said OK without
+holding the packet back (R-190). A packet is sent again on less.
 
 The wait doubles each time; after `attempts` rounds the check gives up, for a packet that waits for an absent
 relay would keep a place that another needs.
@@ -15,16 +18,28 @@ relay would keep a place that another needs.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from strata.protocol.packets import Packet
 
-__all__ = ["Lookup", "PresenceWatch", "Resend"]
+__all__ = ["Answer", "Lookup", "PresenceWatch", "Resend"]
 
 _BATCH = 64
 """Most packets asked for in one request."""
+
+
+class Answer(enum.Enum):
+    """What a relay's answer says about the packets that are not in it."""
+
+    DENIAL = enum.auto()
+    """The relay marked the end of a whole answer: it does not have them."""
+    SILENCE = enum.auto()
+    """Nothing more came, but nobody said that this was all: it does not have them, or is slow."""
+    BROKEN = enum.auto()
+    """The answer was cut off, refused or too late: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,8 @@ class Lookup:
 
     url: str
     packets: tuple[Packet, ...]
+    held_back: bool = False
+    """Whether the relay said that they have no effect yet (R-190): then it may be right not to show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +71,8 @@ class _Watched:
     verified: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     """Relays that denied it in this round."""
+    held_back: set[str] = field(default_factory=set)
+    """Relays that hold it without effect yet (R-190)."""
     outstanding: set[str] = field(default_factory=set)
     """Relays asked in this round that have not answered."""
 
@@ -80,18 +99,19 @@ class PresenceWatch:
         """Whether there is no room for another packet."""
         return len(self._watched) >= self._capacity
 
-    def claimed(self, packet: Packet, url: str, now: float) -> None:
-        """A relay said that it has stored the packet."""
+    def claimed(self, packet: Packet, url: str, now: float, *, held_back: bool = False) -> None:
+        """A relay said that it has stored the packet, or that it holds the packet back for now (R-190)."""
         watched = self._watched.get(packet.packet_id)
         if watched is None:
             watched = _Watched(packet, now + self._delay, self._delay)
             self._watched[packet.packet_id] = watched
         if url not in watched.verified:
             watched.claimed.add(url)
+            (watched.held_back.add if held_back else watched.held_back.discard)(url)
 
     def due(self, now: float, usable: Collection[str]) -> list[Lookup]:
         """The requests to make now, of relays that can be asked."""
-        asked: dict[str, list[Packet]] = {}
+        asked: dict[tuple[str, bool], list[Packet]] = {}
         for watched in self._watched.values():
             if watched.due_at > now or watched.outstanding:
                 continue
@@ -99,25 +119,24 @@ class PresenceWatch:
             watched.outstanding = {url for url in watched.claimed if url in usable}
             watched.due_at = math.inf  # until `settle` closes the round
             for url in watched.outstanding:
-                asked.setdefault(url, []).append(watched.packet)
+                asked.setdefault((url, url in watched.held_back), []).append(watched.packet)
         return [
-            Lookup(url, tuple(some[start : start + _BATCH]))
-            for url, some in asked.items()
+            Lookup(url, tuple(some[start : start + _BATCH]), held_back)
+            for (url, held_back), some in asked.items()
             for start in range(0, len(some), _BATCH)
         ]
 
-    def answered(self, lookup: Lookup, found: Collection[str], *, complete: bool) -> None:
+    def answered(self, lookup: Lookup, found: Collection[str], answer: Answer) -> None:
         """A relay has given these, by packet id.
 
-        Where that was not its whole answer, because it is away or slow, its word stands for the others until
-        it can be asked again.
+        Where its answer was broken off, its word stands for the others until it can be asked again.
         """
         for watched in self._of(lookup):
             watched.outstanding.discard(lookup.url)
             if watched.packet.packet_id in found:
                 watched.claimed.discard(lookup.url)
                 watched.verified.add(lookup.url)
-            elif complete:
+            elif answer is not Answer.BROKEN:
                 watched.claimed.discard(lookup.url)
                 watched.denied.add(lookup.url)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from strata.protocol.packets import Packet
 from strata.relays.pool.reputation import Aspect
@@ -25,10 +26,10 @@ _FRESH_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a relay for this packet; the answer counts as `kind`."""
+    """Ask a relay for this packet, which is its own or common; the answer counts as `kind`."""
 
     packet: Packet
-    kind: Aspect
+    kind: Literal[Aspect.PRESENCE, Aspect.CONSISTENCY]
 
 
 @dataclass(slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.connection.dialing import shown
-from strata.relays.connection.values import Delivery, Query, SubscribeOptions
+from strata.relays.connection.values import Delivery, LogReset, Query, SubscribeOptions
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
@@ -19,6 +21,8 @@ from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, st
 from strata.relays.pool.values import Position
 
 __all__ = ["Reading"]
+
+_log = logging.getLogger("strata.pool")
 
 _MEASURED_PACKETS = 50
 """Fewer packets than this say nothing about a relay's throughput."""
@@ -200,7 +204,7 @@ class Reading:
         if relay is None:
             return
         try:
-            async with relay.subscribe(**self._request(start, live=self.query.live)) as stream:
+            async with relay.subscribe(**self._request(url, start, live=self.query.live)) as stream:
                 async for delivery in stream:
                     self._offer(url, delivery, in_stream=True)
                     await self._wait_for_room()
@@ -255,6 +259,15 @@ class Reading:
         """Sweep this relay soon: it is back after an absence, or took someone's place."""
         self._sweeps.hasten(url, self._loop.time())
 
+    def _log_was_reset(self, url: str, reset: LogReset) -> None:
+        """A relay has lost the end of its log: another one may have what was there."""
+        self._relays.statistics.log_resets += 1
+        _log.warning("%s: the log has lost its end: %s", shown(url), reset)
+        for other in self._relays.connected():
+            if other != url:
+                self.hasten_sweep(other)
+        self._relays.wake()
+
     async def _sweep(self, url: str) -> None:
         """Everything one relay received since its last sweep."""
         relay = self._relays.relay(url)
@@ -266,7 +279,7 @@ class Reading:
         try:
             if relay is None:
                 raise ConnectionFailed("the relay has no seat any more")
-            async with relay.subscribe(**self._request(start, live=False)) as stream:
+            async with relay.subscribe(**self._request(url, start, live=False)) as stream:
                 deliveries = aiter(stream)
                 while True:
                     asked_at = self._loop.time()
@@ -294,7 +307,7 @@ class Reading:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _request(self, start: Start, *, live: bool) -> SubscribeOptions:
+    def _request(self, url: str, start: Start, *, live: bool) -> SubscribeOptions:
         """The query for one relay: a coarse one tells the relay less than what is wanted (R-405)."""
         query = self.query
         since, until = start.since, query.until
@@ -319,4 +332,5 @@ class Reading:
             # A coarse stream gives packets that do not count.
             "limit": None if self._coarse else query.limit,
             "live": live,
+            "on_log_reset": functools.partial(self._log_was_reset, url),
         }

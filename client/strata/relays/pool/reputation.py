@@ -5,7 +5,7 @@ make the score:
 
     score        = integrity · uptime · (0.7 · quickness + 0.3 · capacity)          in [0, 1]
     integrity    = validity · consistency
-    validity     = (good + 20) / (good + 20 + 20 · bad)      packets verified, packets malformed or tampered
+    validity     = (good + 20) / (good + 20 + 20 · bad)      packets verified, packets forged or malformed
     consistency  = (found + 20) / (found + 20 + 20 · denied + 5 · missing)
     uptime       = (good + 2) / (good + bad + 2)             connections and pings
     quickness    = 1 / (1 + mean round trip / 0.5 s)         unknown: 0.5
@@ -15,9 +15,16 @@ make the score:
 denial of an unknown relay halves its score; a relay with a thousand good answers has more credit. A correctly
 annotated downgrade is no offence (R-342): it is not reported here as bad.
 
+Everything seen lowers the score, but only `Evidence` blacklists at once: what no honest relay brings about,
+however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough of it makes a backup. A relay
+is *gone* when it could not be reached in 24 different hours of the window in which another relay could, and
+was reached in none.
+
+    honesty      = (verified + 20) / (verified + 20 + 20 · forged) · (found + 20) / (found + 20 + 20 · denied)
+
     ACTIVE ──score < 0.30──▶ BACKUP ──score ≥ 0.40──▶ ACTIVE
        └──────────┬─────────────┘
-      integrity < 0.30, or uptime < 0.1 after 50 attempts
+        honesty < 0.30, or gone
                   ▼
              BLACKLISTED ──sentence served──▶ BACKUP, its offences forgotten, its strikes not
 
@@ -29,19 +36,30 @@ The first sentence is an hour, each further one four times the last, seven days 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from strata.relays.pool.values import Standing
 
-__all__ = ["WINDOW_SECONDS", "Aspect", "Observation", "Reputation", "Saved", "Score"]
+__all__ = [
+    "WINDOW_SECONDS",
+    "Aspect",
+    "Evidence",
+    "Observation",
+    "Reputation",
+    "Saved",
+    "Score",
+    "Suspicion",
+]
 
 WINDOW_SECONDS = 7 * 86_400
 """Older observations do not count (R-341)."""
 
 _BUCKET_SECONDS = 3600
 _TO_BACKUP, _TO_ACTIVE = 0.30, 0.40
-_MIN_INTEGRITY = 0.30
-_MIN_UPTIME, _MIN_ATTEMPTS = 0.1, 50
+_MIN_HONESTY = 0.30
+_HOURS_GONE = 24
 _FIRST_SENTENCE, _SENTENCE_GROWTH = 3600.0, 4
 _HALF_LATENCY = 0.5
 _HALF_RATE = 256 * 1024
@@ -59,14 +77,28 @@ class Aspect(enum.StrEnum):
     HISTORY = "history"
     """Packets of history read; `value` is bytes a second."""
     VALIDITY = "validity"
-    """Packets that verified, and packets malformed or tampered (R-342)."""
+    """Packets that verified, and packets that the relay has forged (R-342): the id fails, or the signature by
+    keys that the relay itself has told in full."""
+    FORM = "form"
+    """Malformed messages and packets, and packets whose key does not hold (R-342). A relay of another
+    version, a stranger's packets, or keys not known in full may bring them about."""
     PRESENCE = "presence"
-    """Packets looked for at a relay that had acknowledged or served them: found, or denied."""
+    """Packets looked for at a relay that had acknowledged or served them: found, or clearly denied."""
     CONSISTENCY = "consistency"
-    """Packets looked for that several others serve: found, or missing (R-343)."""
+    """Packets looked for that several others serve: found, or missing (R-343). Also packets that a relay had
+    acknowledged or served and does not name, where its answer is no clear denial."""
 
 
-_INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.PRESENCE, Aspect.CONSISTENCY)
+Evidence = Literal[Aspect.VALIDITY, Aspect.PRESENCE]
+"""What is bad here, only a relay that lies brings about: it contradicts a signature, or its own word."""
+
+Suspicion = Literal[
+    Aspect.CONNECT, Aspect.PING, Aspect.PUBLISH, Aspect.HISTORY, Aspect.FORM, Aspect.CONSISTENCY
+]
+"""What is bad here, an outage, a slow link, a gap or a difference of versions may bring about too."""
+
+_REACH = (Aspect.CONNECT, Aspect.PING)
+_INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.FORM, Aspect.PRESENCE, Aspect.CONSISTENCY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +208,7 @@ class Reputation:
             totals[Aspect.CONNECT],
             totals[Aspect.PING],
         )
-        validity = (valid.good + 20) / (valid.good + 20 + 20 * valid.bad)
+        validity = (valid.good + 20) / (valid.good + 20 + 20 * (valid.bad + totals[Aspect.FORM].bad))
         found = present.good + common.good + 20
         consistency = found / (found + 20 * present.bad + 5 * common.bad)
         good, bad = connects.good + pings.good, connects.bad + pings.bad
@@ -200,7 +232,7 @@ class Reputation:
                 return None
             self._forgive(record)
         score = self.score(url, now)
-        if score.integrity < _MIN_INTEGRITY or self._is_dead(url, score, now):
+        if _honesty(self._evidence(url, now)) < _MIN_HONESTY or self._is_gone(url):
             record.strikes += 1
             record.blacklisted_until = now + _sentence(record.strikes)
             record.standing = Standing.BLACKLISTED
@@ -212,15 +244,28 @@ class Reputation:
 
     def _forgive(self, record: _Record) -> None:
         """A sentence served: the same offences must not lead to another one."""
-        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, Aspect.CONNECT, Aspect.PING)]:
+        for key in [k for k in record.buckets if k[1] in (*_INTEGRITY_KINDS, *_REACH)]:
             del record.buckets[key]
         record.standing = Standing.BACKUP
 
-    def _is_dead(self, url: str, score: Score, now: float) -> bool:
-        if score.uptime is None or score.uptime >= _MIN_UPTIME:
+    def _is_gone(self, url: str) -> bool:
+        """Whether only this relay was out of reach, not this client, and for too long for an outage."""
+        mine = self._records[url].buckets
+        hours = {hour for (hour, kind), count in mine.items() if kind in _REACH and count.bad}
+        if len(hours) < _HOURS_GONE or any(mine[key].good for key in mine if key[1] in _REACH):
             return False
+        others = [record.buckets for other, record in self._records.items() if other != url]
+        reached = {
+            hour
+            for buckets in others
+            for (hour, kind), count in buckets.items()
+            if kind in _REACH and count.good
+        }
+        return len(hours & reached) >= _HOURS_GONE
+
+    def _evidence(self, url: str, now: float) -> dict[Evidence, _Count]:
         totals = self._totals(url, now)
-        return totals[Aspect.CONNECT].bad + totals[Aspect.PING].bad >= _MIN_ATTEMPTS
+        return {Aspect.VALIDITY: totals[Aspect.VALIDITY], Aspect.PRESENCE: totals[Aspect.PRESENCE]}
 
     def _totals(self, url: str, now: float) -> dict[Aspect, _Count]:
         totals = {kind: _Count() for kind in Aspect}
@@ -234,6 +279,13 @@ class Reputation:
             else:
                 totals[key[1]].add(count.good, count.bad, count.weight, count.total)
         return totals
+
+
+def _honesty(evidence: Mapping[Evidence, _Count]) -> float:
+    """Between 0 and 1. Nothing but evidence goes in, for a low value is a sentence."""
+    valid, present = evidence[Aspect.VALIDITY], evidence[Aspect.PRESENCE]
+    validity = (valid.good + 20) / (valid.good + 20 + 20 * valid.bad)
+    return validity * (present.good + 20) / (present.good + 20 + 20 * present.bad)
 
 
 def _sentence(strikes: int) -> float:

@@ -80,7 +80,7 @@ class Standing(enum.StrEnum):
     BACKUP = "backup"
     """Slow or unsteady, yet of use when the active ones fail."""
     BLACKLISTED = "blacklisted"
-    """Lies, or does not answer at all: not contacted until its sentence is over."""
+    """Lies: not contacted until its sentence is over. A relay that does not answer is a backup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,8 @@ class PoolStatistics:
     """Packets handed on, each once."""
     copies_dropped: int = 0
     """Further copies of packets handed on before (C-271)."""
+    log_resets: int = 0
+    """Times a relay's log had lost the place where a subscription stood: the other relays are swept then."""
     packets_recovered: int = 0
     """Packets that no reader brought and a sweep found (C-275)."""
     readers_replaced: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from strata.channels.connecting import Relay
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
 from strata.protocol.ids import Identity
-from strata.relays.connection import Delivery, Options, Published, Subscription
+from strata.relays.connection import Delivery, LogReset, Options, Published, Subscription
 from strata.tools.cli import output
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.lines import size_of_stdin, stdin_lines
@@ -129,7 +130,8 @@ def subscribe(
         _subscribe(
             target,
             PositionFile(state) if state else None,
-            lambda relay, cursor, fallback: relay.subscribe(
+            lambda relay, cursor, fallback, on_log_reset: relay.subscribe(
+                on_log_reset=on_log_reset,
                 authors=authors,
                 types=types,
                 live=live,
@@ -241,7 +243,7 @@ async def _report(running: Running, *, as_json: bool) -> int:
 async def _subscribe(
     target: Target,
     position_file: PositionFile | None,
-    begin: Callable[[Relay, str | None, int | None], Subscription],
+    begin: Callable[[Relay, str | None, int | None, Callable[[LogReset], None]], Subscription],
     *,
     limit: int | None,
     as_json: bool,
@@ -252,7 +254,19 @@ async def _subscribe(
     cursor = position.cursor if position else None
     fallback = position.received_at - _RESUME_MARGIN_SECONDS if position else None
     printed = 0
-    async with target.connect(_OPTIONS) as relay, begin(relay, cursor, fallback) as deliveries:
+
+    def log_was_reset(reset: LogReset) -> None:
+        output.note(
+            "warning: the relay's log has lost its end (an older backup was put back?); packets that it had "
+            "acknowledged may be missing"
+        )
+        if as_json:
+            output.write_record({"log_reset": dataclasses.asdict(reset)})
+
+    async with (
+        target.connect(_OPTIONS) as relay,
+        begin(relay, cursor, fallback, log_was_reset) as deliveries,
+    ):
         with _Keeper(target.url, position_file) as keeper:
             async for delivery in deliveries:
                 if as_json:

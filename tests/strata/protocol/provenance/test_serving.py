@@ -207,3 +207,63 @@ def test_a_lying_annotation_yields_the_signed_packet_or_a_refusal(
     assert restored == packet
     assert origin is not None
     assert lower(origin, header["origin_type"]) == origin
+
+
+awkward_names = st.sampled_from(
+    ["provenance_header", "origin_type", "a", "é", '"', "\\", "\n", "\ue000", "😀", "z"]
+)
+awkward = st.recursive(
+    st.none() | st.floats(-1e-5, 1e5) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(awkward_names, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.req("R-208", "R-209")
+@given(
+    st.dictionaries(awkward_names, awkward),
+    st.dictionaries(awkward_names | st.just("client_attestation"), awkward),
+    st.booleans(),
+)
+def test_bytes_are_spliced_as_the_values_would_be_changed(
+    packet: dict[str, Any], header: dict[str, Any], drops: bool
+) -> None:
+    header["origin_type"] = 'SATELL"ITE'
+    packet["provenance_header"] = header
+    signed = canonical.encode(packet)
+    found = Downgrade(header["origin_type"], "UNKNOWN", "because", drops)
+    copy = {**header, "origin_type": "UNKNOWN"}
+    if drops:
+        copy.pop("client_attestation", None)
+    expected = canonical.encode({**packet, "provenance_header": copy})
+    finding = {
+        "effective_origin_type": "UNKNOWN",
+        "claimed_origin_type": header["origin_type"],
+        "reason": "because",
+        "original_provenance_header": header,
+    }
+    for downgrade in (found, Downgrade.decode(found.placed(signed).encode())):
+        assert served(signed, downgrade) == (expected, canonical.encode({"provenance": finding}))
+        assert served(signed, downgrade, mode="annotate").packet == signed
+
+
+def test_a_placed_finding_is_served_without_reading_the_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = {"origin_type": "SATELLITE", "client_attestation": BAD}
+    packet, downgrade = judged(header)
+    placed, expected = downgrade.placed(packet.canonical), served(packet.canonical, downgrade)
+
+    def reads(*_: Any, **__: Any) -> None:
+        raise AssertionError("serving has to cost a copy and no more")
+
+    monkeypatch.setattr(canonical, "parse", reads)
+    monkeypatch.setattr(canonical, "encode", reads)
+    monkeypatch.setattr("strata.protocol.provenance.serving._members", reads)
+    assert served(packet.canonical, placed) == expected
+    assert Downgrade.decode(placed.encode()) == placed
+
+
+def test_findings_of_older_versions_are_read() -> None:
+    stored = b'{"claimed_origin_type":"X","effective_origin_type":"UNKNOWN","reason":"unknown_origin_type",'
+    stored += b'"drops_client_attestation":false}'
+    assert Downgrade.decode(stored) == Downgrade("X", "UNKNOWN", "unknown_origin_type")
+    assert Downgrade("X", "UNKNOWN", "unknown_origin_type").encode() == stored

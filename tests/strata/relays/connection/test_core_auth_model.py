@@ -23,7 +23,7 @@ from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Collecto
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.stream import Phase, Stream
+from strata.relays.connection.stream import Phase, QueuedEvent, Stream
 from strata.relays.connection.values import Announced, Published, Query, Statistics
 
 from tests.support.relays import Session
@@ -144,6 +144,7 @@ class World:
     def consume(self, count):
         for _ in range(count):
             if self.candidate is None and (event := self.state.take()) is not None:
+                assert isinstance(event, QueuedEvent)
                 self.candidate = self.inspector.read(event)
                 if self.candidate is None:
                     self.dealt_with(None)
@@ -175,6 +176,7 @@ class World:
             self.after()
         question, state = self.question, self.question.state
         while (event := state.take()) is not None:
+            assert isinstance(event, QueuedEvent)
             candidate = question.reader.read(event)
             if candidate is not None and question.reader.judge(candidate) is not None:
                 question.found.append((candidate.packet, event.received_at))

@@ -15,6 +15,7 @@ from strata.protocol import wire
 from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
+from strata.relays.connection.stream import QueuedEvent
 from strata.relays.connection.values import Announced, Query
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=1, history_timeout=5, dedup_packets=8)
@@ -119,6 +120,7 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
         elif step == "take":
             for state, inspector in zip(states, inspectors, strict=True):
                 if (event := state.take()) is not None:
+                    assert isinstance(event, QueuedEvent)
                     delivery = inspector.inspect(event)
                     assert delivery is None or delivery.packet.canonical == good
                     core.taken(state, delivered=delivery is not None, now=now)

@@ -12,7 +12,7 @@ from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.stream import Phase
+from strata.relays.connection.stream import Phase, QueuedEvent
 from strata.relays.connection.values import Announced, Published, Query
 
 from tests.support.relays import Session
@@ -87,6 +87,7 @@ class World:
             event = self.state.take()
             if event is None:
                 break
+            assert isinstance(event, QueuedEvent)
             delivery = self.inspector.inspect(event)
             if delivery is not None:
                 self.got.append(delivery.packet.packet_id)
@@ -294,7 +295,7 @@ def test_silence_says_nothing_while_nobody_listens(naive_relay, make):
     assert quick.phase is Phase.HISTORY, "and the silence is counted anew"
     world.settle()
     event = quick.take()
-    assert event is not None
+    assert isinstance(event, QueuedEvent)
     delivery = Inspector(quick.query, OPTIONS, world.core.statistics).inspect(event)
     assert delivery is not None and delivery.packet == make(99, "NOTE")
     assert world.got == [make(n).packet_id for n in range(20)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from blake3 import blake3
 from msgspec import Raw
 from strata.protocol import canonical, packets, wire
 from strata.protocol.ids import Identity
@@ -88,6 +89,20 @@ def test_tampering_is_dropped_and_counted_apart(reader, annotations):
     raw, _ = forms(media(), "rewrite")
     assert reader.read(raw.replace(str(START).encode(), str(START + 1).encode()), annotations) is None
     assert (reader.statistics.events_tampered, reader.statistics.events_invalid) == (1, 0)
+
+
+@pytest.mark.req("R-342")
+def test_a_malformed_packet_is_a_forgery_only_if_its_id_fails(reader):
+    """A packet that is malformed by our rules alone may have come to the relay like that."""
+    whole = packets.build(ME, {"type": "POST"}, timestamp=START)
+    odd = {**whole.value, "content": {"type": 7}}
+    unsigned = canonical.encode({name: odd[name] for name in odd.keys() - {"packet_id", "signature"}})
+    opinion = canonical.encode({**odd, "packet_id": f"0x{blake3(unsigned).hexdigest()}"})
+    assert reader.read(opinion) is None
+    assert (reader.statistics.events_invalid, reader.statistics.events_forged) == (1, 0)
+    assert reader.read(whole.canonical.replace(b"packet_id", b"forged_id")) is None
+    assert reader.read(b"[]") is None
+    assert (reader.statistics.events_invalid, reader.statistics.events_forged) == (3, 2)
 
 
 @pytest.mark.req("R-212", "R-342")

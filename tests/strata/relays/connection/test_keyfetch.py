@@ -91,6 +91,9 @@ async def test_without_resolving_only_the_key_in_the_did_counts(extended):
     async with connect(extended.url, options=replace(FAST, resolve_keys=False)) as relay:
         assert await take(relay.subscribe(types=["POST"]), 1) == [post(OLD, 3)]
         assert relay.statistics.key_fetches == 0
+        assert (relay.statistics.events_tampered, relay.statistics.events_forged) == (1, 0), (
+            "the relay is right"
+        )
 
 
 @pytest.mark.req("R-336")
@@ -103,6 +106,17 @@ async def test_a_forgery_is_dropped_after_one_question(extended):
         await extended.append(forged, post(OLD, 2))
         assert await take(subscription, 1) == [post(OLD, 2)]
         assert relay.statistics.events_tampered == 1 and relay.statistics.key_fetches == 2
+        assert relay.statistics.events_forged == 1, "by all the keys that the relay itself has told"
+
+
+@pytest.mark.req("R-336", "R-342")
+async def test_silence_about_keys_makes_nobody_a_forger(naive_relay, fake_relay):
+    async with fake_relay(naive_relay(("packet_ids",))) as plain:
+        forged = post(Identity.generate().speaking_for(OLD.did), 1)
+        await plain.append(forged, post(OLD, 2))
+        async with connect(plain.url, options=replace(FAST, idle_timeout=0.2)) as relay:
+            assert await take(relay.subscribe(), 1) == [post(OLD, 2)]
+            assert (relay.statistics.events_tampered, relay.statistics.events_forged) == (1, 0)
 
 
 async def test_all_authors_who_wait_are_asked_for_at_once(extended):

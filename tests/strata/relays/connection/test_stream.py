@@ -11,7 +11,7 @@ from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.relays.connection.core import Core
 from strata.relays.connection.options import Options
 from strata.relays.connection.stream import Phase
-from strata.relays.connection.values import Announced, Query
+from strata.relays.connection.values import Announced, LogReset, Query
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
 MARKED = Announced(frozenset({"history_marker"}))
@@ -76,10 +76,76 @@ def test_a_passing_refusal_is_tried_again_when_the_relay_said():
     assert second.filters == first.filters
 
 
+def lost_place(bench, cursor=None, **members):
+    bench.receive(
+        wire.Error(
+            code="invalid_cursor",
+            reason="-",
+            detail="log_reset",
+            subscription_id=bench.state.wire_id,
+            cursor=cursor,
+            **members,
+        )
+    )
+
+
+@pytest.mark.req("R-339")
+def test_a_log_that_has_lost_its_end_is_told_between_the_packets_and_read_on_from_the_last_good_place():
+    bench = Bench()
+    bench.sent()
+    bench.event("c1")
+    bench.event("c2")
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 1)
+    assert bench.sent()[-1].filters.cursor == "c2"
+    bench.core.changes()
+    lost_place(bench, "c0")
+    assert bench.state in bench.core.changes()
+    (again,) = bench.sent()
+    assert (again.filters.cursor, again.filters.since) == ("c0", None)
+    bench.event("d1")
+    taken = []
+    while (event := bench.state.take()) is not None:
+        taken.append(event if isinstance(event, LogReset) else event.cursor)
+        bench.core.taken(bench.state, delivered=not isinstance(event, LogReset), now=1)
+    assert taken == ["c1", "c2", LogReset(lost="c2", cursor="c0", since=None), "d1"]
+    assert bench.core.statistics.log_resets == 1
+
+
+@pytest.mark.req("R-339")
+def test_without_a_good_place_reading_goes_on_from_a_time_no_later_than_what_was_lost():
+    bench = Bench()
+    bench.sent()
+    bench.event("c1")
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 1)
+    bench.sent()
+    lost_place(bench)
+    (again,) = bench.sent()
+    assert again.filters.cursor is None and again.filters.since == 100_000 - 86_700
+    bench.state.take()
+    assert bench.state.take() == LogReset(lost="c1", cursor=None, since=100_000 - 86_700)
+
+
+def test_a_relay_that_loses_every_place_is_left():
+    bench = Bench(query=Query(cursor="c0"))
+    for turn in range(10):
+        if bench.state.phase is Phase.ENDED:
+            break
+        lost_place(bench, f"c{turn}")
+    assert isinstance(bench.state.error, RequestRefused) and bench.state.error.code == "invalid_cursor"
+    assert bench.core.statistics.log_resets == 3
+
+
 @pytest.mark.req("R-197", "R-201")
 @pytest.mark.parametrize(
     ("code", "extra"),
-    [("unauthenticated", {}), ("zzz", {}), ("rate_limited", {"detail": "too_many_subscriptions"})],
+    [
+        ("unauthenticated", {}),
+        ("zzz", {}),
+        ("rate_limited", {"detail": "too_many_subscriptions"}),
+        ("rate_limited", {"detail": "too_many_filter_bytes"}),
+    ],
 )
 def test_a_final_refusal_ends_it(code, extra):
     bench = Bench()

@@ -302,6 +302,73 @@ async def test_random_probes_find_a_relay_that_denies_what_it_had():
         assert pool.relays[-1].url == target.url and pool.statistics.probes_missed >= 3
 
 
+HONEST_FAULTS = {
+    "down for minutes": (Character(), Character()),
+    "dies after each OK": (Character(dies=1.0), Character(dies=1.0)),
+    "stalls": (Character(), Character(stalls=1.0)),
+    "stalls, and had no manifest": (Character(unmarked=1.0), Character(unmarked=1.0, stalls=1.0)),
+    "slower than silence lasts": (Character(unmarked=0.5), Character(unmarked=0.5, latency=8.0)),
+    "breaks off in the middle": (Character(cuts=1.0), Character(cuts=1.0)),
+}
+"""How a relay behaves while it says OK, and while it is asked for the packets."""
+
+
+@pytest.mark.req("R-344", "C-274")
+@pytest.mark.parametrize("fault", HONEST_FAULTS)
+@virtual
+async def test_an_honest_relay_is_never_blacklisted_whatever_befalls_it(fault):
+    first, then = HONEST_FAULTS[fault]
+    world = three(replace(first))
+    options = PoolOptions(
+        copies=3,
+        connections=3,
+        presence_delay=9.0,
+        sweep_interval=5.0,
+        ping_interval=60.0,
+        probe_interval=5.0,
+    )
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        subscription = pool.subscribe()
+        for n in range(20):
+            await pool.publish(packet(n), timeout=600)
+            await asyncio.sleep(0.4)
+        assert len(set(await take(subscription, 20))) == 20
+        world["a"].character = replace(then)
+        if fault == "down for minutes":
+            world["a"].kill()
+            await asyncio.sleep(300)
+            world["a"].start()
+        else:
+            await asyncio.sleep(60)
+        world["a"].character = Character()
+        await until(lambda: not pool.unsettled)
+        assert pool.statistics.relays_blacklisted == 0
+        await until(lambda: len(pool._relays.connected()) == 3)
+
+
+@pytest.mark.req("C-274", "R-190")
+@virtual
+async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_same(monkeypatch):
+    world = three()
+    receive = world["a"].receive
+
+    def queue(packet):
+        world["a"].ids.discard(packet.packet_id)
+        answer = receive(packet)
+        world["a"].log.clear()  # it does not serve what is without effect
+        return replace(answer, queued=True)
+
+    monkeypatch.setattr(world["a"], "receive", queue)
+    async with world.pool(replace(QUIET, presence_delay=2.0, copies=3, connections=3)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        for n in range(20):
+            await pool.publish(packet(n))
+        await until(lambda: not pool.unsettled)
+        assert pool.statistics.presence_missing >= 20 and len(world["a"].publishes) >= 40
+        assert pool.statistics.relays_blacklisted == 0
+
+
 @pytest.mark.req("C-279")
 @virtual
 async def test_every_check_can_be_switched_off():

@@ -23,6 +23,7 @@ OPTIONS = PoolOptions(
     presence_delay=0.1,
     sweep_interval=0.3,
     sample_interval=None,
+    request_timeout=3.0,
 )
 
 

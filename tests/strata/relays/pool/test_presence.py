@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from strata.relays.pool.presence import Lookup, PresenceWatch, Resend
+from strata.relays.pool.presence import Answer, Lookup, PresenceWatch, Resend
 
 from tests.support.simulated_relays import packet
 
@@ -30,7 +30,7 @@ def test_present_on_enough_relays_ends_the_check():
     assert {lookup.url for lookup in lookups} == {"a", "b"}
     assert it.due(2, ALL) == [], "asked once"
     for lookup in lookups:
-        it.answered(lookup, ids(lookup), complete=True)
+        it.answered(lookup, ids(lookup), Answer.DENIAL)
     assert it.settle(3, ALL) == [] and len(it) == 0
     assert it.get_timer() == math.inf
 
@@ -43,7 +43,7 @@ def test_a_relay_that_forgot_gets_it_again_and_so_does_another_until_it_is_given
     for _ in range(3):
         now = it.get_timer()
         for lookup in it.due(now, ALL):
-            it.answered(lookup, set(), complete=True)
+            it.answered(lookup, set(), Answer.DENIAL)
         resends = it.settle(now, ALL)
         sent.append([(r.url, now) for r in resends])
         for resend in resends:
@@ -61,11 +61,11 @@ def test_an_absent_relay_is_believed_until_it_can_be_asked():
     it.claimed(packet(1), "a", 0)
     it.claimed(packet(1), "b", 0)
     (lookup,) = it.due(2, ["b"])
-    it.answered(lookup, ids(lookup), complete=True)
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
     assert it.settle(2, ALL) == [], "its word stands"
     assert it.get_timer() == 6
     (lookup,) = it.due(6, ALL)
-    it.answered(lookup, ids(lookup), complete=True)
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
     it.settle(6, ALL)
     assert len(it) == 0 and it.given_up == it.thin == 0
 
@@ -75,9 +75,29 @@ def test_half_an_answer_counts_for_what_it_names():
     for number in (1, 2):
         it.claimed(packet(number), "a", 0)
     (lookup,) = it.due(2, ALL)
-    it.answered(lookup, {packet(1).packet_id}, complete=False)
+    it.answered(lookup, {packet(1).packet_id}, Answer.BROKEN)
     assert it.settle(2, ALL) == []
     assert len(it) == 1, "the other one is neither there nor denied"
+
+
+def test_a_packet_that_a_relay_holds_back_is_looked_for_apart():
+    it = watch(copies=1)
+    it.claimed(packet(1), "a", 0, held_back=True)
+    it.claimed(packet(2), "a", 0)
+    assert {(lookup.held_back, *ids(lookup)) for lookup in it.due(2, ALL)} == {
+        (True, packet(1).packet_id),
+        (False, packet(2).packet_id),
+    }
+    it.claimed(packet(1), "a", 3)
+    assert not any(it._watched[packet(n).packet_id].held_back for n in (1, 2)), "by now it has taken effect"
+
+
+def test_silence_is_enough_to_send_a_packet_again():
+    it = watch(copies=1)
+    it.claimed(packet(1), "a", 0)
+    (lookup,) = it.due(2, ALL)
+    it.answered(lookup, set(), Answer.SILENCE)
+    assert Resend("a", packet(1)) in it.settle(2, ALL)
 
 
 def test_requests_are_batched_and_the_watch_is_bounded():
@@ -92,7 +112,7 @@ def test_with_fewer_relays_than_copies_all_there_are_is_enough():
     it = watch()
     it.claimed(packet(1), "a", 0)
     (lookup,) = it.due(2, ["a"])
-    it.answered(lookup, ids(lookup), complete=True)
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
     assert it.settle(2, ["a"]) == [] and len(it) == 0
 
 
@@ -100,7 +120,7 @@ def test_it_is_sent_to_another_relay_when_one_copy_never_came():
     it = watch()
     it.claimed(packet(1), "a", 0)
     (lookup,) = it.due(2, ALL)
-    it.answered(lookup, ids(lookup), complete=True)
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
     assert it.settle(2, ALL) == [Resend("b", packet(1))]
 
 

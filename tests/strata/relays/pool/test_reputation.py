@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
+from strata.relays.pool.reputation import (
+    WINDOW_SECONDS,
+    Aspect,
+    Evidence,
+    Observation,
+    Reputation,
+    Suspicion,
+)
 from strata.relays.pool.values import Standing
 
 T = 1_760_000_000.0
@@ -133,13 +142,63 @@ def test_integrity_failures_blacklist_and_a_sentence_ends():
 
 
 @pytest.mark.req("R-344")
-def test_a_relay_that_never_answers_is_left_alone():
+def test_a_relay_that_never_answers_comes_last_and_is_welcome_again_when_it_does():
     reputation = seen(saw(Aspect.CONNECT, 0, 49))
-    assert reputation.judge(R, T) is not Standing.BLACKLISTED
-    reputation.record(saw(Aspect.CONNECT, 0, 1))
-    assert reputation.judge(R, T) is Standing.BLACKLISTED
+    assert reputation.judge(R, T) is Standing.BACKUP
+    reputation.record(saw(Aspect.CONNECT, 0, 10**6))
+    assert reputation.judge(R, T) is None, "silence is no lie"
+    back = T + WINDOW_SECONDS + 2 * HOUR
+    reputation.record(saw(Aspect.PING, 1, 0, 0.05, at=back))
+    assert reputation.judge(R, back) is Standing.ACTIVE
     flaky = seen(saw(Aspect.CONNECT, 50, 50))
     assert flaky.judge(R, T) is not Standing.BLACKLISTED
+
+
+def of_another(good: int, bad: int, hour: int) -> Observation:
+    return Observation("wss://other.example/strata", T + hour * HOUR, Aspect.CONNECT, good, bad)
+
+
+@pytest.mark.req("R-344")
+def test_a_relay_that_is_gone_for_a_day_is_left_alone():
+    reputation = Reputation()
+    for hour in range(24):
+        assert reputation.judge(R, T + hour * HOUR) is not Standing.BLACKLISTED
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(1, 0, hour))
+    now = T + 24 * HOUR
+    assert reputation.judge(R, now) is Standing.BLACKLISTED
+    assert reputation.judge(R, now + HOUR) is Standing.BACKUP, "after an hour it has another chance"
+
+
+@pytest.mark.req("R-344")
+def test_a_client_without_a_network_leaves_no_relay_alone():
+    reputation = Reputation()
+    for hour in range(72):
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(0, 3, hour))
+    assert reputation.judge(R, T + 72 * HOUR) is Standing.BACKUP
+
+
+@pytest.mark.req("R-344")
+def test_one_answer_within_the_window_and_a_relay_is_not_gone():
+    reputation = seen(saw(Aspect.CONNECT, 1, at=T))
+    for hour in range(72):
+        reputation.record(saw(Aspect.CONNECT, 0, 3, at=T + hour * HOUR))
+        reputation.record(of_another(1, 0, hour))
+    assert reputation.judge(R, T + 72 * HOUR) is Standing.BACKUP
+
+
+@given(st.lists(observations, max_size=30), st.sampled_from(get_args(Suspicion)), st.integers(0, 10**9))
+def test_no_suspicion_changes_whether_a_relay_is_blacklisted(some, kind, bad):
+    without, added = seen(*some), seen(*some, saw(kind, 0, bad))
+    without.judge(R, T)
+    added.judge(R, T)
+    verdicts = {reputation.standing(R) is Standing.BLACKLISTED for reputation in (without, added)}
+    assert len(verdicts) == 1
+
+
+def test_every_aspect_is_either_evidence_or_suspicion():
+    assert sorted([*get_args(Evidence), *get_args(Suspicion)]) == sorted(Aspect)
 
 
 @given(st.integers(0, 10**7))

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
-import strata
 from strata.protocol import wire
 from strata.tools.cli.bench import percentile
 
-SOURCES = str(Path(strata.__file__).parent.parent)
+from tests.support.strata_command import run_strata
+
 SMALL = ("--count", 40, "--connections", 2, "--in-flight", 4, "--subscribers", 3)
 
 
 @pytest.fixture
 def run(tmp_path):
-    async def run(*arguments):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "strata.tools.cli",
-            "bench",
-            *map(str, arguments),
-            env={**os.environ, "PYTHONPATH": SOURCES, "XDG_CONFIG_HOME": str(tmp_path / "config")},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert b"Traceback" not in err, err.decode()
-        return process.returncode, out.decode(), err.decode()
-
-    return run
+    return partial(run_strata, "bench", XDG_CONFIG_HOME=tmp_path / "config")
 
 
 async def test_every_packet_is_stored_and_delivered_to_every_subscriber(run, fake):

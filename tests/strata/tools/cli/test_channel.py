@@ -14,6 +14,7 @@ import re
 import signal
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import event_record, sender_of, text_of
 from strata.tools.cli.lineeditor import END, LineEditor
 from strata.tools.cli.outbox import ChatOutbox, OwnMessage, Stage
+
+from tests.support.strata_command import run_strata
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 TOPIC = ("--topic", "/chat/1/room/proto")
@@ -261,34 +264,7 @@ def test_control_d_ends_only_an_empty_line():
 
 @pytest.fixture
 def run(tmp_path):
-    async def run(*arguments, stdin=b"", interrupt_after=None):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "strata.tools.cli",
-            *map(str, arguments),
-            env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_IDENTITY": str(tmp_path / "me.json")},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            # Whoever runs the tests in the background makes its children ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        async with asyncio.timeout(60):
-            if interrupt_after is not None:
-                assert process.stdin and process.stdout and process.stderr
-                process.stdin.write(stdin)
-                while interrupt_after not in await process.stdout.readline():
-                    pass
-                process.send_signal(signal.SIGINT)
-                out, err = await process.stdout.read(), await process.stderr.read()
-                await process.wait()
-            else:
-                out, err = await process.communicate(stdin)
-        assert b"Traceback" not in err, err.decode()
-        return process.returncode, out.decode(), err.decode()
-
-    return run
+    return partial(run_strata, STRATA_IDENTITY=tmp_path / "me.json")
 
 
 @pytest.fixture
@@ -352,9 +328,30 @@ async def test_a_bad_line_is_told_by_its_number_and_the_rest_goes_on(run, extend
     assert code == 1 and '"line":2' in out
 
 
-async def test_ctrl_c_ends_at_once_and_says_what_is_left(run, extended, key_file, tmp_path):
+async def test_ctrl_c_ends_at_once_and_says_what_is_left(extended, key_file, tmp_path):
     arguments = ("channel", "room", *TOPIC, "--relay", extended.url, "--store", tmp_path / "s.db")
-    code, _, err = await run(*arguments, stdin=b"hello\n", interrupt_after=b"sent")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "strata.tools.cli",
+        *map(str, arguments),
+        env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_IDENTITY": str(key_file)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # Whoever runs the tests in the background makes its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdin and process.stdout and process.stderr
+    async with asyncio.timeout(60):
+        process.stdin.write(b"hello\n")
+        while b"sent" not in await process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        await process.stdout.read()
+        err = (await process.stderr.read()).decode()
+        code = await process.wait()
+    assert "Traceback" not in err, err
     assert code == 130 and "1 of 1 messages not confirmed" in err and "the same command goes on" in err
 
 

@@ -18,6 +18,8 @@ from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.output import harmless
 from strata.tools.cli.position import PositionFile, SavedPosition
 
+from tests.support.strata_command import run_strata
+
 SOURCES = str(Path(strata.__file__).parent.parent)
 
 
@@ -26,33 +28,24 @@ class Strata:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.key_file = folder / "keys" / "me.json"
-        self._env = {
-            **os.environ,
-            "PYTHONPATH": SOURCES,
-            "STRATA_RELAY": url,
-            "STRATA_IDENTITY": str(self.key_file),
-        }
+        self._env = {"STRATA_RELAY": url, "STRATA_IDENTITY": str(self.key_file)}
 
-    async def start(self, *arguments):
+    async def start(self, *arguments, stdout=asyncio.subprocess.PIPE):
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "strata.tools.cli",
             *map(str, arguments),
-            env=self._env,
+            env={**os.environ, "PYTHONPATH": SOURCES, **self._env},
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
             # Whoever runs the tests in the background makes its children ignore Ctrl-C.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     async def __call__(self, *arguments, stdin=b""):
-        process = await self.start(*arguments)
-        async with asyncio.timeout(60):
-            out, err = await process.communicate(stdin)
-        assert b"Traceback" not in err
-        return process.returncode, out.decode(), err.decode()
+        return await run_strata(*arguments, stdin=stdin, **self._env)
 
     async def keygen(self):
         code, _, _ = await self("keygen", "--output", self.key_file)
@@ -235,20 +228,9 @@ async def test_interrupting_ends_cleanly_and_keeps_the_position(run, extended, m
 
 
 async def test_a_reader_that_goes_away_is_no_error(run, extended, make):
-    process = await run.start("subscribe")
     read, write = os.pipe()
     os.close(read)
-    process.kill()
-    await process.communicate()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "strata.tools.cli",
-        "subscribe",
-        env=run._env,
-        stdout=write,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    process = await run.start("subscribe", stdout=write)
     os.close(write)
     await extended.append(make(0))
     _, err = await process.communicate()

@@ -6,7 +6,8 @@ import json
 import stat
 
 import pytest
-from strata.tools.cli import app
+from strata.relays.connection import Options
+from strata.tools.cli import app, channel, commands
 from strata.tools.cli.context_file import ContextFile, SavedContext, nearest
 from typer.testing import CliRunner
 
@@ -18,6 +19,9 @@ def file(tmp_path, monkeypatch):
     for name in ("STRATA_RELAY", "STRATA_IDENTITY", "STRATA_PINS", "STRATA_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # No relay is ever reached: a command need not try for seconds.
+    monkeypatch.setattr(commands, "_OPTIONS", Options(connect_timeout=0.05))
+    monkeypatch.setattr(channel, "_CONNECT_TIMEOUT", 0.05)
     return tmp_path / "config" / "strata" / "contexts.json"
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
-import strata
 from strata.relays.pool.reputation import Aspect, Observation
 from strata.relays.pool.score_file import ScoreFile
 
-SOURCES = str(Path(strata.__file__).parent.parent)
+from tests.support.strata_command import run_strata
 
 
 @pytest.fixture
@@ -23,24 +19,7 @@ def scores(tmp_path):
 
 @pytest.fixture
 def run(scores):
-    async def call(*arguments):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "strata.tools.cli",
-            "relays",
-            *map(str, arguments),
-            env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_SCORES": str(scores)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert b"Traceback" not in err
-        return process.returncode, out.decode(), err.decode()
-
-    return call
+    return partial(run_strata, "relays", STRATA_SCORES=scores)
 
 
 async def test_relays_are_added_listed_and_forgotten(run, tmp_path):

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from dataclasses import astuple
-from pathlib import Path
+from functools import partial
 
 import pytest
-import strata
 from strata.tools.cli.status import Clock, Handshake, clock_of
 
-SOURCES = str(Path(strata.__file__).parent.parent)
+from tests.support.strata_command import run_strata
+
 RELAY_ID = "did:strata:relay_1"
 
 
 @pytest.fixture
 def run(tmp_path):
-    async def run(*arguments):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "strata.tools.cli",
-            "status",
-            *map(str, arguments),
-            env={**os.environ, "PYTHONPATH": SOURCES, "XDG_CONFIG_HOME": str(tmp_path / "config")},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert b"Traceback" not in err, err.decode()
-        return process.returncode, out.decode(), err.decode()
-
-    return run
+    return partial(run_strata, "status", XDG_CONFIG_HOME=tmp_path / "config")
 
 
 @pytest.fixture

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import strata
 from strata.relays.uris import RelayProposal
 
-SOURCES = str(Path(strata.__file__).parent.parent)
+from tests.support.strata_command import run_strata
+
 RELAY_ID = "did:strata:relay_1"
 
 
 @pytest.fixture
 def run(tmp_path):
-    async def run(*arguments, stdin=b""):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "strata.tools.cli",
-            *map(str, arguments),
-            env={**os.environ, "PYTHONPATH": SOURCES, "STRATA_IDENTITY": str(tmp_path / "me.json")},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate(stdin)
-        assert b"Traceback" not in err, err.decode()
-        return process.returncode, out.decode(), err.decode()
-
-    return run
+    return partial(run_strata, STRATA_IDENTITY=tmp_path / "me.json")
 
 
 @pytest.fixture

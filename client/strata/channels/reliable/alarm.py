@@ -1,0 +1,46 @@
+"""What wakes a task that has its own time to keep: a call from elsewhere, or that time."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Alarm"]
+
+
+class Alarm:
+    """An event with one waiting task and a deadline, without the cost of a timeout that cancels."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the task, now or as soon as it waits."""
+        self._is_set = True
+        if self._waiter is not None:
+            _end(self._waiter)
+
+    def clear(self) -> None:
+        """Forget that it was set."""
+        self._is_set = False
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until it is set, at most so many seconds. Cancelling changes nothing."""
+        if self._is_set:
+            return
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _end, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,156 @@
+"""Listening: sockets are counted when they are accepted, before TLS has cost anything.
+
+The event loop's own server calls a protocol only after the TLS handshake, so a peer that says nothing would
+hold a file, and one that says hello again and again would hold the loop, and no limit would know. Here each
+socket gets its connection at once, which refuses it or counts it; then the handshake begins, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+__all__ = ["Listener", "NewConnection", "bind"]
+
+_log = structlog.get_logger("relayd.accepting")
+
+_BACKLOG: Final = 4096
+_ACCEPTED_AT_ONCE: Final = 64
+_PAUSE: Final = 0.5
+"""How long nothing is accepted when the system has no room for another file, in seconds."""
+_CLOSE_TIMEOUT: Final = 5.0
+
+
+class NewConnection(Protocol):
+    """What becomes of an accepted socket."""
+
+    @property
+    def socket(self) -> asyncio.Protocol:
+        """Its protocol, once the handshake is done."""
+
+    def accepted(self, peer: str | None) -> bool:
+        """A socket was accepted from this address. False drops it without a word."""
+
+    def handshake_begins(self) -> None:
+        """TLS is about to cost something."""
+
+    def handshake_ended(self, *, failed: bool) -> None:
+        """TLS is done. Where it failed, nothing further is heard of the socket."""
+
+
+def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
+    """Sockets that listen on every address of `host`. Raises OSError, with nothing left open."""
+    with contextlib.ExitStack() as stack:
+        listening = []
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            each = stack.enter_context(socket.socket(family, kind, protocol))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            each.bind(address)
+            each.listen(_BACKLOG)
+            each.setblocking(False)
+            listening.append(each)
+        stack.pop_all()
+        return listening
+
+
+class Listener:
+    """Accepts on one listening socket until `close`. `connect` makes the connection of each socket."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connect: Callable[[], NewConnection],
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_timeout: float,
+    ) -> None:
+        self._socket = listening
+        self._connect = connect
+        self._tls = tls
+        self._handshake_timeout = handshake_timeout
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(listening, self._accept)
+
+    @property
+    def port(self) -> int:
+        """The port, which the system may have chosen."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Accept nothing further, and drop what is in its handshake. Idempotent."""
+        if self._socket.fileno() < 0:
+            return
+        self._stop()
+        self._socket.close()
+        for task in self._arriving:
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                # The socket stays readable: asking again at once would ask for ever.
+                _log.warning("nothing_accepted", problem=error.strerror)
+                self._stop()
+                self._pause = self._loop.call_later(_PAUSE, self._resume)
+                return
+            accepted.setblocking(False)
+            self._welcome(accepted, address[0])
+
+    def _welcome(self, accepted: socket.socket, peer: str) -> None:
+        connection = self._connect()
+        if not connection.accepted(peer):
+            accepted.close()
+            return
+        if self._tls is not None:
+            connection.handshake_begins()
+        task = self._loop.create_task(self._serve(accepted, connection), name="handshake")
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _serve(self, accepted: socket.socket, connection: NewConnection) -> None:
+        failed = True
+        try:
+            with contextlib.suppress(OSError, TimeoutError):  # those of TLS are OSErrors too
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._loop.connect_accepted_socket(
+                    lambda: connection.socket,
+                    accepted,
+                    ssl=self._tls,
+                    # R-321: a peer that is slow before the first byte is as slow as one after it.
+                    ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout,
+                    ssl_shutdown_timeout=None if self._tls is None else _CLOSE_TIMEOUT,
+                )
+                failed = False
+        finally:
+            connection.handshake_ended(failed=failed)
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._socket)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket, self._accept)

@@ -1,0 +1,56 @@
+"""The accounts of addresses, and above them those of the networks that they are part of.
+
+Whoever has an IPv6 /48 has 65 536 of the /64 that count as one address; whoever has a /32 has as many /48.
+So each /48 has an account too, with the limits of `_SHARES[1]` addresses, and each /32 one with those of
+`_SHARES[2]`. A charge goes up the whole line, and the first account that is spent refuses. An account of a
+wider network remembers what those below it did, so that of these only so many have to be kept.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Final
+
+from relayd.access.limits import Limits, Quota, Quotas
+from relayd.addresses import Address, address_key, wider_keys
+
+__all__ = ["AddressAccounts"]
+
+_SHARES: Final = (1, 4, 64)
+"""How many addresses' limits an address has, a /48, and a /32."""
+_MAX_IDLE: Final = (20_000, 5_000, 1_000)
+
+
+class AddressAccounts:
+    """The quotas of addresses, with these limits for each address."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._tiers = [
+            Quotas(limits.times(share), max_idle=most) for share, most in zip(_SHARES, _MAX_IDLE, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        """How many accounts are kept."""
+        return sum(map(len, self._tiers))
+
+    def hold(self, address: Address) -> Quota:
+        """The quota of this address, for one more connection; `release` gives it back, with its parents."""
+        parent: Quota | None = None
+        wider = wider_keys(address)
+        for tier in range(len(wider), 0, -1):
+            quota = self._tiers[tier].hold(wider[tier - 1])
+            quota.parent, parent = parent, quota
+        quota = self._tiers[0].hold(address_key(address))
+        quota.parent = parent
+        return quota
+
+    def release(self, quota: Quota, now: float) -> None:
+        """A connection that held it has ended."""
+        for quotas, held in zip(self._tiers, quota.line, strict=False):
+            quotas.release(held, now)
+
+    @staticmethod
+    def crowded(quota: Quota, most: int) -> bool:
+        """Whether more than `most` connections of one address hold it, or as many more of a network."""
+        return any(held.holders > most * share for held, share in zip(quota.line, _SHARES, strict=False))

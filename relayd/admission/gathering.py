@@ -1,0 +1,63 @@
+"""Requests that wait for one read of the database, and share it.
+
+One read is under way at a time. What comes meanwhile gathers for the next one, so that reads grow with the
+load and never multiply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Gathering"]
+
+J = TypeVar("J")
+
+
+class Gathering(Generic[J]):
+    """Gives jobs to `work(jobs)` in batches. What `work` raises goes to `on_lost(jobs, error)`."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[list[J]], Coroutine[Any, Any, None]],
+        on_lost: Callable[[list[J], BaseException], None],
+    ) -> None:
+        self._name = name
+        self._work = work
+        self._on_lost = on_lost
+        self._waiting: list[J] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, job: J) -> None:
+        """Take a job along with the next batch. If this raises, the job was not taken."""
+        if self._task is None:
+            self._begin([job])
+        else:
+            self._waiting.append(job)
+
+    async def close(self) -> None:
+        """End the work under way; jobs that wait are forgotten."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _begin(self, jobs: list[J]) -> None:
+        self._task = asyncio.create_task(self._work(jobs), name=self._name)
+        self._task.add_done_callback(functools.partial(self._ended, jobs))
+
+    def _ended(self, jobs: list[J], task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return  # closed
+        if (error := task.exception()) is not None:
+            self._on_lost(jobs, error)
+        if self._waiting and self._task is None:
+            waiting, self._waiting = self._waiting, []
+            try:
+                self._begin(waiting)
+            except Exception as error:
+                self._on_lost(waiting, error)

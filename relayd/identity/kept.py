@@ -1,0 +1,52 @@
+"""What is kept in memory for its usefulness alone: a dictionary with a bound in bytes."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["Kept"]
+
+V = TypeVar("V")
+
+
+class Kept(Generic[V]):
+    """Values by name, of together at most `max_bytes` as `weigh` says. What was put first goes first.
+
+    The last one put stays, whatever it weighs: somebody is about to use it.
+    """
+
+    def __init__(self, max_bytes: int, weigh: Callable[[V], int]) -> None:
+        self._max_bytes = max_bytes
+        self._weigh = weigh
+        self._values: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, name: str) -> V | None:
+        """The value, if it is kept."""
+        found = self._values.get(name)
+        return None if found is None else found[0]
+
+    def put(self, name: str, value: V) -> None:
+        """Keep this value, in the place of any other of that name."""
+        _, former = self._values.pop(name, (None, 0))
+        weight = self._weigh(value)
+        self._values[name] = value, weight
+        self.size_bytes += weight - former
+        while self.size_bytes > self._max_bytes and len(self._values) > 1:
+            _, (_, lost) = self._values.popitem(last=False)
+            self.size_bytes -= lost
+
+    def drop(self, name: str) -> None:
+        """Keep the value no longer, if it is kept."""
+        _, weight = self._values.pop(name, (None, 0))
+        self.size_bytes -= weight

@@ -1,0 +1,184 @@
+"""Which log a place belongs to: the terms of the log, and what follows from them.
+
+A sequence alone does not name a packet: after an older backup is put back, the sequences behind its end are
+given out a second time. So the log is divided into **terms**. Whoever begins to write opens one, with a tag
+drawn at random, and every packet belongs to the term in which it was appended. A place is a sequence and the
+tag of its term. Two logs that have a place in common are the same log up to there: a tag is drawn once, and
+whoever continues a log that may have lost its end does so under a new one. (Raft calls this log matching.)
+
+Terms are many and say nothing about losses: each start of a relay opens one. **Epochs** are few. The epoch
+rises by one when the log is known to have lost its end, or may have.
+
+    path    (begins_after, tag)   the terms of this log, in order; each ends where the next begins
+    lost    (good_to, tag)        terms of a log whose end was lost, as far as somebody has told us
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = ["NOWHERE", "Claim", "KnownLog", "Lineage", "Mark", "Term"]
+
+_TERMS_CLAIMED = 256
+"""How many of the last terms a claim names."""
+
+
+class Term(NamedTuple):
+    """One term of the log, as it stands in `log_terms`."""
+
+    number: int
+    tag: bytes
+    begins_after: int
+    epoch: int
+    good_to: int | None = None
+    """For a lost term: up to where its log agreed with this one. None for a term of this log."""
+
+
+class Mark(NamedTuple):
+    """A place in some log: what a cursor holds.
+
+    `tag` is None in cursors of the first format, which stand for a place of the first epoch.
+    """
+
+    sequence: int
+    tag: bytes | None
+    epoch: int
+
+
+NOWHERE = Mark(0, None, 0)
+"""The place before the first packet, which all logs share."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What somebody knows to have been committed: a place, and the terms that led there."""
+
+    mark: Mark
+    terms: tuple[tuple[bytes, int], ...] = ()
+    """Tag and beginning of each term, in order; the last `_TERMS_CLAIMED`."""
+    is_exact: bool = False
+    """Whether the place is the last one that was ever acknowledged, and not one some seconds older."""
+
+
+class Lineage:
+    """The terms of one log at one moment. Immutable."""
+
+    def __init__(self, terms: Iterable[Term] = ()) -> None:
+        ordered = sorted(terms)
+        self.path = tuple(term for term in ordered if term.good_to is None)
+        self._begins = [term.begins_after for term in self.path]
+        self._places = {term.tag: index for index, term in enumerate(self.path)}
+        self._lost = {term.tag: term.good_to for term in ordered if term.good_to is not None}
+
+    @property
+    def current(self) -> Term:
+        """The term under which packets are appended now."""
+        return self.path[-1]
+
+    def term_of(self, sequence: int) -> Term:
+        """The term in which the packet at this sequence was appended."""
+        return self.path[max(bisect_left(self._begins, sequence) - 1, 0)]
+
+    def mark(self, sequence: int) -> Mark:
+        """The place at this sequence."""
+        term = self.term_of(sequence)
+        return Mark(sequence, term.tag, term.epoch)
+
+    def holds(self, mark: Mark, head: int) -> bool:
+        """Whether this log, which ends at `head`, has this place, so that reading may go on behind it."""
+        good_to = self.good_to(mark, head)
+        return good_to is not None and mark.sequence <= good_to
+
+    def lacks(self, mark: Mark, head: int) -> bool:
+        """Whether the log is known, by this place, to have lost its end, and no epoch says so yet."""
+        return mark.epoch >= self.current.epoch and not self.holds(mark, head)
+
+    def good_to(self, mark: Mark, head: int) -> int | None:
+        """Up to where the log of a place agrees with this one, which ends at `head`.
+
+        None where nobody knows.
+        """
+        if mark.sequence == 0:
+            return 0
+        if mark.tag is None:
+            return next((term.begins_after for term in self.path if term.epoch > 1), head)
+        index = self._places.get(mark.tag)
+        if index is None:
+            return self._lost.get(mark.tag)
+        return self._end(index, head)
+
+    def _end(self, index: int, head: int) -> int:
+        return self._begins[index + 1] if index + 1 < len(self._begins) else head
+
+    def continues(self, other: Lineage) -> bool:
+        """Whether this log has the other's current term, and terms after it."""
+        index = self._places.get(other.current.tag)
+        return index is not None and index + 1 < len(self.path)
+
+    def lost_terms(self, claim: Claim, head: int) -> tuple[list[bytes], int]:
+        """The tags of a claim that this log does not have, and up to where their log agreed with this one.
+
+        No tags where the two have no term in common: then nothing says where they parted.
+        """
+        shared = [index for index, (tag, _) in enumerate(claim.terms) if tag in self._places]
+        if not shared:
+            return [], 0
+        last = shared[-1]
+        theirs = claim.terms[last + 1][1] if last + 1 < len(claim.terms) else claim.mark.sequence
+        good_to = min(theirs, self._end(self._places[claim.terms[last][0]], head))
+        return [tag for tag, _ in claim.terms[last + 1 :] if tag not in self._lost], good_to
+
+    def claim(self, sequence: int, *, is_exact: bool) -> Claim:
+        """This log up to a sequence, as a claim."""
+        terms = tuple((term.tag, term.begins_after) for term in self.path if term.begins_after <= sequence)
+        return Claim(self.mark(sequence), terms[-_TERMS_CLAIMED:], is_exact)
+
+
+class KnownLog:
+    """What a process knows of its log: its terms, and a place that is certainly committed.
+
+    `on_lost` is called once, when the database turns out not to have that place.
+    """
+
+    def __init__(self, lineage: Lineage | None = None, *, on_lost: Callable[[], None] = lambda: None) -> None:
+        self.lineage = lineage or Lineage([Term(1, bytes(4), 0, 1)])
+        self.seen = 0
+        """The highest sequence that is known to be committed."""
+        self.is_lost = False
+        """Whether the database was found to have lost what this process knows."""
+        self._on_lost = on_lost
+
+    def saw(self, sequence: int) -> None:
+        """The log has reached this sequence, within the terms known here."""
+        if sequence > self.seen:
+            self.seen = sequence
+
+    @property
+    def mark(self) -> Mark:
+        """The place that is certainly committed."""
+        return self.lineage.mark(self.seen) if self.seen else NOWHERE
+
+    @property
+    def claim(self) -> Claim:
+        """The same, for whoever comes after this process."""
+        return self.lineage.claim(self.seen, is_exact=True)
+
+    def adopt(self, lineage: Lineage, head: int, certain: Mark) -> bool:
+        """Take over what the database says of itself; False, and lost, if it lacks a place that is certain.
+
+        `certain` is `mark` as it was before the database was asked.
+        """
+        if not lineage.holds(certain, head):
+            if not self.is_lost:
+                self.is_lost = True
+                self._on_lost()
+            return False
+        if not self.lineage.continues(lineage):  # else an older answer, or one that leads to the same
+            self.lineage = lineage
+        self.saw(head)
+        return True

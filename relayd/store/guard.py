@@ -1,0 +1,64 @@
+"""The guard: a file outside the database that says how far the log was acknowledged.
+
+It is written now and then, so it lags; but the log must reach at least that far, and if it does not, an older
+copy of the database has been put back. Each host has its own; a guard that is missing or unreadable says
+nothing. Cursors need no guard: their terms tell by themselves (`relayd.lineage`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from relayd.lineage import Claim
+
+__all__ = ["Guard"]
+
+_MAX_BYTES = 65_536
+
+
+class _Content(msgspec.Struct):
+    log: str
+    claim: Claim
+
+
+class Guard:
+    """The file at `path`. `log_key` is a secret of the log: a guard of another log does not count."""
+
+    def __init__(self, path: Path, log_key: bytes) -> None:
+        self._path = path
+        self._log = hashlib.blake2s(b"guard", key=log_key, digest_size=8).hexdigest()
+        self._written: Claim | None = None
+
+    def read(self) -> Claim | None:
+        """What the file claims of this log."""
+        try:
+            with self._path.open("rb") as file:
+                content = msgspec.json.decode(file.read(_MAX_BYTES), type=_Content)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        if content.log != self._log:
+            return None
+        # Written some time before the end: places behind it were acknowledged too.
+        return msgspec.structs.replace(content.claim, is_exact=False)
+
+    def write(self, claim: Claim) -> None:
+        """Replace the file, durably, unless it says the same already. Raises `OSError`."""
+        if claim == self._written:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(_Content(self._log, claim)))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(self._path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        self._written = claim

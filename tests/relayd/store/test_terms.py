@@ -1,0 +1,131 @@
+"""Terms in the database: opened under the lock, by whoever begins to write, and compared by everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from relayd.lineage import Claim, Mark
+from relayd.store import Store, StoreUnavailable
+from relayd.store.guard import Guard
+from relayd.store.types import LogLost
+
+NOW = 1_790_000_000
+
+
+async def test_processes_adopt_each_others_terms_and_append_in_turn(store, second_store, packet):
+    for n in range(0, 8, 2):
+        await store.append([packet(n)], NOW)
+        await second_store.append([packet(n + 1)], NOW)
+    await store.head()
+    assert store.known.lineage.current == second_store.known.lineage.current
+    assert store.known.lineage.current.epoch == 1
+    assert len(store.known.lineage.path) == 3  # the first, and one for each writer
+
+
+@pytest.mark.req("R-154")
+@pytest.mark.parametrize("terms", ["the same", "others"])
+async def test_a_process_whose_place_is_gone_appends_nothing(store, second_store, packet, sql, terms):
+    await store.append([packet(n) for n in range(5)], NOW)
+    await second_store.head()
+    head = await store.head()
+    # The rows of a copy that was taken after three packets, and what another relay made of it.
+    await sql.execute("DELETE FROM packets WHERE sequence > $1", head - 2)
+    await sql.execute("DELETE FROM packet_ids WHERE sequence > $1", head - 2)
+    await sql.execute("UPDATE log_head SET last_sequence = $1", head - 2)
+    if terms == "others":
+        await sql.execute("SELECT relay_open_term('start', 0, false, 1)")
+        await sql.execute("UPDATE log_head SET last_sequence = $1", head + 10)
+    for one in (store, second_store):
+        with pytest.raises(LogLost):
+            await one.append([packet(9)], NOW)
+        with pytest.raises(LogLost):
+            await one.head()
+        assert one.lost.is_set()
+    assert await sql.fetchval("SELECT count(*) FROM packets") == 3
+
+
+@pytest.mark.req("R-157")
+async def test_one_loss_begins_one_epoch_however_many_prove_it(database, store, packet, sql):
+    await store.append([packet(n) for n in range(5)], NOW)
+    claim = store.known.claim
+    await sql.execute("UPDATE log_head SET last_sequence = last_sequence - 2")
+    stores = [await Store.open(database) for _ in range(6)]
+    try:
+        # Some know it from before, to others a reader shows a place that is gone.
+        await asyncio.gather(
+            *(one.begin([claim]) for one in stores[:3]),
+            *(one.begin_epoch("cursor", claim.mark) for one in stores[3:]),
+        )
+        for one in stores:
+            await one.head()
+            assert one.known.lineage.current.epoch == 2
+        (reset,) = await stores[0].resets()
+        assert reset.good_to == claim.mark.sequence - 2
+    finally:
+        for one in stores:
+            await one.close()
+
+
+async def test_a_place_of_a_later_epoch_leads_beyond_it(store, packet):
+    """Two restores of one backup do not give an epoch's number twice."""
+    await store.append([packet(1)], NOW)
+    reset = await store.begin_epoch("cursor", Mark(2**40, b"lost", 7))
+    assert reset is not None and reset.epoch == 8
+    assert await store.begin_epoch("cursor", Mark(2**40, b"gone", 7)) is None
+
+
+async def test_a_dump_that_is_restored_is_a_log_that_may_lack_its_end(store, packet, sql, database):
+    await store.append([packet(1)], NOW)
+    await store.close()
+    # What a dump leaves: the same rows in another table.
+    await sql.execute(
+        "CREATE TABLE copy (LIKE log_head INCLUDING ALL); INSERT INTO copy SELECT * FROM log_head;"
+        " DROP TABLE log_head; ALTER TABLE copy RENAME TO log_head"
+    )
+    async with await Store.open(database) as again:
+        await again.append([packet(2)], NOW)
+        (reset,) = await again.resets()
+        assert (reset.reason, reset.epoch) == ("moved", 2)
+
+
+async def test_a_process_that_keeps_restarting_fills_nothing(database, packet, store):
+    await store.append([packet(1)], NOW)
+    for _ in range(40):
+        await store.begin_epoch("operator")
+    assert len(store.known.lineage.path) < 25
+
+
+@pytest.mark.req("R-155")
+async def test_a_term_that_is_cut_off_leaves_no_half(database, store, packet, sql, observer, eventually):
+    await store.append([packet(1)], NOW)
+    before = await sql.fetch("SELECT * FROM log_terms ORDER BY number")
+    async with await Store.open(database) as other:
+        async with sql.transaction():
+            await sql.execute("SELECT FROM log_head FOR UPDATE")
+            opening = asyncio.create_task(other.begin())
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            pid = await eventually(lambda: observer.fetchval(waiting))
+            await observer.execute("SELECT pg_terminate_backend($1)", pid)
+            with pytest.raises(StoreUnavailable):
+                await opening
+        assert await sql.fetch("SELECT * FROM log_terms ORDER BY number") == before
+        await other.append([packet(2)], NOW)
+
+
+def test_a_guard_says_what_was_written_of_this_log_alone(tmp_path):
+    path = tmp_path / "there" / "log-guard"
+    claim = Claim(Mark(5, b"term", 3), ((b"term", 2),), is_exact=True)
+    Guard(path, b"key").write(claim)
+    read = Guard(path, b"key").read()
+    assert read == Claim(Mark(5, b"term", 3), ((b"term", 2),))
+    assert Guard(path, b"another").read() is None
+    for garbage in (b"", b"{}", b"\xff" * 10, path.read_bytes()[:-3], b"[" * 70_000):
+        path.write_bytes(garbage)
+        assert Guard(path, b"key").read() is None
+    path.unlink()
+    assert Guard(path, b"key").read() is None
+    with contextlib.suppress(PermissionError):
+        assert list(path.parent.iterdir()) == []

@@ -1,0 +1,140 @@
+"""Sockets from accept to the end of their handshake, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relayd import accepting
+from relayd.accepting import Listener, bind
+from relayd.tls import ServerTls, read_tls_files, write_dev_certificates
+
+
+class Guest(asyncio.Protocol):
+    """A connection that notes what happens to it."""
+
+    def __init__(self, log: list[str], welcome: bool = True) -> None:
+        self.log = log
+        self.welcome = welcome
+
+    @property
+    def socket(self) -> asyncio.Protocol:
+        return self
+
+    def accepted(self, peer: str | None) -> bool:
+        self.log.append(f"accepted {peer}")
+        return self.welcome
+
+    def handshake_begins(self) -> None:
+        self.log.append("begins")
+
+    def handshake_ended(self, *, failed: bool) -> None:
+        self.log.append("failed" if failed else "done")
+
+    def connection_made(self, transport: Any) -> None:
+        self.log.append("made")
+        transport.write(b"hello")
+        transport.close()
+
+
+@asynccontextmanager
+async def listening(
+    connect: Callable[[], Guest], tls: ssl.SSLContext | None = None, timeout: float = 20.0
+) -> AsyncIterator[Listener]:
+    (bound,) = bind("127.0.0.1", 0, reuse_port=False)
+    listener = Listener(bound, connect, tls=tls, handshake_timeout=timeout)
+    yield listener
+    listener.close()
+    listener.close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    made = write_dev_certificates(Path(tmp_path_factory.mktemp("tls")))
+    return ServerTls(read_tls_files(made.cert, made.key)).context
+
+
+async def test_a_plain_socket_is_accepted_and_served():
+    log: list[str] = []
+    async with listening(lambda: Guest(log)) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await reader.read() == b"hello"
+        writer.close()
+    assert log == ["accepted 127.0.0.1", "made", "done"]
+
+
+@pytest.mark.req("R-321")
+async def test_a_socket_that_is_not_welcome_costs_no_handshake(tls):
+    log: list[str] = []
+    async with listening(lambda: Guest(log, welcome=False), tls) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await reader.read() == b""
+        writer.close()
+    assert log == ["accepted 127.0.0.1"]
+
+
+@pytest.mark.req("R-321")
+async def test_a_peer_that_never_says_hello_is_counted_and_cut_off(tls, eventually):
+    log: list[str] = []
+    async with listening(lambda: Guest(log), tls, timeout=0.1) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        await eventually(lambda: log == ["accepted 127.0.0.1", "begins", "failed"])
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        await eventually(lambda: log[3:] == ["accepted 127.0.0.1", "begins", "failed"])
+        writer.close()
+
+
+async def test_a_handshake_under_way_is_dropped_when_the_listener_closes(tls, eventually):
+    log: list[str] = []
+    async with listening(lambda: Guest(log), tls) as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        await eventually(lambda: "begins" in log)
+    await eventually(lambda: log[-1] == "failed")
+    writer.close()
+
+
+async def test_no_files_left_is_a_pause_and_not_the_end(monkeypatch, eventually):
+    monkeypatch.setattr(accepting, "_PAUSE", 0.01)
+    log: list[str] = []
+
+    class Poor:
+        """A listening socket of a process that has no file left, for a while."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.refusals = real, 3
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def accept(self) -> Any:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(24, "Too many open files")
+            return self.real.accept()
+
+    async with listening(lambda: Guest(log)) as listener:
+        listener._socket = poor = Poor(listener._socket)  # type: ignore[assignment]
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await reader.read() == b"hello"
+        assert poor.refusals == 0
+        writer.close()
+
+
+def test_two_cannot_have_one_port_unless_they_share_it():
+    (first,) = bind("127.0.0.1", 0, reuse_port=True)
+    port = first.getsockname()[1]
+    with pytest.raises(OSError):
+        bind("127.0.0.1", port, reuse_port=False)
+    (second,) = bind("127.0.0.1", port, reuse_port=True)
+    first.close()
+    second.close()

@@ -1,0 +1,67 @@
+"""A database that is put back: copies inside one server, so that nothing but its content tells it apart."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from relayd.store import migrate
+
+__all__ = ["Copied"]
+
+_NUMBERS = itertools.count()
+
+
+class Copied:
+    """A database of a server that can be copied, and replaced by its copy, while relays use it."""
+
+    def __init__(self, server_url: str) -> None:
+        self._name = f"copied_{next(_NUMBERS)}"
+        self._server_url = server_url
+        self.url = urlunsplit(urlsplit(server_url)._replace(path="/" + self._name))
+
+    async def make(self) -> Copied:
+        """Make it, migrated and empty."""
+        await self._execute(f"CREATE DATABASE {self._name}")
+        await migrate(self.url)
+        return self
+
+    async def copy(self) -> None:
+        """Take a copy of it as it is now; whoever is connected loses the connection."""
+        await self._alone(
+            f"DROP DATABASE IF EXISTS {self._name}_copy",
+            f"CREATE DATABASE {self._name}_copy TEMPLATE {self._name}",
+        )
+
+    async def put_back(self) -> None:
+        """Replace it by the copy."""
+        await self._alone(
+            f"ALTER DATABASE {self._name} RENAME TO {self._name}_lost",
+            f"CREATE DATABASE {self._name} TEMPLATE {self._name}_copy",
+        )
+        await self._execute(f"DROP DATABASE {self._name}_lost WITH (FORCE)")
+
+    async def _alone(self, *statements: str) -> None:
+        await self._execute(
+            f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false",
+            f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{self._name}'",
+            *statements,
+        )
+        # The name may belong to another database by now, which lets everybody in.
+        await self._execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
+
+    async def _execute(self, *statements: str) -> None:
+        connection = await self._connected()
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def _connected(self) -> asyncpg.Connection[Any]:
+        async with asyncio.timeout(20):
+            return await asyncpg.connect(self._server_url)

@@ -78,6 +78,7 @@ CLOSE_REASONS = (
     "connection_rate",
     "origin",
     "auth_failures",
+    "withdrawn",
     "protocol_error",
     "too_large",
     "malformed",

@@ -9,6 +9,9 @@ challenge belongs to the `Authentication` that issued it, which belongs to one c
 can answer it; it is forgotten at the first AUTH that names it, so it cannot be answered twice (R-268). It is
 signed together with the relay's DID, so an answer meant for another relay verifies nowhere else.
 
+What let a session in must hold for as long as it is open: `Proof` names the key, and says when that key may
+authenticate no more. Then the connection ends, for authentication ends with it (R-284, decision 41).
+
 An AUTH fails with `unauthenticated` (a challenge unknown or expired, an identity unknown) or with
 `invalid_signature`; what more is known goes into `detail` (A-025). Each failure is followed by a fresh
 challenge, the fifth in a row by the end of the connection (R-282). No challenge follows success: a client
@@ -42,6 +45,7 @@ __all__ = [
     "AuthKeys",
     "Authentication",
     "Grants",
+    "Proof",
     "verify_attempt",
 ]
 
@@ -63,9 +67,12 @@ _SIGNATURE = re.compile(r"0x[0-9a-fA-F]{128}")
 class AuthKeys(Protocol):
     """The keys of one identity; `strata.protocol.keys.KeyChain` is one."""
 
-    def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
+    def verify_auth(self, message: bytes, signature: bytes, at: int) -> bytes:
         """Raise `InvalidPacket` with `invalid_signature` and a detail, unless a key that may authenticate at
-        `at` has signed `message`."""
+        `at` has signed `message`; return that key."""
+
+    def check_auth_key(self, public_key: bytes, at: int) -> None:
+        """Raise the same where this key may not authenticate at `at`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,22 @@ class Attempt:
     messages: tuple[bytes, ...]
     requested: tuple[str, ...] | None
     client_msg_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The key whose signature let a session in."""
+
+    key: bytes
+
+    def broken(self, keys: AuthKeys, now: int) -> InvalidMessage | None:
+        """Why the session must end, where its key may authenticate no more (R-277); None while it may."""
+        try:
+            keys.check_auth_key(self.key, now)
+        except InvalidPacket as error:
+            reason = "the key that this session was authenticated with may authenticate no more"
+            return _refused(reason, error.detail, None)
+        return None
 
 
 class Authentication:
@@ -192,17 +215,15 @@ class Authentication:
         )
 
 
-def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> None:
-    """Raise `InvalidMessage` unless a key of the identity that is valid now has signed (R-277)."""
+def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> Proof:
+    """The key that has signed. Raises `InvalidMessage` unless it is the identity's and valid now (R-277)."""
     fault: InvalidPacket | None = None
     for message in attempt.messages:
         try:
-            keys.verify_auth(message, attempt.signature, now)
+            return Proof(keys.verify_auth(message, attempt.signature, now))
         except InvalidPacket as error:
             if fault is None or error.detail is not None:
                 fault = error  # the one that knows more about the key
-        else:
-            return
     assert fault is not None
     if fault.detail == "unresolved_key":  # R-279
         raise _refused(fault.reason, fault.detail, attempt.client_msg_id)

@@ -41,6 +41,9 @@ __all__ = ["Access", "RequestHeaders", "Turnaway", "Visitor", "grants_of"]
 _SPARE_SOCKETS: Final = 1024
 """Sockets beyond `max_connections` that may be open for a refusal or a plain HTTP request."""
 
+_MAX_ORIGIN: Final = 300
+"""Characters of an origin that are kept: more than `https://`, a host of 253 characters and a port."""
+
 
 class RequestHeaders(Protocol):
     """The headers of an opening handshake, names in any case."""
@@ -56,7 +59,17 @@ class Visitor:
     leaves to all its identities together, and None where nothing is set.
     """
 
-    __slots__ = ("_own", "address", "ceiling", "identity_quota", "is_spared", "knocks", "peer", "quota")
+    __slots__ = (
+        "_own",
+        "address",
+        "ceiling",
+        "identity_quota",
+        "is_spared",
+        "knocks",
+        "origins",
+        "peer",
+        "quota",
+    )
 
     def __init__(self) -> None:
         self.peer: Address | None = None
@@ -68,6 +81,8 @@ class Visitor:
         """A member or a peer, held to its own limits alone."""
         self.knocks = False
         """It came too soon, and is to hear so."""
+        self.origins: tuple[str, ...] = ()
+        """The web page that connected, as its browser names it; programs name none."""
         self._own: Quota | None = None
 
     @property
@@ -122,6 +137,11 @@ def grants_of(settings: Settings) -> Grants:
     )
 
 
+def _origins_of(headers: RequestHeaders) -> tuple[str, ...]:
+    """The origins a handshake names: a browser names one, so no more than two are kept, and no long one."""
+    return tuple(origin[:_MAX_ORIGIN].lower() for origin in headers.get_all("Origin")[:2])
+
+
 class Access:
     """The doors of one process: quotas of addresses and of identities, origins, grants."""
 
@@ -149,8 +169,9 @@ class Access:
         self.identities = Quotas(authenticated)
         ceiling = authenticated.times(settings.identities_per_address)
         self._ceilings = AddressAccounts(ceiling) if settings.identities_per_address else None
-        self.restricted: frozenset[str] = frozenset()
-        """Identities held to the limits of anonymous sessions, even when they authenticate."""
+        self.revision = 0
+        """Rises with every change that open sessions must follow."""
+        self._restricted: frozenset[str] = frozenset()
         self._restricted_quotas = Quotas(anonymous)
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
         """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
@@ -163,11 +184,23 @@ class Access:
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
-        """Take over the settings that may change while running; open sessions keep their limits."""
+        """Take over the settings that may change while running; open sessions see it by `revision`."""
         self.grants = grants_of(settings)
         spares = settings.spare_members
         self._spared = self.grants.members | self.grants.peers if spares else frozenset()
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
+        self.revision += 1
+
+    @property
+    def restricted(self) -> frozenset[str]:
+        """Identities held to the limits of anonymous sessions, even when they authenticate."""
+        return self._restricted
+
+    @restricted.setter
+    def restricted(self, identities: frozenset[str]) -> None:
+        if identities != self._restricted:
+            self._restricted = identities
+            self.revision += 1
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
         """A socket was accepted. False: there are too many, and it is dropped without a word."""
@@ -225,7 +258,8 @@ class Access:
 
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
         """Whether a WebSocket handshake is refused; one that is not counts as a connection."""
-        if self._origins and any(origin.lower() not in self._origins for origin in headers.get_all("Origin")):
+        visitor.origins = _origins_of(headers)
+        if not self.takes_origin(visitor):
             return Turnaway(403, "This relay takes no connections from that origin.", "origin")
         quota = visitor.quota
         if quota is None:
@@ -236,6 +270,10 @@ class Access:
             sentence = "Too many connections from this address lately."
             return Turnaway(429, sentence, "connection_rate", self.retry_after(visitor, now))
         return None
+
+    def takes_origin(self, visitor: Visitor) -> bool:
+        """Whether the page that this visitor came by may connect, as the settings are now."""
+        return not self._origins or self._origins.issuperset(visitor.origins)
 
     def retry_after(self, visitor: Visitor, now: float) -> int:
         """When a visitor that `knocks` may come again, in seconds from now."""
@@ -264,6 +302,15 @@ class Access:
         visitor.is_spared = did in self._spared and not is_restricted
         if self._ceilings is not None and not visitor.is_spared:
             visitor.ceiling = self._ceilings.hold(visitor.address)
+
+    def reconsider(self, visitor: Visitor, did: str, now: float) -> None:
+        """Move an authenticated visitor to the quota that its identity is due now."""
+        if visitor.identity_quota is not None:
+            is_restricted = did in self.restricted
+            due = self._restricted_quotas if is_restricted else self.identities
+            is_spared = did in self._spared and not is_restricted
+            if not due.holds(visitor.identity_quota) or is_spared is not visitor.is_spared:
+                self.authenticated(visitor, did, now)
 
     def _release_address(self, visitor: Visitor, now: float) -> None:
         if visitor.quota is not None:

@@ -51,6 +51,7 @@ _AUTHORS_PER_READ: Final = 32
 _START_PATIENCE: Final = 5.0
 """Seconds that a start waits for the names of all identities; after that the relay serves without them."""
 _RETRY_SECONDS: Final = (0.1, 5.0)
+_REMEMBERED_CHANGES: Final = 4096
 
 
 class LogOfIdentities(Protocol):
@@ -123,6 +124,9 @@ class Identities:
         self._special: set[str] = set(bootstrap.names())
         self._publishers: set[str] = set()
         """The DIDs that have published a client manifest."""
+        # The generation in which each DID's chain changed last, in that order; the first goes.
+        self._changes: dict[str, int] = {}
+        self._forgotten = 0
         self._is_complete = True
         """Every name of the log is in these two sets: so it is where there is no log yet, see `open`."""
         self._has_begun = False
@@ -183,6 +187,10 @@ class Identities:
         if self.is_plain(did):
             return KeyChain.genesis(did, rules=self.rules)
         return self._chains.get(did)
+
+    def changed_since(self, did: str, generation: int) -> bool:
+        """Whether the DID's chain may have changed after this generation; where that is forgotten, it may."""
+        return self._changes.get(did, self._forgotten) > generation
 
     def manifest(self, client_id: str) -> Packet | None:
         """The newest CLIENT_MANIFEST of a DID, of those loaded (R-236)."""
@@ -269,7 +277,14 @@ class Identities:
                 (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
             if new.content_type != _MANIFEST:
                 self.generation += 1
+                self._remember(new.author_id)
                 self._tell(new.author_id, new.packet_id)
+
+    def _remember(self, did: str) -> None:
+        self._changes.pop(did, None)
+        self._changes[did] = self.generation
+        if len(self._changes) > _REMEMBERED_CHANGES:
+            self._forgotten = self._changes.pop(next(iter(self._changes)))
 
     def _observe(self, entry: LogEntry) -> None:
         if failpoints.ARMED:

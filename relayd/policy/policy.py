@@ -97,6 +97,10 @@ class _Access(Protocol):
     restricted: frozenset[str]
 
 
+class _Sockets(Protocol):
+    def withdraw(self) -> None: ...
+
+
 class Governed(Protocol):
     """A relay, as its policy sees it: who comes in, what decides on packets, and where they go out from."""
 
@@ -112,15 +116,22 @@ class Governed(Protocol):
     @property
     def fanout(self) -> _Serves: ...
 
+    @property
+    def registry(self) -> _Sockets: ...
+
 
 def apply_policy(relay: Governed, policy: Policy) -> None:
     """Put a policy into effect for the next packet taken and the next one sent, open sessions included.
 
     Pages and packets by id come from the store, live ones and the newest out of memory from the fan-out:
-    there is no third way out of the relay (R-323). Call it on the event loop, at start, at SIGHUP and when
-    the abuse table has changed.
+    there is no third way out of the relay (R-323). What was written to a socket and waits there leaves within
+    a second, or not at all. Call it on the event loop, at start, at SIGHUP and when the abuse table has
+    changed.
     """
+    withdraws = policy.declined.exceeds(relay.fanout.declined)
     relay.access.restricted = policy.slowed
     relay.admission.policy = policy
     relay.store.declined = policy.declined
     relay.fanout.declined = policy.declined
+    if withdraws:
+        relay.registry.withdraw()

@@ -6,20 +6,26 @@ are those the socket had already given, a few hundred kilobytes at most.
 
 An identity that cannot be looked up in time is no failure of the peer's: it hears `internal_error`, keeps its
 count of failures, and gets a fresh challenge.
+
+About once a second `review` asks whether what let the session in still holds: its key, its place among
+members and peers, the page it came by (decision 41). While a changed chain cannot be read, the session stays:
+the feed, which brings every revocation, stands still then too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from typing import Final, Protocol
 
 from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.keys import KeyChain, Use
 from strata.protocol.wire import Auth, encode
 
 from relayd import failpoints
-from relayd.access.auth import CHALLENGE_BYTES, Attempt, verify_attempt
+from relayd.access.auth import CHALLENGE_BYTES, Attempt, Proof, verify_attempt
 from relayd.access.gate import Visitor
 from relayd.frames import text_frame
 from relayd.relay import Relay
@@ -47,11 +53,26 @@ class AuthenticatingPeer(Protocol):
     def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now."""
 
+    def regranted(self) -> None:
+        """The settings have changed: what the session may do follows."""
+
 
 class AuthExchange:
     """The challenges sent and the AUTHs received on one connection."""
 
-    __slots__ = ("_connection", "_relay", "_session", "_socket", "_task", "_visitor")
+    __slots__ = (
+        "_connection",
+        "_generation",
+        "_holds_until",
+        "_proof",
+        "_relay",
+        "_review",
+        "_revision",
+        "_session",
+        "_socket",
+        "_task",
+        "_visitor",
+    )
 
     def __init__(
         self,
@@ -67,6 +88,12 @@ class AuthExchange:
         self._session = session
         self._visitor = visitor
         self._task: asyncio.Task[None] | None = None
+        self._revision = relay.access.revision
+        self._proof: Proof | None = None
+        # The key was good in this generation of the directory, and is until this second if no packet comes.
+        self._generation = 0
+        self._holds_until = math.inf
+        self._review: asyncio.Task[None] | None = None
 
     def challenge(self) -> None:
         """Queue a new challenge (R-266, R-268)."""
@@ -79,6 +106,83 @@ class AuthExchange:
         if self._session.authentication.wants_challenge(self._relay.clock()):
             self.challenge()
 
+    def review(self) -> None:
+        """Called about once a second: let the session follow what has changed since it was let in."""
+        access = self._relay.access
+        if access.revision != self._revision:
+            self._revision = access.revision
+            if not access.takes_origin(self._visitor):
+                error = InvalidMessage(
+                    "this relay takes no connections from that origin any more",
+                    code=ErrorCode.POLICY_REJECTED,
+                    detail="origin",
+                )
+                self._withdraw(error)
+                return
+            if (identity := self._session.identity) is not None:
+                access.reconsider(self._visitor, identity, time.monotonic())
+            self._connection.regranted()
+        if self._proof is not None and self._review is None and self._is_doubtful():
+            self._review_key(self._proof)
+
+    def _is_doubtful(self) -> bool:
+        """Whether the key may have lost its part since it was looked at."""
+        identities, identity = self._relay.identities, self._session.identity
+        assert identity is not None
+        if self._relay.clock() >= self._holds_until:
+            return True
+        generation = identities.generation
+        if generation == self._generation:
+            return False
+        if not identities.is_plain(identity) and identities.changed_since(identity, self._generation):
+            return True
+        self._generation = generation
+        return False
+
+    def _review_key(self, proof: Proof) -> None:
+        identity = self._session.identity
+        assert identity is not None
+        chain = self._relay.identities.chain(identity)
+        if chain is not None:
+            self._judge(proof, chain)
+        else:
+            self._review = asyncio.create_task(
+                self._load(proof, identity), name=f"keys-{self._connection.id}"
+            )
+
+    async def _load(self, proof: Proof, identity: str) -> None:
+        try:
+            async with asyncio.timeout(_RESOLVE_TIMEOUT):
+                chain = await self._relay.identities.resolve(identity)
+        except (StoreError, TimeoutError):
+            return  # the next review asks again
+        except Exception as error:
+            self._relay.faults.caught("auth", error)
+            return
+        finally:
+            self._review = None
+        if proof is self._proof:  # and it has not authenticated anew meanwhile
+            self._judge(proof, chain)
+
+    def _judge(self, proof: Proof, chain: KeyChain) -> None:
+        now = self._relay.clock()
+        broken = proof.broken(chain, now)
+        if broken is not None:
+            self._withdraw(broken)
+        else:
+            self._proved(proof, chain, now)
+
+    def _proved(self, proof: Proof, chain: KeyChain, now: int) -> None:
+        self._proof = proof
+        self._generation = self._relay.identities.generation
+        self._holds_until = chain.holds_until(now, Use.AUTH)
+
+    def _withdraw(self, error: InvalidMessage) -> None:
+        """End the connection: what it was let in by is gone."""
+        self._proof = None
+        self._connection.answer(error_payload(error), error.code)
+        self._socket.close(1008, error.reason, "withdrawn")
+
     def receive(self, message: Auth, now: float) -> None:
         """Take an AUTH. While its signature has to be checked, the connection is suspended."""
         begun = self._session.begin_auth(message, now, self._relay.clock())
@@ -90,9 +194,10 @@ class AuthExchange:
 
     def close(self) -> None:
         """The connection has ended: an AUTH under way is forgotten."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        for task in (self._task, self._review):
+            if task is not None:
+                task.cancel()
+        self._task = self._review = None
 
     async def _run(self, attempt: Attempt) -> None:
         """Whatever comes of it, the peer hears of it: it is suspended until then."""
@@ -122,7 +227,9 @@ class AuthExchange:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
                 keys = await relay.identities.resolve(attempt.author_id)
-            verify_attempt(attempt, keys, relay.clock())
+            now = relay.clock()
+            proof = verify_attempt(attempt, keys, now)
+            self._proved(proof, keys, now)
         except InvalidMessage as error:
             return self._session.auth_failed(error)
         except (StoreError, TimeoutError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 import structlog
@@ -231,6 +231,12 @@ class Connection:
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
 
+    def review(self) -> None:
+        try:
+            self._auth.review()
+        except Exception as error:  # of this session, and the sweep goes on to the others
+            self._relay.faults.caught("auth", error)
+
     def worked(self, seconds: float, now: float) -> float:
         payer = self._visitor.workload
         if payer is None:
@@ -353,7 +359,15 @@ class Connection:
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
         self.socket.queue(text_frame(outcome.payload))
-        for subscription, payload in outcome.ended:
+        self._end(outcome.ended)
+
+    def regranted(self) -> None:
+        """The settings have changed: capabilities, limits and open subscriptions follow."""
+        self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
+        self._end(self._session.regrant(self._relay.access.grants))
+
+    def _end(self, subscriptions: Iterable[tuple[Subscription, bytes]]) -> None:
+        for subscription, payload in subscriptions:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
 

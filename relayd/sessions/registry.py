@@ -25,6 +25,9 @@ class OpenSocket(Protocol):
     def check_deadlines(self, now: float) -> None:
         """Called about once a second; `now` is monotonic."""
 
+    def withdraw(self) -> None:
+        """What was written before now and waits still must leave within a second, or not at all."""
+
     def stop_reading(self) -> None:
         """Take nothing further from the peer."""
 
@@ -95,6 +98,11 @@ class Registry:
                     self._changed.clear()
                     await self._changed.wait()
         return condition()
+
+    def withdraw(self) -> None:
+        """More is declined now: no socket may go on sending for long what it was given before."""
+        for socket in self.sockets:
+            socket.withdraw()
 
     def relieve(self, pressure: Pressure) -> None:
         """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""

@@ -170,6 +170,7 @@ class Session:
         "_may_subscribe",
         "_publish_budget",
         "_replicates",
+        "_stated",
         "_subscribe_budget",
         "authentication",
         "backfill_budget",
@@ -188,6 +189,7 @@ class Session:
         """The relay is, and this session's account holds much of it: no PUBLISH is taken."""
         self._malformed_at: deque[float] | None = None
         self._auth_budget: Budget | Purse | None = None
+        self._stated: frozenset[str] | None = None  # what the AUTH_OK said
         self._allow(grants.anonymous)
         self.use_quota(None)
 
@@ -239,15 +241,31 @@ class Session:
     def authenticated(self, attempt: Attempt, capabilities: Sequence[str]) -> Authenticated:
         """The attempt's signature is good: identity and capabilities change in this one step (R-283)."""
         self.authentication.succeeded(attempt.author_id)
-        self._allow(frozenset(capabilities))
+        self._stated = frozenset(capabilities)
+        self._allow(self._stated)
+        message = auth_ok_payload(attempt.author_id, capabilities, attempt.client_msg_id)
+        return Authenticated(message, self._end_what_is_lost())
+
+    def regrant(self, grants: Grants) -> Sequence[tuple[Subscription, bytes]]:
+        """The settings grant something else now. Returns the subscriptions that are over, each with the ERROR
+        that says so.
+
+        An authenticated session never gets more than its AUTH_OK has stated (R-285).
+        """
+        if self.identity is None or self._stated is None:
+            self._allow(grants.anonymous)
+        else:
+            self._allow(self._stated & grants.of(self.identity))
+        return self._end_what_is_lost()
+
+    def _end_what_is_lost(self) -> Sequence[tuple[Subscription, bytes]]:
         ended = []
         for subscription in list(self.subscriptions.values()):
             lost = self._lost(subscription)
             if lost is not None:
                 self.drop(subscription)
                 ended.append((subscription, missing_payload(lost, None, subscription.subscription_id)))
-        message = auth_ok_payload(attempt.author_id, capabilities, attempt.client_msg_id)
-        return Authenticated(message, ended)
+        return ended
 
     def auth_failed(self, error: InvalidMessage) -> AuthRefused | CloseConnection:
         """An AUTH failed: identity and capabilities stay what they were (R-283). The fifth failure in a row

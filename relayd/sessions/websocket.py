@@ -43,6 +43,8 @@ _Received: TypeAlias = bytes | Event
 """A whole text message, or anything else as the library gives it."""
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
+_WITHDRAWAL_TIMEOUT: Final = 1.0
+"""How long bytes that should not be sent any more may still leave, in seconds."""
 _SMALL_FRAGMENT: Final = 1024
 """A fragment of fewer bytes than this counts as a control frame does."""
 _LONGEST_REST: Final = 1.0
@@ -62,6 +64,9 @@ class SocketHandler(Protocol):
 
     def received(self, data: bytes, is_text: bool, now: float) -> None:
         """One whole message; text is known to be UTF-8."""
+
+    def review(self) -> None:
+        """About once a second while open: what the peer was let in by must still hold."""
 
     def tick(self) -> None:
         """About once a second while open, unless the peer reads too slowly."""
@@ -116,6 +121,8 @@ class WebSocket(asyncio.Protocol):
         "_tally",
         "_transport",
         "_wants_flush",
+        "_withdrawn",
+        "_written",
         "events_sent",
         "opened_at",
     )
@@ -133,6 +140,8 @@ class WebSocket(asyncio.Protocol):
         self._outbound_limit = settings.outbound_queue_bytes
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
+        self._written = 0
+        self._withdrawn: tuple[int, float] | None = None  # up to which byte, and until when they may leave
         self._paused = False
         self.events_sent = 0
         """EVENTs of live feeds that were taken."""
@@ -336,6 +345,7 @@ class WebSocket(asyncio.Protocol):
         self._outbox_bytes = 0
         if not self._close_sent:
             self._transport.write(data)
+            self._written += len(data)
             self._tally.bytes_sent += len(data)
 
     async def writable(self) -> None:
@@ -455,9 +465,30 @@ class WebSocket(asyncio.Protocol):
         else:
             self._transport.pause_reading()
 
+    def withdraw(self) -> None:
+        """What was written before now and waits still must leave within a second, or not at all.
+
+        The reader of a socket that is dropped for it resumes by cursor.
+        """
+        if self._transport.get_write_buffer_size():
+            self._withdrawn = (self._written, time.monotonic() + _WITHDRAWAL_TIMEOUT)
+
+    def _is_withdrawn(self, now: float) -> bool:
+        """Whether bytes that were to leave are waiting still, after all the time they had."""
+        if self._withdrawn is None:
+            return False
+        up_to, until = self._withdrawn
+        if self._written - self._transport.get_write_buffer_size() >= up_to:
+            self._withdrawn = None
+            return False
+        return now >= until
+
     def check_deadlines(self, now: float) -> None:
         """Called about once a second."""
-        if self._abort_at is not None:
+        if self._is_withdrawn(now):
+            self._close_reason = self._close_reason or "withdrawn"
+            self._transport.abort()
+        elif self._abort_at is not None:
             if now >= self._abort_at:
                 self._transport.abort()
         elif self._protocol.state is CONNECTING:
@@ -465,7 +496,9 @@ class WebSocket(asyncio.Protocol):
                 self._close_reason = "handshake"
                 self._transport.abort()
         elif self._protocol.state is OPEN:
-            self._act_on_liveness(now)
+            self._handler.review()
+            if self.is_open:
+                self._act_on_liveness(now)
             if not self._paused and self._abort_at is None:
                 self._handler.tick()
 
@@ -524,6 +557,7 @@ class WebSocket(asyncio.Protocol):
         for data in writes:
             if data:
                 self._transport.write(data)
+                self._written += len(data)
             else:
                 self._transport.close()
                 self._abort_at = time.monotonic() + _CLOSE_TIMEOUT

@@ -216,6 +216,15 @@ class Declined:
     def __bool__(self) -> bool:
         return bool(self.authors or self.types or self.packet_ids or self.media_hashes)
 
+    def exceeds(self, other: Declined) -> bool:
+        """Whether this declines anything that the other does not."""
+        return not (
+            self.authors <= other.authors
+            and self.types <= other.types
+            and self.packet_ids <= other.packet_ids
+            and self.media_hashes <= other.media_hashes
+        )
+
 
 class AbuseEntry(NamedTuple):
     """One row of the abuse table, which the pipeline or an operator fills and policy reads."""

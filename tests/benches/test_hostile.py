@@ -25,8 +25,6 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux lets a program bind any loopback address"
 )
 
-OPEN = {"unreadable revocations": "a revocation whose strength is no number is never answered"}
-"""Attacks that leave something behind."""
 HELD = ("relayd_connections", "relayd_subscriptions", "relayd_subscriptions_behind", "relayd_publish_queue")
 RECEIVED = "relayd_received_bytes_total"
 SOURCES = ["127.0.2.1"]
@@ -53,17 +51,6 @@ def attacked_with_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rela
     with running(RelayProcess(folder, **SETTINGS, tls_cert=made.cert, tls_key=made.key)) as relay:
         yield relay
         assert relay.is_running(), relay.last_words()
-
-
-def attacks() -> list[object]:
-    ordered = sorted(ATTACKS, key=lambda name: name in OPEN)  # those last, for what they leave stays there
-    return [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xfail(reason=OPEN[name], strict=False)] if name in OPEN else [],
-        )
-        for name in ordered
-    ]
 
 
 def scrape(relay: RelayProcess) -> dict[str, float]:
@@ -105,7 +92,7 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize("name", attacks())
+@pytest.mark.parametrize("name", list(ATTACKS))
 async def test_an_attack_reaches_the_relay_and_leaves_nothing_there(attacked: RelayProcess, name: str):
     await check(attacked, name, ATTACKS[name])
 

@@ -138,6 +138,23 @@ def test_compose_and_image_agree():
     assert dockerfile.rpartition("\nFROM ")[2].endswith('ENTRYPOINT ["relayd"]\nCMD ["serve"]\n')
 
 
+def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():
+    compose, example = ((ROOT / name).read_text() for name in ("docker-compose.yml", ".env.example"))
+    for name in ("RELAYD_METRICS_LISTEN", "RELAYD_TRUSTED_PROXIES", "RELAYD_REQUIRE_AUTH"):
+        assert f"{name}: ${{{name}:-}}" in compose
+    defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", compose))
+    assert dict(re.findall(r"^([A-Z_]+)=(.*)$", example, re.MULTILINE)).items() <= defaults.items()
+    services = re.findall(
+        r"^  ([a-z-]+):\n((?:    .*\n|\n)+)", compose.partition("\nservices:\n")[2], re.MULTILINE
+    )
+    bounded = {name for name, body in services if "mem_limit:" in body or "<<: *spark" in body}
+    assert bounded == {name for name, body in services if "image:" in body or "<<: *spark" in body}
+    assert len(bounded) == 8
+    # No account with a password that everybody knows.
+    assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: ${GRAFANA_WITHOUT_ADMIN:-true}" in compose
+    assert '"127.0.0.1:${GRAFANA_PORT:-3000}:3000"' in compose
+
+
 def _pins(name: str) -> dict[str, str]:
     lines = (ROOT / "locks" / name).read_text().splitlines()
     return dict(re.findall(r"^([\w.-]+)==(\S+)", "\n".join(lines), re.MULTILINE))

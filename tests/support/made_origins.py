@@ -50,7 +50,7 @@ def link(issuer: Identity, subject: Identity, **window: int) -> dict[str, str]:
 
 
 def chain_to_root(subject: Identity) -> list[dict[str, str]]:
-    return [link(MAKER, subject), link(ROOT, MAKER)]
+    return [link(MAKER, subject), link(ROOT, MAKER, path_length=0)]
 
 
 def signed_claim(signer: Identity, member: str, header: Header) -> Header:

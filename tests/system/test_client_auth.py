@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import strata
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.keys import revoke_content, rotate_content
+from strata.relays.bootstrap import KnownRelay
 
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
+from tests.support.websocket_proxy import SlowProxy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -156,3 +160,50 @@ async def test_a_revoked_key_cannot_authenticate_and_the_client_says_so(relay: R
     with pytest.raises(strata.RequestRefused):
         async with strata.connect(relay.ws, identity=me, options=ALWAYS):
             pass
+
+
+@pytest.mark.req("R-298")
+async def test_a_relay_that_passes_on_another_ones_challenge_gets_no_signature(
+    closed: RelayProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be logged in at the other relay as its own client. First sight is the one chance it has."""
+    me, pins, did = Identity.generate(), tmp_path / "pins.json", closed.ready["relay_id"]
+    async with SlowProxy(closed.ws) as forwarding:
+
+        async def session(**options: Any) -> str:
+            made = dataclasses.replace(ALWAYS, **options)
+            async with strata.connect(forwarding.url, identity=me, pins=pins, options=made) as relay:
+                assert relay.session is not None
+                return relay.session.author_id
+
+        async with strata.connect(closed.ws, identity=me, pins=pins, options=ALWAYS):
+            pass
+        with pytest.raises(strata.InvalidMessage) as caught:
+            await session()
+        assert caught.value.detail == "server_id_elsewhere" and closed.ws in str(caught.value)
+        # Two addresses of one relay are told by the program, or by a line in the file.
+        assert await session(relay_id=did) == me.did
+        assert await session() == me.did
+        assert json.loads(pins.read_text()) == {closed.ws: did, forwarding.url: did}
+        assert "at first sight" not in caplog.text
+        async with strata.connect(forwarding.url, identity=me, options=ALWAYS) as relay:
+            assert relay.session is not None, "what nobody can tell from a relay of its own"
+        assert [record.levelname for record in caplog.records if "at first sight" in record.message] == [
+            "WARNING"
+        ]
+
+
+@pytest.mark.req("R-298")
+async def test_the_relays_of_a_pool_are_told_apart(closed: RelayProcess) -> None:
+    me = Identity.generate()
+    async with SlowProxy(closed.ws) as forwarding:
+        known = [
+            KnownRelay(closed.ws, relay_id=closed.ready["relay_id"]),
+            KnownRelay(forwarding.url),
+        ]
+        options = strata.PoolOptions(relay=OPTIONS, confirmations=2)
+        before = closed.metric("relayd_auths_total", outcome="ok")
+        async with strata.connect_pool(known, identity=me, options=options) as pool:
+            with pytest.raises(strata.StrataError):
+                await pool.post({"type": "POST", "text": "hello"}, timeout=2)
+        assert closed.metric("relayd_auths_total", outcome="ok") == before + 1

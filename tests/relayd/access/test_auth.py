@@ -37,7 +37,10 @@ class Keys:
     def __init__(self, detail: str | None = None) -> None:
         self.detail = detail
 
-    def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
+    def check_auth_key(self, public_key: bytes, at: int) -> None:
+        raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no", detail=self.detail)
+
+    def verify_auth(self, message: bytes, signature: bytes, at: int) -> bytes:
         raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no", detail=self.detail)
 
 

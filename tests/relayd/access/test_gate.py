@@ -327,3 +327,62 @@ def test_the_log_names_no_address_unless_asked_to():
     assert shown(log_addresses="truncated") == {"client_address": "192.0.2.77"}  # truncated by the log
     assert shown(log_addresses="full") == {"full_address": "192.0.2.77"}
     assert access(log_addresses="full").shown(Visitor()) == {}
+
+
+def test_open_sessions_see_by_the_revision_that_they_must_follow():
+    doors = access()
+    page, program = visit(doors, "192.0.2.1"), visit(doors, "192.0.2.2")
+    assert doors.judge(page, Headers({"Origin": "https://Good.example"}), 0.0) is None
+    assert doors.judge(program, Headers(), 0.0) is None
+    before = doors.revision
+    doors.restricted = frozenset()
+    assert doors.revision == before, "nothing has changed"
+    doors.restricted = frozenset({ALICE})
+    assert doors.revision > before
+    for origin, taken in (("https://GOOD.example", True), ("https://evil.example", False)):
+        before = doors.revision
+        doors.reload(Settings(allowed_origins=(origin,)))
+        assert doors.revision > before
+        assert (doors.takes_origin(page), doors.takes_origin(program)) == (taken, True)
+
+
+def test_a_visitor_keeps_little_of_what_it_calls_its_origin():
+    doors, visitor = access(), visit(access(), "192.0.2.1")
+    headers = Headers([("Origin", f"https://{n}.example/" + "x" * 5000) for n in range(50)])
+    assert doors.judge(visitor, headers, 0.0) is None
+    assert sum(map(len, visitor.origins)) <= 600
+    doors.reload(Settings(allowed_origins=("https://0.example",)))
+    assert not doors.takes_origin(visitor)
+
+
+def test_an_identity_is_moved_to_the_quota_it_is_due():
+    doors = access(anonymous_publish_limit=2)
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    usual = visitor.charged
+    doors.reconsider(visitor, ALICE, 0.0)
+    assert visitor.charged is usual
+    doors.restricted = frozenset({ALICE})
+    doors.reconsider(visitor, ALICE, 0.0)
+    assert visitor.charged is not usual and visitor.charged is not None
+    assert visitor.charged.publish is not None and visitor.charged.publish.excess(0.0).limit == 2
+    nobody = Visitor()
+    doors.reconsider(nobody, ALICE, 0.0)
+    assert nobody.charged is None, "an address without limits stays without"
+
+
+def test_a_member_that_is_one_no_more_shares_the_ceiling_of_its_address():
+    doors = access(members=(ALICE,), identities_per_address=1)
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    assert visitor.is_spared and visitor.ceiling is None
+    for settings, spared in (
+        ({"members": (BOB,)}, False),
+        ({"members": (ALICE,)}, True),
+        ({"members": (ALICE,), "spare_members": False}, False),
+    ):
+        before = doors.revision
+        doors.reload(Settings(**settings, identities_per_address=1))
+        assert doors.revision > before
+        doors.reconsider(visitor, ALICE, 0.0)
+        assert (visitor.is_spared, visitor.ceiling is None) == (spared, spared)

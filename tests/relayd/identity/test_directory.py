@@ -324,3 +324,20 @@ async def test_closing_ends_a_read_under_way(log):
     await identities.close()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_it_tells_whose_chain_has_changed_since(log, monkeypatch):
+    monkeypatch.setattr("relayd.identity.directory._REMEMBERED_CHANGES", 3)
+    identities = Identities(log, Bootstrap(), KeyRules())
+    await identities.open()
+    assert not identities.changed_since(ALICE.did, 0)
+    identities.observe([log.add(revocation())])
+    seen = identities.generation
+    assert identities.changed_since(ALICE.did, seen - 1)
+    assert not identities.changed_since(ALICE.did, seen)
+    assert not identities.changed_since(BOB.did, 0)
+    others = [Identity(bytes([n]) * 32) for n in range(20, 24)]
+    identities.observe([log.add(revocation(who)) for who in others])
+    assert not identities.changed_since(ALICE.did, identities.generation)
+    assert identities.changed_since(others[-1].did, seen)
+    assert identities.changed_since(ALICE.did, seen - 1), "it is forgotten, so it may have"

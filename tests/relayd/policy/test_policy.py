@@ -134,11 +134,13 @@ def test_what_is_blocked_is_not_served_and_what_is_merely_not_taken_is():
 
 @pytest.mark.req("R-323")
 def test_applying_a_policy_reaches_every_way_in_and_out():
+    withdrawn: list[bool] = []
     relay = SimpleNamespace(
         access=SimpleNamespace(restricted=None),
         admission=SimpleNamespace(policy=None),
         store=SimpleNamespace(declined=None),
-        fanout=SimpleNamespace(declined=None),
+        fanout=SimpleNamespace(declined=Declined()),
+        registry=SimpleNamespace(withdraw=lambda: withdrawn.append(True)),
     )
     table = [AbuseEntry(BOB.did, "limit", "bursts", None)]
     made = Policy.from_settings(Settings(blocked_types=("POST",)), table)
@@ -146,6 +148,10 @@ def test_applying_a_policy_reaches_every_way_in_and_out():
     assert relay.access.restricted == {BOB.did}
     assert relay.admission.policy is made
     assert relay.store.declined == relay.fanout.declined == Declined(types=frozenset({"POST"}))
+    assert withdrawn == [True], "what waits in the sockets was written under the old policy"
+    apply_policy(relay, made)
+    apply_policy(relay, Policy())
+    assert withdrawn == [True], "nothing more is declined than before"
 
 
 @pytest.mark.parametrize(

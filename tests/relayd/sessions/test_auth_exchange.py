@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from strata.protocol import packets
 from strata.protocol.ids import Identity
-from strata.protocol.keys import KeyChain, KeyRules
+from strata.protocol.keys import KeyChain, KeyRules, revoke_content
+from strata.protocol.packets import Packet
+from websockets.datastructures import Headers
 
 from relayd.access.auth import Grants
 from relayd.sessions import auth_exchange
-from relayd.store.types import StoreTimeout, StoreUnavailable
+from relayd.store.types import LogEntry, NewPacket, StoreTimeout, StoreUnavailable
 from tests.relayd.sessions.connection_rig import (
     ALICE,
+    CLOSE,
     NOW,
     Rig,
     auth,
@@ -24,9 +30,13 @@ from tests.relayd.sessions.connection_rig import (
     until,
 )
 
+BOB = Identity(bytes([7]) * 32)
+
 
 class SlowIdentities:
     """Looks an identity up when the test says so."""
+
+    generation = 0
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -153,3 +163,131 @@ async def test_an_anonymous_session_gets_a_fresh_challenge_when_the_old_one_is_t
     rig.socket.data_received(auth(rig.challenge))
     late, _ = await until(rig, 2)
     assert late["detail"] == "challenge_expired"
+
+
+# What let a session in has to hold.
+
+
+def revocation_of_alice(sequence: int = 1) -> LogEntry:
+    """Alice's KEY_EVENT against the key in her DID, as the feed brings it; the key is dead from `NOW` on."""
+    content = revoke_content(f"{ALICE.did}#{ALICE.did.rpartition(':')[2]}", revoked_at=NOW - 1)
+    packet = packets.build(ALICE, content, timestamp=NOW)
+    stored = NewPacket(packet.digest, ALICE.did, "KEY_EVENT", NOW, None, packet.canonical)
+    return LogEntry(sequence, NOW, stored)
+
+
+async def authenticated(rigs: Any, **settings: Any) -> Rig:
+    rig: Rig = rigs(**settings)
+    rig.socket.data_received(auth(rig.challenge))
+    (answer,) = await until(rig, 1)
+    assert answer["type"] == "AUTH_OK"
+    return rig
+
+
+@pytest.mark.req("R-277", "R-284")
+async def test_a_revoked_key_ends_the_sessions_it_let_in_and_no_other(rigs):
+    alice = await authenticated(rigs)
+    bob = rigs(relay=alice.relay)
+    bob.socket.data_received(auth(bob.challenge, signer=BOB, author_id=BOB.did))
+    await until(bob, 1)
+    alice.relay.identities.observe([revocation_of_alice()])
+    alice.sweep(1)
+    ((_, error), (opcode, close)) = alice.frames()
+    assert b'"unauthenticated"' in error and b'"key_revoked"' in error
+    assert (opcode, int.from_bytes(close[:2], "big")) == (CLOSE, 1008)
+    assert bob.frames() == [] and bob.connection.socket.is_open
+    bob.sweep(1)
+    assert bob.frames() == []
+
+
+@pytest.mark.req("R-277")
+async def test_a_key_that_dies_by_time_alone_ends_its_session(rigs):
+    rig = await authenticated(rigs)
+    content = revoke_content(f"{ALICE.did}#{ALICE.did.rpartition(':')[2]}", revoked_at=NOW + 5)
+    packet = packets.build(ALICE, content, timestamp=NOW)
+    stored = NewPacket(packet.digest, ALICE.did, "KEY_EVENT", NOW, None, packet.canonical)
+    rig.relay.identities.observe([LogEntry(1, NOW, stored)])
+    rig.relay.clock = lambda: NOW + 5
+    rig.sweep(5)
+    assert rig.frames() == []
+    rig.relay.clock = lambda: NOW + 6
+    rig.sweep(1)
+    assert b'"key_revoked"' in rig.frames()[0][1]
+
+
+async def test_a_chain_that_must_be_read_first_is_waited_for_and_a_lost_database_ends_nothing(rigs):
+    rig = await authenticated(rigs)
+    chain = KeyChain.genesis(ALICE.did).apply(Packet.parse(revocation_of_alice().packet.body), NOW)
+    answers: list[Any] = [StoreUnavailable("away"), chain]
+
+    class Elsewhere:
+        """The log has news of Alice, and her chain is not in memory."""
+
+        generation = 1
+
+        def is_plain(self, did: str) -> bool:
+            return False
+
+        def changed_since(self, did: str, generation: int) -> bool:
+            return True
+
+        def chain(self, did: str) -> None:
+            return None
+
+        async def resolve(self, did: str) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    rig.relay.identities = cast(Any, Elsewhere())
+    rig.sweep(1)
+    await eventually(lambda: len(answers) == 1)
+    await asyncio.sleep(0)
+    assert rig.socket.is_open and rig.frames() == []
+    rig.sweep(1)
+    await eventually(lambda: not rig.socket.is_open)
+    assert b'"key_revoked"' in rig.frames()[0][1]
+
+
+@pytest.mark.req("R-285", "R-289")
+async def test_who_is_no_member_any_more_loses_what_members_may_and_gets_it_back(rigs):
+    rig = await authenticated(rigs, require_auth=("publish", "subscribe"), members=(ALICE.did,))
+    settings = rig.relay.settings
+    rig.socket.data_received(frame('{"type":"SUBSCRIBE","subscription_id":"s","gapless":true}'))
+    rig.relay.access.reload(dataclasses.replace(settings, members=(BOB.did,)))
+    rig.sweep(1)
+    (error,) = rig.messages()
+    assert (error["code"], error["detail"]) == ("unauthenticated", "missing_capability")
+    assert error["subscription_id"] == "s" and rig.socket.is_open
+    rig.socket.data_received(publish(1))
+    assert rig.messages()[0]["detail"] == "missing_capability"
+    rig.relay.access.reload(settings)
+    rig.sweep(1)
+    rig.socket.data_received(publish(1))
+    assert rig.relay.admission.pending == 1
+
+
+async def test_a_page_whose_origin_is_taken_off_the_list_is_sent_away(rigs):
+    rig = rigs()
+    rig.relay.access.judge(rig.connection._visitor, Headers([("Origin", "https://Page.example")]), 0.0)
+    for allowed, stays in ((("https://page.example",), True), (("https://other.example",), False)):
+        rig.relay.access.reload(dataclasses.replace(rig.relay.settings, allowed_origins=allowed))
+        rig.sweep(1)
+        assert rig.socket.is_open is stays
+    assert b'"policy_rejected"' in rig.frames()[0][1]
+
+
+async def test_an_open_session_of_an_identity_that_is_restricted_has_the_limits_of_an_anonymous_one(rigs):
+    rig = await authenticated(rigs, anonymous_publish_limit=1)
+    access, visitor = rig.relay.access, rig.connection._visitor
+
+    def budget() -> int:
+        assert visitor.charged is not None and visitor.charged.publish is not None
+        return visitor.charged.publish.excess(time.monotonic()).limit
+
+    most = budget()
+    for restricted, limit in ((frozenset({ALICE.did}), 1), (frozenset(), most)):
+        access.restricted = restricted
+        rig.sweep(1)
+        assert budget() == limit

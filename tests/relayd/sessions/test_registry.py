@@ -27,6 +27,8 @@ class Socket:
     def check_deadlines(self, now: float) -> None:
         self.swept.append(now)
 
+    def withdraw(self) -> None: ...
+
     def stop_reading(self) -> None: ...
 
     def close(self, code: int, reason: str, cause: str | None = None) -> None:

@@ -136,6 +136,26 @@ async def test_a_handshake_that_never_comes_is_cut_off(clock):
     await rig.relay.admission.close()
 
 
+@pytest.mark.req("R-323")
+async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_at_all(rigs):
+    quick, slow, idle = rigs(), rigs(), rigs()
+    for rig in (quick, slow):
+        rig.socket.queue(bytes(1000))
+        rig.socket.flush()
+        rig.transport.waiting = 600
+    slow.socket.pause_writing()
+    for rig in (quick, slow, idle):
+        rig.relay.registry.withdraw()
+    quick.sweep(0.5)
+    slow.transport.waiting -= 1  # it takes some, and that is not enough
+    quick.socket.queue(bytes(50))
+    quick.socket.flush()
+    quick.transport.waiting = 50  # of what came later
+    for rig in (quick, slow, idle):
+        rig.sweep(1)
+    assert [rig.transport.aborted for rig in (quick, slow, idle)] == [False, True, False]
+
+
 @pytest.mark.req("R-321")
 @pytest.mark.parametrize(
     "flood",
@@ -176,7 +196,7 @@ async def test_pings_now_and_then_and_large_fragments_are_fine(rigs):
 @pytest.mark.req("R-321")
 async def test_forty_thousand_frames_in_one_read_are_no_one_step(rigs):
     """They are all handled, a few hundred in each step, and nothing further is read until then."""
-    rig, count = rigs(), 2000
+    rig, count = rigs(refused_limit=0), 2000
     rig.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}') * count)
     received = rig.relay.metrics.messages_received["UNSUBSCRIBE"]._value
     assert 0 < received.get() < count / 4

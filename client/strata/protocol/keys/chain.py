@@ -145,9 +145,9 @@ class KeyChain:
         """The public keys that may sign at `at`, newest first (R-066). None resolve in a conflict (R-054)."""
         return self._window(at, use, ingest=True).keys
 
-    def holds_until(self, at: int) -> float:
+    def holds_until(self, at: int, use: Use = Use.PACKET) -> float:
         """The second from which `candidates` may differ from those at `at`, though no packet comes."""
-        return self._window(at, Use.PACKET, ingest=True).until
+        return self._window(at, use, ingest=True).until
 
     def verify(self, packet: Packet, at: int, *, ingest: bool = True) -> None:
         """Check that the packet's signature counts, if received at `at`.
@@ -169,16 +169,24 @@ class KeyChain:
 
         self._verify(signed_by, at, Use.PACKET, ingest=ingest)
 
-    def verify_auth(self, message: bytes, signature: bytes, at: int) -> None:
-        """Check an AUTH signature over `message`, made now.
+    def verify_auth(self, message: bytes, signature: bytes, at: int) -> bytes:
+        """Check an AUTH signature over `message`, made now; return the public key that made it.
 
         Raises `InvalidPacket`, always with `invalid_signature`; the detail says more (R-277, R-281).
         """
+        proved = b""
 
         def signed_by(public_key: bytes) -> bool:
+            nonlocal proved
+            proved = public_key
             return ids.verify(public_key, message, signature)
 
         self._verify(signed_by, at, Use.AUTH, ingest=True)
+        return proved
+
+    def check_auth_key(self, public_key: bytes, at: int) -> None:
+        """Raise what `verify_auth` would, unless an AUTH by this key would pass at `at`."""
+        self._verify(public_key.__eq__, at, Use.AUTH, ingest=True)
 
     def is_pending(self, packet_id: str, at: int) -> bool:
         """Whether this event waits for approvals or for its delay to pass (R-084…R-088)."""

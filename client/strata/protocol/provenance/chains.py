@@ -5,9 +5,13 @@
     …                 the last issuer is a root (A-084)
 
 A certificate is base64url of a canonical JSON statement `{subject, issuer, public_key, valid_from,
-valid_until, signature}`, signed by the issuer over the rest of it, or of an X.509 certificate in DER; its
-first byte says which. A chain is of one form throughout. Statements are read here, certificates in
+valid_until, path_length, signature}`, signed by the issuer over the rest of it, or of an X.509 certificate in
+DER; its first byte says which. A chain is of one form throughout. Statements are read here, certificates in
 `strata.protocol.provenance.x509`, which needs the extra `relayd[provenance]`.
+
+A root may issue. Any other subject may issue only where its own statement has a `path_length`: how many
+issuers may stand between it and the first subject, as in X.509. Without that rule, a device that a root knows
+could speak for all other devices (decision 41).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -34,6 +38,7 @@ MAX_CERTIFICATE_BYTES = 16_384
 """Largest certificate read."""
 
 _STATEMENT_DEPTH = 4
+_NO_AUTHORITY = -1
 _OBJECT = ord("{")
 
 
@@ -79,10 +84,21 @@ def follow_chain(
 
 
 def statement(
-    issuer: Signer, subject: str, public_key: VerifyingKey, *, valid_from: int, valid_until: int
+    issuer: Signer,
+    subject: str,
+    public_key: VerifyingKey,
+    *,
+    valid_from: int,
+    valid_until: int,
+    path_length: int | None = None,
 ) -> dict[str, str]:
-    """One entry of an `issuer_chain` in the statement form, signed by `issuer`."""
-    body: dict[str, object] = {
+    """One entry of an `issuer_chain` in the statement form, signed by `issuer`.
+
+    `path_length` lets the subject issue statements itself, with so many issuers below it; 0 lets it speak for
+    devices and models alone, None for nobody.
+    """
+    body: dict[str, object] = {} if path_length is None else {"path_length": path_length}
+    body |= {
         "subject": subject,
         "issuer": issuer.did,
         "public_key": f"0x{public_key.value.hex()}",
@@ -123,16 +139,21 @@ def _follow_statements(
     if not issuers:
         refuse_chain("the chain ends at no root known here", "unrooted")
     keys = list(issuers)
-    for link in reversed(links):
-        issuers = (_check_statement(link, issuers, now, clock_skew_seconds),)
-        keys += issuers
+    root_keys = frozenset(issuers)
+    for below, link in reversed(list(enumerate(links))):
+        key, path_length = _check_statement(link, issuers, now, clock_skew_seconds)
+        if below and key not in root_keys and below > path_length + 1:
+            refuse_chain("an issuer is not an authority for this path", "not_an_authority")
+        issuers = (key,)
+        keys.append(key)
     return CertifiedChain(links[0].subject, tuple(reversed(keys)), names_subject=True)
 
 
 def _check_statement(
     link: _Link, issuers: Sequence[VerifyingKey], now: int, clock_skew_seconds: int
-) -> VerifyingKey:
-    """The key that this statement certifies, once it has proved to be the issuer's."""
+) -> tuple[VerifyingKey, int]:
+    """The key that this statement certifies, once it has proved to be the issuer's, and its `path_length`;
+    -1 where the subject may not issue."""
     members = _parse_statement(link.certificate)
     if members.get("subject") != link.subject or members.get("issuer") != link.issuer:
         refuse_chain("a statement speaks of others than its entry does", "statement_mismatch")
@@ -140,15 +161,24 @@ def _check_statement(
     valid_from, valid_until = fields.integer(members.get("valid_from")), members.get("valid_until")
     # As with keys: 0, null or absent is an open end (relay.md §4).
     ends_at = 0 if valid_until is None else fields.integer(valid_until)
+    path_length = _path_length(members.get("path_length"))
     signature = fields.hex_bytes(members.pop("signature", None), SIGNATURE_BYTES)
-    if key is None or valid_from is None or ends_at is None or signature is None:
+    if key is None or valid_from is None or ends_at is None or signature is None or path_length is None:
         refuse_chain("a statement lacks a member or has one of the wrong form", "malformed_statement")
     if now < valid_from - clock_skew_seconds or (ends_at and now > ends_at + clock_skew_seconds):
         refuse_chain("a certificate is not valid now", "outside_validity")
     text = canonical.encode(members)
     if not any(issuer.verify(text, signature) for issuer in issuers):
         refuse_chain("a certificate is not signed by its issuer", "link_signature")
-    return key
+    return key, path_length
+
+
+def _path_length(value: object) -> int | None:
+    """What a statement says of its subject's right to issue; None where that is no count."""
+    if value is None:
+        return _NO_AUTHORITY
+    length = fields.integer(value)
+    return length if length is not None and length >= 0 else None
 
 
 def _parse_statement(certificate: bytes) -> dict[str, object]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from strata.protocol import auth, wire
@@ -76,8 +76,10 @@ class Authenticating:
     """Answers challenges for one relay, across connections; appends frames to `outbox`.
 
     `signer` None means that there is no identity to authenticate as. `server_id` is the DID the relay must
-    show (R-298); None takes the first one shown, and holds the relay to it from then on. `random` gives
-    values in [0, 1), for jitter.
+    show (R-298); None takes the first one shown, and holds the relay to it from then on. `met` holds the DIDs
+    of relays met before, each with its address: one of them, shown at this `address` for the first time, is
+    somebody who passes on that relay's challenge, so nothing is signed. `random` gives values in [0, 1), for
+    jitter.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class Authenticating:
         statistics: Statistics,
         *,
         server_id: str | None,
+        address: str,
+        met: MutableMapping[str, str],
         random: Callable[[], float],
         outbox: list[bytes],
     ) -> None:
@@ -103,6 +107,8 @@ class Authenticating:
         """Whether authentication is under way: asked for, possible, and neither granted nor failed."""
         self.decisions = 0
         """How often it has been granted or has failed; the owner compares."""
+        self._address = address
+        self._met = met
         self._signer = signer
         self._capabilities: Sequence[str] | None = options.capabilities
         self._options = options
@@ -265,12 +271,7 @@ class Authenticating:
         self._challenge, self._answered = None, taken  # R-268: a challenge is used once
         try:
             auth.check_challenge(challenge, self.server_id)
-            if self.server_id is not None and self._claimed not in (None, self.server_id):
-                raise InvalidMessage(
-                    "the relay's manifest names another relay than the one expected",
-                    code=ErrorCode.UNAUTHENTICATED,
-                    detail="server_id_unexpected",
-                )
+            self._check_acquaintance(challenge.server_id)
         except InvalidMessage as error:
             self._statistics.challenges_refused += 1
             self._fail(error)
@@ -287,10 +288,28 @@ class Authenticating:
             self._fail(failure)
             return
         self.server_id = challenge.server_id  # first use pins (R-298)
+        self._met.setdefault(challenge.server_id, self._address)
         self._outbox.append(wire.encode(answer))
         self._attempts += 1
         self._move(AuthState.AUTHENTICATING)
         self.wake_at = now + self._options.auth_timeout
+
+    def _check_acquaintance(self, shown: str) -> None:
+        """Raise `InvalidMessage` where what is known of relays speaks against the DID that this one shows."""
+        if self.server_id is None:
+            other = self._met.get(shown, self._address)
+            if other != self._address:
+                raise InvalidMessage(
+                    f"this is the DID of the relay at {other}; where both are one relay, say so by relay_id",
+                    code=ErrorCode.UNAUTHENTICATED,
+                    detail="server_id_elsewhere",
+                )
+        elif self._claimed not in (None, self.server_id):
+            raise InvalidMessage(
+                "the relay's manifest names another relay than the one expected",
+                code=ErrorCode.UNAUTHENTICATED,
+                detail="server_id_unexpected",
+            )
 
     def _attempt_failed(self, error: StrataError, now: float) -> None:
         """R-294…R-296: back to the start, and a fresh challenge after a backoff where that can help."""

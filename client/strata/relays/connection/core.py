@@ -12,7 +12,7 @@ A relay's bad message never raises out of here: it is counted and dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -62,6 +62,8 @@ class Core:
         *,
         random: Callable[[], float],
         signer: Signer | None = None,
+        address: str = "",
+        met: MutableMapping[str, str] | None = None,
     ) -> None:
         self.statistics = Statistics()
         self.announced: Announced | None = None
@@ -74,6 +76,8 @@ class Core:
             options,
             self.statistics,
             server_id=options.relay_id,
+            address=address,
+            met={} if met is None else met,
             random=random,
             outbox=self._outbox,
         )

@@ -8,7 +8,7 @@ import math
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -20,7 +20,7 @@ from strata.relays.backoff import Backoff
 from strata.relays.connection.core import AuthenticationSettled, Core, ShortChallenge
 from strata.relays.connection.dialing import check_url, describe, dial, hang_up, may_retry, shown, tls_context
 from strata.relays.connection.options import Options
-from strata.relays.connection.pins import PinFile
+from strata.relays.connection.pins import PinFile, address_of
 from strata.relays.connection.publishing import Handle, PublishSettled
 from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Authenticated, Published, Query, Statistics
@@ -61,12 +61,16 @@ class Driver:
         signer: Signer | None,
         ssl: ssl_module.SSLContext | None,
         pins: PinFile | None,
+        met: MutableMapping[str, str] | None,
         changed: Callable[[], None],
     ) -> None:
         self.failure: StrataError | None = None
         """Why nothing further will happen, once that is so."""
         self.ssl = ssl
-        self._core = Core(options, random=random.random, signer=signer)
+        self._met = {} if met is None else met
+        self._core = Core(
+            options, random=random.random, signer=signer, address=address_of(url), met=self._met
+        )
         self.step = _Step(self._core, self._deliver)
         self._url = url
         self._options = options
@@ -76,6 +80,7 @@ class Driver:
         self._arrivals: dict[Stream, asyncio.Event] = {}
         self._authentications: set[asyncio.Future[Authenticated]] = set()
         self._pinning: asyncio.Future[str] | None = None
+        self._is_stranger = True
         self._first = asyncio.Event()
         """Set once opening has succeeded or failed."""
         self._writable = asyncio.Event()
@@ -104,8 +109,10 @@ class Driver:
         """
         if self._pins is not None:
             pinned = await asyncio.to_thread(self._pins.get, self._url)
+            self._met.update(await asyncio.to_thread(self._pins.met))
             with self.step as core:
                 core.expect(pinned)
+        self._is_stranger = self._core.server_id is None
         self._runner = self.loop.create_task(self._run(), name=f"strata-relay {shown(self._url)}")
         try:
             async with asyncio.timeout(self._options.connect_timeout):
@@ -345,9 +352,18 @@ class Driver:
                 waiter.set_exception(outcome)
         if isinstance(outcome, Authenticated):
             _log.debug("%s: authenticated as %s", shown(self._url), outcome.author_id)
+            if self._is_stranger:
+                self._is_stranger = False
+                self._warn_of_first_use()
             self._pin()
         elif self.failure is None:
             _log.debug("%s: not authenticated: %s", shown(self._url), outcome)
+
+    def _warn_of_first_use(self) -> None:
+        """Nothing said which relay this is: another one's challenge could have been passed on (R-298)."""
+        level = logging.WARNING if self._pins is None else logging.INFO
+        text = "%s: authenticated at first sight of %s; relay_id or pins hold a relay to its DID"
+        _log.log(level, text, shown(self._url), self._core.server_id)
 
     def _pin(self) -> None:
         """Write down which relay this is, beside everything else: a disk that fails harms no message."""

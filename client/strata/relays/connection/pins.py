@@ -1,8 +1,9 @@
 """The relays a client has met before, in one small file: address and DID, nothing secret (R-298).
 
 Trust on first use: the DID a relay shows when it is first authenticated to is written down, and from then on
-no challenge of another relay at that address is signed. A pin is never replaced here: when a relay has a
-new identity for a good reason, the user removes the line.
+no challenge of another relay at that address is signed, and none of that relay at another address: whoever
+passes a relay's challenge on is another relay. A pin is never replaced here: when a relay has a new identity
+for a good reason, the user removes the line; when it has a second address, the user adds one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from strata.protocol import ids
 from strata.protocol.errors import IdentityError
 
-__all__ = ["PinFile"]
+__all__ = ["PinFile", "address_of"]
 
 _MAX_BYTES = 1_048_576
 
@@ -37,7 +38,14 @@ class PinFile:
         Raises `IdentityError` if the file is not a pin file: guessing would defeat its purpose. Raises
         `OSError` as the file system does.
         """
-        return self._load().get(_address(url))
+        return self._load().get(address_of(url))
+
+    def met(self) -> dict[str, str]:
+        """The DIDs of all relays pinned, each with an address.
+
+        Raises `IdentityError` and `OSError` as `get` does.
+        """
+        return {did: address for address, did in self._load().items()}
 
     def add(self, url: str, relay_id: str) -> str:
         """Pin a relay unless it is pinned already; returns the DID that is now pinned.
@@ -45,7 +53,7 @@ class PinFile:
         Raises `IdentityError` and `OSError` as `get` does.
         """
         pins = self._load()
-        pinned = pins.setdefault(_address(url), relay_id)
+        pinned = pins.setdefault(address_of(url), relay_id)
         if pinned == relay_id:
             self._save(pins)
         return pinned
@@ -81,9 +89,13 @@ class PinFile:
             raise
 
 
-def _address(url: str) -> str:
-    """What tells one relay's address from another's: scheme, host, port and path."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "wss" else 80)
+def address_of(url: str) -> str:
+    """What tells one relay's address from another's: scheme, host, port and path. Text that is no URL is its
+    own address, to which nothing connects."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "wss" else 80)
+    except ValueError:
+        return url
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{parts.scheme}://{host}:{port}{parts.path or '/'}"

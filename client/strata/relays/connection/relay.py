@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl as ssl_module
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
@@ -49,6 +49,9 @@ class PacketRelay:
     After a cut it connects again: packets without an answer are published again, and subscriptions go on
     where they stood. Once the relay refuses for good (an absence is no refusal), every call raises
     `ConnectionFailed`. `changed` is called when a connection came or went.
+
+    Connections that share `met` (DIDs of relays and their addresses) answer no challenge of one among them
+    that another one passes on.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class PacketRelay:
         pins: str | os.PathLike[str] | None = None,
         anchors: Anchors | None = None,
         options: Options | None = None,
+        met: MutableMapping[str, str] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         options = options or Options()
@@ -74,6 +78,7 @@ class PacketRelay:
             signer=identity,
             ssl=ssl,
             pins=None if pins is None else PinFile(pins),
+            met=met,
             changed=changed,
         )
         self._slots = asyncio.Semaphore(options.max_in_flight)

@@ -19,6 +19,7 @@ from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 from strata.relays.bootstrap import KnownRelay
 from strata.relays.connection.keyring import Anchors
+from strata.relays.connection.pins import address_of
 from strata.relays.connection.relay import PacketRelay
 from strata.relays.connection.values import Delivery, Query, SubscribeOptions, as_tuple
 from strata.relays.pool.checks import Checks
@@ -78,6 +79,7 @@ class PacketPool:
                 each = replace(each, authenticate="when_needed")
         known = [KnownRelay(relay) if isinstance(relay, str) else relay for relay in relays]
         relay_ids = {relay.url: relay.relay_id for relay in known if relay.relay_id is not None}
+        met = {relay_id: address_of(url) for url, relay_id in relay_ids.items()}
 
         def connection(url: str, changed: Callable[[], None]) -> PoolRelay:
             return PacketRelay(
@@ -87,6 +89,7 @@ class PacketPool:
                 pins=pins,
                 anchors=anchors,
                 options=replace(each, relay_id=relay_ids[url]) if url in relay_ids else each,
+                met=met,
                 changed=changed,
             )
 

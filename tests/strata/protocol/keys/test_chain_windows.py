@@ -347,3 +347,24 @@ def test_what_may_be_shown_to_people():
     assert new.introduced_by == made.events[0][0].packet_id
     assert "hello" not in repr(made)
     assert made.rules is RULES
+
+
+@pytest.mark.req("R-061", "R-277", "R-281")
+def test_a_key_that_authenticated_once_is_asked_about_by_itself():
+    def state(made: KeyChain, n: int, at: int) -> str | None:
+        try:
+            made.check_auth_key(key(n).public_key, at)
+        except InvalidPacket as refusal:
+            assert refusal.code == "invalid_signature"
+            return refusal.detail
+        return None
+
+    assert chain().verify_auth(b"c", key(0).sign(b"c"), T) == key(0).public_key
+    assert state(chain(), 0, T) is None
+    assert state(chain((revoke(0, 0, revoked_at=T), T + 1)), 0, T + 1) == "key_revoked"
+    replaced = chain((rotate(0, 0, 1, valid_from=T + 100), T))
+    assert state(replaced, 0, T + 100 + SKEW) is None
+    assert state(replaced, 0, T + 101 + SKEW) == "key_expired"
+    assert replaced.holds_until(T + 100, Use.AUTH) == T + 101 + SKEW
+    unlisted = chain(documents=[document(method(0), method(1), authentication=[key_id(1)])])
+    assert state(unlisted, 0, T) == "key_use_not_allowed"

@@ -137,6 +137,55 @@ def test_a_statement_is_canonical() -> None:
         )
 
 
+@pytest.mark.req("R-220")
+def test_a_device_that_a_root_knows_speaks_for_no_other_device() -> None:
+    camera, other = DEVICE, Identity(b"\x42" * 32)
+    assert fault([link(camera, other), link(ROOT, camera)]) == "not_an_authority"
+    assert fault([link(camera, other), *chain_to_root(camera)]) == "not_an_authority"
+    with pytest.raises(InvalidPacket):
+        header = hardware_header(issuer_chain=[link(camera, other), *chain_to_root(camera)])
+        verdict(attested(signed_claim(other, "device_signature", header | {"device_id": other.did})))
+
+
+@pytest.mark.req("R-220")
+def test_a_path_length_counts_the_issuers_below() -> None:
+    maker, plant = MAKER, Identity(b"\x43" * 32)
+    for allowed, detail in ((0, "not_an_authority"), (1, None)):
+        chain = [
+            link(plant, DEVICE),
+            link(maker, plant, path_length=5),
+            link(ROOT, maker, path_length=allowed),
+        ]
+        assert fault(chain) == detail
+    unmarked, marked = link(ROOT, MAKER), link(ROOT, MAKER, path_length=0)
+    assert fault([link(MAKER, DEVICE), restated(unmarked, path_length=0)]) == "link_signature"
+    assert fault([link(MAKER, DEVICE), restated(marked, path_length="drop")]) == "link_signature"
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, True, "0", [0]])
+def test_a_path_length_is_a_count(length: Any) -> None:
+    entry = restated(link(ROOT, MAKER, path_length=0), path_length=length)
+    assert fault([link(MAKER, DEVICE), entry]) == "malformed_statement"
+
+
+_ISSUERS = [Identity(bytes([150 + n]) * 32) for n in range(MAX_CHAIN_LENGTH)]
+
+
+@pytest.mark.req("R-220")
+@given(st.lists(st.none() | st.integers(0, MAX_CHAIN_LENGTH), min_size=1, max_size=MAX_CHAIN_LENGTH))
+def test_no_chain_holds_in_which_somebody_issues_who_was_not_told_to(lengths: list[int | None]) -> None:
+    """Link n of the chain speaks of subject n, and lets it issue as `lengths[n]` says."""
+    names = [*_ISSUERS[: len(lengths)], ROOT]
+    chain = [
+        link(above, subject, **({} if length is None else {"path_length": length}))
+        for (subject, above), length in zip(itertools.pairwise(names), lengths, strict=True)
+    ]
+    authorised = all(
+        length is not None and length >= issuers_below for issuers_below, length in enumerate(lengths[1:])
+    )
+    assert fault(chain) == (None if authorised else "not_an_authority")
+
+
 @pytest.mark.req("R-217")
 @pytest.mark.parametrize("chain", ["text", {}, 3, [3], [{}], [{"subject": "a", "issuer": "b"}]])
 def test_what_is_no_chain_is_refused_as_one(chain: Any) -> None:
@@ -151,7 +200,7 @@ def test_a_certificate_is_base64url_of_bounded_length(certificate: Any) -> None:
 def test_chains_are_bounded() -> None:
     makers = [Identity(bytes([100 + n]) * 32) for n in range(MAX_CHAIN_LENGTH - 1)]
     names = [DEVICE, *makers, ROOT]
-    longest = [link(above, below) for below, above in itertools.pairwise(names)]
+    longest = [link(above, below, path_length=MAX_CHAIN_LENGTH) for below, above in itertools.pairwise(names)]
     assert len(longest) == MAX_CHAIN_LENGTH
     assert fault(longest) is None
     assert fault([*longest, link(ROOT, ROOT)]) == "chain_too_long"

@@ -32,9 +32,9 @@ PLAIN = Announced()
 class Bench:
     """A connection whose relay is played by the test."""
 
-    def __init__(self, signer, options=ALWAYS, *, announced=PLAIN, seed=0):
+    def __init__(self, signer, options=ALWAYS, *, announced=PLAIN, seed=0, address="here", met=None):
         self.me = signer
-        self.core = Core(options, random=random.Random(seed).random, signer=signer)
+        self.core = Core(options, random=random.Random(seed).random, signer=signer, address=address, met=met)
         self.announced = announced
         self.made = 0
 
@@ -536,3 +536,21 @@ def test_asking_by_hand(me):
     bench.ok()
     assert bench.outcomes() == [bench.session()]
     assert not bench.core.authenticate(1), "it is done"
+
+
+@pytest.mark.req("R-298")
+def test_the_challenge_of_a_relay_met_elsewhere_is_not_signed_unless_both_are_said_to_be_one(me):
+    met: dict[str, str] = {}
+    Bench(me, met=met, address="there").connect().challenge()
+    assert met == {RELAY: "there"}
+    again = Bench(me, met=met, address="there").connect()
+    again.challenge()
+    assert len(again.auths()) == 1
+    forwarding = Bench(me, met=met, address="here").connect()
+    forwarding.challenge()
+    (failure,) = forwarding.outcomes()
+    assert failure.detail == "server_id_elsewhere" and "there" in failure.reason
+    assert forwarding.auths() == [] and met == {RELAY: "there"}
+    told = Bench(me, replace(ALWAYS, relay_id=RELAY), met=met, address="here").connect()
+    told.challenge()
+    assert len(told.auths()) == 1

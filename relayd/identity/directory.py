@@ -277,7 +277,6 @@ class Identities:
                 (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
             if new.content_type != _MANIFEST:
                 self.generation += 1
-                self._remember(new.author_id)
                 self._tell(new.author_id, new.packet_id)
 
     def _remember(self, did: str) -> None:
@@ -298,6 +297,11 @@ class Identities:
             self._observe_event(packet, entry.received_at)
 
     def _tell(self, author: str, digest: bytes) -> None:
+        try:
+            self._remember(author)
+        except Exception as error:
+            self._forgotten = self.generation  # whoever asks what has changed looks at everybody
+            self._faults.caught("identity", error)
         try:
             self._on_change(author, digest)
         except Exception as error:

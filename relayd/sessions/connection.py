@@ -406,7 +406,8 @@ class Connection:
         metrics.errors_sent[error.code].inc()
 
     def publish_unanswerable(self) -> None:
-        self._one_publish_less()
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes
+        self._pending_publishes -= 1
         self.socket.abort()
 
     def room_again(self) -> None:
@@ -416,7 +417,8 @@ class Connection:
         """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
             self.socket.queue(text_frame(payload))
-        self._one_publish_less()
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
+        self._pending_publishes -= 1
         try:
             if not self._has_room:
                 self._regulate()
@@ -425,10 +427,6 @@ class Connection:
         except Exception as error:
             self._relay.faults.caught("message", error)
             self.socket.abort()  # nothing would be read from it any more
-
-    def _one_publish_less(self) -> None:
-        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
-        self._pending_publishes -= 1
 
     # Subscriptions: called by the fan-out and the backlog.
 

@@ -204,7 +204,7 @@ class MemoryLog:
         await asyncio.sleep(0)
         return len(self.entries)
 
-    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, *_: object) -> Page:
+    async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, **_: object) -> Page:
         await asyncio.sleep(0)
         up_to = len(self.entries) if query.up_to is None else query.up_to
         found = [

@@ -397,6 +397,7 @@ def test_the_announced_additions() -> None:
         "history_marker",
         "gapless",
         "http_packets",
+        "log_reset",
     }
 
 

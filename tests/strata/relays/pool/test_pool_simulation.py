@@ -47,6 +47,8 @@ async def one_run(seed: int, **changes: Any) -> bool:
     slow = Character(
         latency=chance.uniform(0.5, 4), stalls=chance.choice([0, 0.02]), unmarked=chance.choice([0, 0.3, 1])
     )
+    if slow.unmarked:
+        slow.latency = min(slow.latency, 2.5)  # whose silence is longer than 3 s, nobody can read
     cast = [slow, liar, frail(chance)]
     cast += [frail(chance) for _ in range(chance.choice([0, 0, 1, 2]))]
     names = list("abcde"[: len(cast)])

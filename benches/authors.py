@@ -148,7 +148,7 @@ def of_model(now: int) -> Packet:
         "origin_type": AI_MODEL,
         "genesis_media_hash": _MEDIA_HASH,
         "edit_history": [],
-        "issuer_chain": [_certified(_MAKER, _MODEL, now), _certified(_ROOT, _MAKER, now)],
+        "issuer_chain": [_certified(_MAKER, _MODEL, now), _certified(_ROOT, _MAKER, now, path_length=0)],
     }
     header["issuer_signature"] = f"0x{_MODEL.sign(claim_bytes(header)).hex()}"
     return _attested(header, AI_MODEL, now)
@@ -167,9 +167,13 @@ def _photo() -> dict[str, Any]:
     return {"type": CONTENT_TYPE, "text": text_of(0, ""), "media": [{"media_hash": _MEDIA_HASH}]}
 
 
-def _certified(issuer: Identity, subject: Identity, now: int) -> dict[str, str]:
+def _certified(
+    issuer: Identity, subject: Identity, now: int, *, path_length: int | None = None
+) -> dict[str, str]:
     key = VerifyingKey.ed25519(subject.public_key)
-    return statement(issuer, subject.did, key, valid_from=now - _DAY, valid_until=now + _DAY)
+    return statement(
+        issuer, subject.did, key, valid_from=now - _DAY, valid_until=now + _DAY, path_length=path_length
+    )
 
 
 def _attested(header: dict[str, Any], origin: str, now: int) -> Packet:

@@ -67,6 +67,7 @@ _SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _HEALTH_INTERVAL: Final = 2.0
 _MEMORY_INTERVAL: Final = 0.5
+_LOOKS_PER_LIMIT: Final = 64
 _MAINTENANCE_INTERVAL: Final = 600.0
 _CLOSE_TIMEOUT: Final = 5.0
 _LOST_CLOSE_TIMEOUT: Final = 1.0
@@ -490,16 +491,20 @@ class _Process:
     async def _watch_memory(self) -> None:
         settings, registry = self._settings, self._relay.registry
         ceiling = MemoryCeiling(settings.memory_limit_bytes or default_limit(settings.workers))
-        while True:
-            await asyncio.sleep(_MEMORY_INTERVAL)
-            before = registry.pressure
-            if before is not Pressure.FINE:
-                await asyncio.to_thread(give_back)
-            pressure = ceiling.update(resident_bytes())
+
+        def look() -> None:
+            before, pressure = registry.pressure, ceiling.update(resident_bytes())
             registry.relieve(pressure)
             self._metrics.memory_pressure.set(pressure)
             if pressure is not before:
                 _log.warning("memory", pressure=pressure.name.lower(), limit=ceiling.limit)
+
+        registry.look, registry.look_after_bytes = look, ceiling.limit // _LOOKS_PER_LIMIT
+        while True:
+            await asyncio.sleep(_MEMORY_INTERVAL)
+            if registry.pressure is not Pressure.FINE:
+                await asyncio.to_thread(give_back)
+            look()
 
     async def _watch_database(self) -> None:
         while True:

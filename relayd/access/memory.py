@@ -1,10 +1,11 @@
 """A ceiling over all accounts: what the relay refuses, and whom, when its memory runs short.
 
 Every queue has its bound, but ten thousand bounded queues are more than a machine has. So the process looks
-at its resident memory about once a second, and from `Pressure.TIGHT` on it names the dearest accounts: those
-that hold most of the bytes kept for peers. They may publish nothing further; when that is not enough, nobody
-may connect, and the connections that hold most are closed, one after the other and then many at a time.
-Whoever holds little is left alone: closing such connections would free nothing.
+at its resident memory twice a second, and at once where a part of the ceiling has arrived since. From
+`Pressure.TIGHT` on it names the dearest accounts: those that hold most of the bytes kept for peers. They may
+publish nothing further; when that is not enough, nobody may connect, and the connections that hold most are
+closed, one after the other and then many at a time. Whoever holds little is left alone: closing such
+connections would free nothing.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

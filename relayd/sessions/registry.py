@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Protocol
 
@@ -59,6 +60,12 @@ class Registry:
         self.arriving = 0
         """Sockets in their TLS handshake, which are none of `sockets` yet."""
         self.pressure = Pressure.FINE
+        self.unseen_bytes = 0
+        """Read from sockets since memory was looked at."""
+        self.look_after_bytes = sys.maxsize
+        """How much of that calls for a look at once: a crowd fills memory within one turn of the loop."""
+        self.look: Callable[[], None] = lambda: None
+        """Looks at memory, and calls `relieve`."""
         self._dirty: list[OpenSocket] = []
         self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
         """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
@@ -106,6 +113,7 @@ class Registry:
 
     def relieve(self, pressure: Pressure) -> None:
         """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""
+        self.unseen_bytes = 0
         if pressure is self.pressure is Pressure.FINE:
             return
         self.pressure = pressure

@@ -183,8 +183,10 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for the peer, about."""
-        waiting = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        """What is kept for the peer, about; nothing from now on where the socket is going."""
+        if self._transport.is_closing():
+            return 0
+        waiting = self._transport.get_write_buffer_size()
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
         here = self._frames.held_bytes + len(self._fragments) + self._outbox_bytes + waiting + held
         return here + self._handler.held_bytes
@@ -213,7 +215,11 @@ class WebSocket(asyncio.Protocol):
         self._relay.registry.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._relay.tally.bytes_received += len(data)
+        self._tally.bytes_received += len(data)
+        registry = self._relay.registry
+        registry.unseen_bytes += len(data)
+        if registry.unseen_bytes > registry.look_after_bytes:
+            registry.look()
         now = time.monotonic()
         self._liveness.heard(now)
         if self._protocol.state is CONNECTING:

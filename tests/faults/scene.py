@@ -28,7 +28,8 @@ __all__ = ["Scene"]
 WORKERS = 2
 HOURS = 6.0
 _LONGEST_DISK_FAULT = 10.0
-_TRIES = 10
+_TRIES = 120
+_PAUSE_BETWEEN_TRIES = 0.5
 _DATABASE_AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _SETTINGS: dict[str, object] = {
     "publish_timeout": 10,
@@ -114,7 +115,7 @@ class Scene:
                     self.fired[fault.kind] += 1
                     report(fault)
                     break
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(_PAUSE_BETWEEN_TRIES)
 
     # -- processes
 

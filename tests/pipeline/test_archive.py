@@ -49,7 +49,7 @@ def test_days_have_batches_of_their_own_and_an_empty_log_makes_no_lake(spark, lo
 
 
 def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, tmp_path):
-    kept = [relay_logs.make(n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]
+    kept = [relay_logs.make(n, who=n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]  # one each counts
     relay_logs.append(log_url, relay_logs.make_many(5, first=100, at=NOON) + kept, NOON)
     relay_logs.append(log_url, late := relay_logs.make_many(4, first=200, at=NOON + 9 * DAY), NOON + 9 * DAY)
 

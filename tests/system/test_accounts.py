@@ -267,15 +267,18 @@ async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
         async with come_from(process, "198.51.100.80") as honest, asyncio.TaskGroup() as group:
             for number in range(400):
                 group.create_task(hold(number))
-            closed = 0.0
+            closed, told = 0.0, set[str]()
             async with asyncio.timeout(60):
                 while closed < 3:
                     assert (await honest.publish(make(new_identity())))["type"] == "OK"
                     highest = max(highest, process.rss())
                     closed = process.metric("relayd_connections_closed_total", reason="memory")
-            status, _, body = process.get("/readyz")
-            assert (status, json.loads(body)["reason"]) == (503, "memory")
+                    status, _, body = process.get("/readyz")
+                    told |= {json.loads(body)["reason"]} if status == 503 else set()
             stop.set()
+        # It may be well again before anybody asks; the log tells in any case.
+        assert told <= {"memory"}
+        assert '"pressure": "full"' in process.log.read_text() or told
         assert highest < 1.25 * limit
         await until(lambda: process.get("/readyz")[0] == 200)
         assert process.is_running()

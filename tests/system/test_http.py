@@ -57,6 +57,7 @@ def test_the_manifest_announces_the_additions_and_the_limits(relay: RelayProcess
         "history_marker",
         "gapless",
         "http_packets",
+        "log_reset",
     ]
     assert manifest["limits"]["max_packet_bytes"] == 262_144
     assert manifest["limits"]["max_limit"] == 500

@@ -16,7 +16,9 @@ The writer notices what another process appends meanwhile, and asks `still_admit
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
 packet up in the database first would double its work, so the question is asked where the answer matters:
 a packet that passes all checks meets the duplicate index inside the append itself; a packet that a later
-check refuses is looked up before the refusal is sent. A memory of recent ids answers most repeats at once.
+check refuses is looked up before the refusal is sent. A memory of recent ids spares most repeats their
+signature check, and no more than that: OK always rests on what the database says now, for a database that was
+put back without its end has forgotten what this process remembers.
 
 No request is left behind. Each ends in `_end`, once, where all that it holds is given back. Whatever is
 raised on its way ends it through `lost` with `internal_error`: on the loop a request moves only inside
@@ -75,8 +77,6 @@ _QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
 _UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
 _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
-_FORGOTTEN = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the packet's first copy is gone; publish it again")
-"""For a repeat whose first copy left the duplicate index between two looks at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Admission:
         self._on_verified = on_verified
         self._on_flush = on_flush
         self._plain = Known(identities.generation)
-        self._recent: OrderedDict[bytes, int] = OrderedDict()
+        self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._held: set[Publisher] = set()
         self._doubtful = Gathering("duplicates", self._look_up, self._lost_together)
         self._unknown = Gathering("keys", self._load, self._lost_together)
@@ -197,7 +197,7 @@ class Admission:
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
         if request.is_parsed and request.packet.digest in self._recent:
-            request.verdict = PublishVerdict.REFUSED  # needs no signature: `_settle` knows it for a duplicate
+            request.verdict = PublishVerdict.REFUSED  # needs no signature where the log still has it
         if request.verdict in _DECIDED:
             self._advance_from(request)
             return
@@ -444,8 +444,6 @@ class Admission:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
         if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
             self.failed(request, request.refusal or _FAULT)
-        elif (received_at := self._recent.get(request.packet.digest)) is not None:
-            self.committed(request, received_at, duplicate=True)
         else:
             self._doubtful.put(request)
 
@@ -463,9 +461,18 @@ class Admission:
             found = known.get(request.packet.digest)
             if found is not None:
                 self.committed(request, found[1], duplicate=True)
+            elif request.refusal is not None:
+                self.failed(request, request.refusal)
             else:
-                self.failed(request, request.refusal or _FORGOTTEN)
+                self._step(request, self._start_over)
         self._on_flush()
+
+    def _start_over(self, request: PublishRequest) -> None:
+        """It was taken for a repeat, and the log does not say that it is one."""
+        self._recent.pop(request.packet.digest, None)
+        request.verdict = PublishVerdict.PENDING
+        request.lane.requests.append(request)
+        self._route(request)
 
     # Told by the writer and the feed.
 
@@ -478,7 +485,7 @@ class Admission:
         try:
             packet = request.packet
             if duplicate_of is None:
-                self._remember(packet.digest, received_at)
+                self._remember(packet.digest)
             if duplicate:
                 request.queued = self._is_pending(packet)
             elif request.downgrade is not None:  # R-213
@@ -577,8 +584,8 @@ class Admission:
         chain = self._identities.chain(packet.author_id)
         return chain is not None and chain.is_pending(packet.packet_id, self._clock())
 
-    def _remember(self, digest: bytes, received_at: int) -> None:
+    def _remember(self, digest: bytes) -> None:
         recent = self._recent
-        recent[digest] = received_at
+        recent[digest] = None
         if len(recent) > _RECENT_IDS:
             recent.popitem(last=False)

@@ -234,6 +234,7 @@ async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_onc
             for packet in lost[:5] + new:
                 # A publish that the change of databases cut off is repeated, and may find itself there.
                 await publisher.publish(packet, timeout=60)
+            # So OK is not enough: what was published again is there.
             ids = [packet.packet_id for packet in lost[:5]]
             assert {found.packet.packet_id async for found in publisher.find(ids)} == set(ids)
             await take(deliveries, 50, seen)

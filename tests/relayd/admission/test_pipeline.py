@@ -176,14 +176,34 @@ async def test_a_fault_of_ours_is_one_internal_error(rig, monkeypatch):
     assert other.answers == [("n", ErrorCode.INVALID_SCHEMA)]
 
 
-async def test_a_repeat_needs_no_signature_check_and_no_lookup(rig, monkeypatch):
+async def test_a_repeat_needs_no_signature_check(rig, monkeypatch):
     peer = Peer()
     rig.publish(peer, made(1), "first")
     await rig.until(lambda: len(peer.answers) == 1)
     monkeypatch.setattr("relayd.admission.checks.verify_signature", None)
     rig.publish(peer, made(1), "again")
+    await rig.until(lambda: len(peer.answers) == 2)
     assert peer.answers == [("first", "ok"), ("again", "duplicate")]
-    assert not rig.log.lookups
+    assert len(rig.log.lookups) == 1
+
+
+@pytest.mark.req("R-189")
+async def test_what_only_the_process_remembers_is_no_duplicate(rig):
+    peer = Peer()
+    rig.publish(peer, made(1), "first")
+    await rig.until(lambda: len(peer.answers) == 1)
+    rig.log.stored.clear()  # the database was put back as it was before
+    for name, down in (("again", False), ("later", True)):
+        rig.log.down = down
+        rig.publish(peer, made(1), name)
+        await rig.until(lambda: peer.answers[-1][0] == name)  # noqa: B023
+    # Not even where the index cannot be asked: then the writer finds out.
+    assert peer.answers == [("first", "ok"), ("again", "ok"), ("later", "duplicate")]
+    assert len(rig.log.received) == 3
+    rig.publish(peer, tampered(made(1)), "tampered")
+    rig.log.stored.clear()
+    await rig.until(lambda: len(peer.answers) == 4)
+    assert peer.answers[-1] == ("tampered", ErrorCode.INVALID_SIGNATURE)
 
 
 KINDS = ("good", "repeat", "large", "tampered", "wrong_id", "stale", "blocked", "garbage")

@@ -614,7 +614,7 @@ ACTS: dict[Act, set[str]] = {
     },
     refused_posts: {"refusal_payload", "Gathering.put", "Admission._look_up", "Connection.publish_refused"},
     large_posts: {"Admission._examine", "Packet.parse"},
-    repeats: {"Admission._settle", "Admission._remember"},
+    repeats: {"Admission._settle", "Admission._look_up", "Admission._remember"},
     trust_acts: {"TrustBudgets.take", "TrustBudgets._read", "TrustBudgets._received", "check_content"},
     new_keys: {"KeyChain.apply", "Identities._observe_event", "Admission._is_current"},
     keys_to_load: {

@@ -43,6 +43,10 @@ _Received: TypeAlias = bytes | Event
 """A whole text message, or anything else as the library gives it."""
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
+_LINGER: Final = 0.2
+_LONGEST_LINGER: Final = 2.0
+"""Seconds before a socket is closed for a frame that breaks the rules: until nothing has come for the one,
+and at most the other."""
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long bytes that should not be sent any more may still leave, in seconds."""
 _SMALL_FRAGMENT: Final = 1024
@@ -101,12 +105,14 @@ class WebSocket(asyncio.Protocol):
         "_close_reason",
         "_close_sent",
         "_control",
+        "_discarded",
         "_fragments",
         "_fragments_text",
         "_frames",
         "_handler",
         "_headers_end",
         "_held",
+        "_lingers_until",
         "_liveness",
         "_outbound_limit",
         "_outbox",
@@ -159,6 +165,8 @@ class WebSocket(asyncio.Protocol):
         self.opened_at = time.monotonic()
         """When it was accepted, on the monotonic clock."""
         self._abort_at: float | None = None
+        self._lingers_until: float | None = None
+        self._discarded = 0
         self._liveness = Liveness(
             settings.ping_interval,
             settings.ping_misses,
@@ -216,6 +224,9 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._tally.bytes_received += len(data)
+        if self._lingers_until is not None:
+            self._discarded += len(data)
+            return
         registry = self._relay.registry
         registry.unseen_bytes += len(data)
         if registry.unseen_bytes > registry.look_after_bytes:
@@ -463,7 +474,7 @@ class WebSocket(asyncio.Protocol):
             or self._relay.registry.draining
         )
         wanted = self._allowed and not is_held_up
-        if wanted is self._reading or self._transport.is_closing():
+        if wanted is self._reading or self._lingers_until is not None or self._transport.is_closing():
             return
         self._reading = wanted
         if wanted:
@@ -564,9 +575,35 @@ class WebSocket(asyncio.Protocol):
             if data:
                 self._transport.write(data)
                 self._written += len(data)
+            elif self._protocol.parser_exc is not None:
+                self._linger()
             else:
-                self._transport.close()
-                self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+                self._close_transport()
+
+    def _close_transport(self) -> None:
+        self._transport.close()
+        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+
+    def _linger(self) -> None:
+        """Read on for a while, and keep nothing of it, before the socket is closed.
+
+        To close over unread bytes resets the connection, and the reset overtakes the close frame that says
+        why (RFC 6455 §7.1.1).
+        """
+        if self._lingers_until is None and not self._transport.is_closing():
+            self._frames.forget()
+            self._lingers_until = time.monotonic() + _LONGEST_LINGER
+            if not self._reading:
+                self._reading = True
+                self._transport.resume_reading()
+            self._linger_on(-1)
+
+    def _linger_on(self, discarded: int) -> None:
+        assert self._lingers_until is not None
+        if self._discarded == discarded or time.monotonic() > self._lingers_until:
+            self._close_transport()
+        else:
+            asyncio.get_running_loop().call_later(_LINGER, self._linger_on, self._discarded)
 
     def _report_too_large(self) -> None:
         """Send the ERROR before the library's close frame with 1009 (R-123)."""

@@ -115,13 +115,35 @@ async def test_endless_empty_fragments_hold_no_memory(rigs):
 
 
 @pytest.mark.req("R-123")
-async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs):
+async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs, clock):
     rig = rigs(max_packet_bytes=1024)
     rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 10 * 2**20) + bytes(4))
     (first, payload), (second, code) = rig.frames()
     assert (first, json.loads(payload)["code"]) == (TEXT, "packet_too_large")
     assert (second, code[:2]) == (CLOSE, struct.pack("!H", 1009))
+    # What is on its way is read and dropped: closing over it would reset the connection and lose both.
+    for _ in range(4):
+        rig.socket.data_received(bytes(1024) + publish(1))
+        assert not rig.transport.closing
+        await passes(clock, 0.25)
+    assert rig.socket.held_bytes == rig.relay.admission.pending == 0
+    await passes(clock, 0.25)
     assert rig.transport.closing
+
+
+async def test_whoever_goes_on_sending_after_such_a_frame_is_cut_off(rigs, clock):
+    rig = rigs(max_packet_bytes=1024)
+    rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 10 * 2**20) + bytes(4))
+    for _ in range(12):
+        rig.socket.data_received(bytes(1024))
+        await passes(clock, 0.25)
+    assert rig.transport.closing
+
+
+async def passes(clock, seconds):
+    clock.now += seconds
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 @pytest.mark.req("R-321")

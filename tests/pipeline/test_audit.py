@@ -83,20 +83,24 @@ def flip_signature(table: pa.Table) -> pa.Table:
 
 
 TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
-    "a signature": (flip_signature, {"packet: invalid_signature", "log: altered"}),
+    "a signature": (flip_signature, {"batch: contents", "packet: invalid_signature", "log: altered"}),
     "a text": (
         lambda t: column(t, "body", lambda b: [b[0].replace(b"lorem", b"lurem"), *b[1:]]),
-        {"packet: packet_id_mismatch", "log: altered"},
+        {"batch: contents", "packet: packet_id_mismatch", "log: altered"},
     ),
     "a time of arrival": (
         lambda t: column(t, "received_at", lambda v: [v[0] + 1, *v[1:]]),
         {"batch: digest", "log: altered"},
     ),
-    "an annotation": (lambda t: column(t, "annotation", lambda v: [b"{}", *v[1:]]), {"log: altered"}),
+    "an annotation": (
+        lambda t: column(t, "annotation", lambda v: [b"{}", *v[1:]]),
+        {"batch: contents", "log: altered"},
+    ),
+    "a size": (lambda t: column(t, "size", lambda v: [v[0] + 1, *v[1:]]), {"packet: columns_differ"}),
     "a row gone": (lambda t: t.slice(1), {"batch: count", "log: missing"}),
     "a row twice": (
         lambda t: pa.concat_tables([t, t.slice(0, 1)]),
-        {"batch: count", "packet: doubled"},
+        {"batch: count", "row: doubled", "packet: doubled"},
     ),
     "two rows in each other's place": (
         lambda t: column(t, "sequence", lambda v: [v[1], v[0], *v[2:]]),

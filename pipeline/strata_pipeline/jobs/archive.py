@@ -17,14 +17,16 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span
+from strata.protocol.lake import FORMAT, Manifest, Span
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake import files
+from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
-from strata_pipeline.log.database import connect, log_state, sequence_of
+from strata_pipeline.log.database import connect, id_at, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.transforms.checking import check_rows
 
@@ -123,7 +125,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     """Commit what was really written: the files are read again before the manifest names them."""
     packets = _written(staged / "packets")
     quarantine = _written(staged / "quarantine") if quarantined else None
-    places = read_places(folder for folder in (packets, quarantine) if folder is not None)
+    places = read_places([*_folders(packets), *_folders(quarantine)])
     expected = state.rows_expected(span)
     if places.num_rows != rows or (expected is not None and rows != expected):
         raise LogError(
@@ -133,12 +135,14 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     last = places.num_rows - 1
     return lake.commit(
         Manifest(
+            format=FORMAT,
             number=len(lake.manifests),
             after=span.after,
             up_to=span.up_to,
             packets=rows - quarantined,
             quarantined=quarantined,
             rows=digest_of(places),
+            contents=contents_of(_folders(packets), _folders(quarantine), span),
             body_bytes=pc.sum(places["size"]).as_py() or 0,
             kinds=_kinds(packets),
             last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
@@ -157,6 +161,10 @@ def _written(folder: Path) -> Path | None:
     return folder if any(folder.rglob("*.parquet")) else None
 
 
+def _folders(folder: Path | None) -> list[Path]:
+    return [] if folder is None else [folder]
+
+
 def _kinds(packets: Path | None) -> dict[str, int]:
     if packets is None:
         return {}
@@ -167,18 +175,40 @@ def _kinds(packets: Path | None) -> dict[str, int]:
 
 
 def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
-    """Refuse to mix two logs in one lake: the last packet tells them apart."""
+    """Refuse to mix two logs in one lake: the last packet tells them apart.
+
+    The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
+    the log was mended since, the last sound packet of the lake tells.
+    """
     if not lake.manifests:
         return
     last = lake.manifests[-1]
-    found = sequence_of(connection, bytes.fromhex(last.last_packet_id))
-    if found is not None and found != last.up_to:
+    place = last.up_to, bytes.fromhex(last.last_packet_id)
+    if id_at(connection, place[0]) == place[1]:
+        return
+    if last.quarantined:
+        sound = _last_packet(lake)
+        if sound is None or id_at(connection, sound[0]) == sound[1]:
+            return
+        place = sound
+    sequence, packet_id = place[0], place[1].hex()
+    found = sequence_of(connection, place[1])
+    if found is not None and found != sequence:
         raise LogError(
-            f"packet 0x{last.last_packet_id} is the lake's last at {last.up_to}, and at {found} in this log: "
+            f"packet 0x{packet_id} is the lake's last at {sequence}, and at {found} in this log: "
             "it is the log of another relay. Archive it into another lake"
         )
-    if found is None and log_state(connection).removed_to <= last.up_to:
+    if found is None and log_state(connection).removed_to <= sequence:
         raise LogError(
-            f"the log does not know the lake's last packet, 0x{last.last_packet_id}: it is the log of "
+            f"the log does not know the lake's last packet, 0x{packet_id}: it is the log of "
             "another relay. Archive it into another lake"
         )
+
+
+def _last_packet(lake: Lake) -> tuple[int, bytes] | None:
+    """The place and id of the last row that was not put aside; None in a lake without such rows."""
+    for manifest in reversed(lake.manifests):
+        if manifest.packets:
+            rows = Batch.read(lake, manifest).packets
+            return rows["sequence"][-1].as_py(), rows["packet_id"][-1].as_py()
+    return None

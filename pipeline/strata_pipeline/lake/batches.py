@@ -10,6 +10,8 @@ import pyarrow as pa
 from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 
@@ -39,13 +41,14 @@ class Batch:
 
     @classmethod
     def read(cls, lake: Lake, manifest: Manifest) -> Batch:
-        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digest agree."""
+        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digests agree."""
         folders = lake.folders_of(manifest.span)
         sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
         aside = [folder for folder in folders if folder not in sound]
         try:
             packets = read_places(sound, manifest.span)
             quarantined = read_places(aside, manifest.span)
+            contents = contents_of(sound, aside, manifest.span) if manifest.format > 1 else ""
         except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
             raise _damaged(manifest, f"its files cannot be read: {error}") from None
         found = (packets.num_rows, quarantined.num_rows)
@@ -58,6 +61,8 @@ class Batch:
         rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
         if digest_of(rows) != manifest.rows:
             raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
+        if contents != manifest.contents:
+            raise _damaged(manifest, "a body, an annotation or a quarantined row was altered")
         return cls(manifest, sound, packets, rows)
 
     def packets_up_to(self, sequence: int) -> int:
@@ -82,11 +87,6 @@ class Batch:
             parts.append(Part(Span(low, high), packets, int(received[last])))
             low = high
         return parts
-
-
-def batch_name(manifest: Manifest) -> str:
-    """The name of a batch in messages."""
-    return f"batch {manifest.span} (manifest {manifest.number})"
 
 
 def leading_days_with_holes(manifests: list[Manifest]) -> int:

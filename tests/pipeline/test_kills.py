@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from strata_pipeline.lake.checking import batches_faults, places_faults, units_of_day
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.migration import migrate_chain
 
 from tests.support.file_faults import Killed, counted
-from tests.support.toy_lakes import DAY, compacted, place, read, staged, write_batch
+from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, write_batch
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +30,6 @@ BEFORE = [place(n) for n in (1, 2, 3, 5, 6)] + [place(n, DAY + 1) for n in (1, 2
 Tree = frozenset[tuple[str, int]]
 
 
-def faults(path: Path) -> list[str]:
-    """What an audit of the files would find."""
-    lake = Lake.open(path)
-    found = [str(folder) for folder in lake.foreign(beyond=True) + lake.strays()]
-    for day in lake.days():
-        manifests = [one for one in lake.manifests if one.span.day == day]
-        for unit in units_of_day(lake, day, manifests):
-            found += [fault.detail for fault in batches_faults(*unit) + places_faults(unit)]
-    return found
-
-
 def prepare_commit(path: Path) -> Callable[[], object]:
     # A writer that holds the lock when it is killed loses it: so the lock is not part of the act.
     lake = Lake.open(path)
@@ -55,13 +44,20 @@ def prepare_compaction(path: Path) -> Callable[[], object]:
     return lambda: replace_day(lake, DAY, target, 0)
 
 
+def prepare_migration(path: Path) -> Callable[[], object]:
+    lake = Lake.open(path)
+    return lambda: migrate_chain(lake)
+
+
 def recover(path: Path) -> None:
     with Lake.write(path):
         pass
 
 
-@pytest.mark.parametrize("prepare", [prepare_commit, prepare_compaction])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("prepare", "at_once"),
+    [(prepare_commit, True), (prepare_compaction, True), (prepare_compaction, False)],
+)
 def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_path, prepare, at_once):
     whole = shutil.copytree(original, tmp_path / "whole")
     act = prepare(whole)
@@ -98,6 +94,29 @@ def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_
         assert not (path / "_aside").exists()
         shutil.rmtree(path)
     assert unseen <= (0 if at_once else 3)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_migration_killed_at_every_call_leaves_the_old_chain_or_the_new_one(tmp_path, at_once):
+    original = tmp_path / "original"
+    write_batch(original, [1, 2], version=1)
+    write_batch(original, [3], [4], version=1)
+    rows = read(original)
+    whole = shutil.copytree(original, tmp_path / "whole")
+    with counted(at_once=at_once) as calls:
+        prepare_migration(whole)()
+    tips = {Lake.open(original).tip, Lake.open(whole).tip}
+    assert len(tips) == 2 and len(calls.names) > 8
+    for last in range(len(calls.names)):
+        path = shutil.copytree(original, tmp_path / f"at-{last}")
+        with counted(last, at_once=at_once), pytest.raises(Killed):
+            prepare_migration(path)()
+        recover(path)
+        assert Lake.open(path).tip in tips and faults(path) == [] and read(path) == rows
+        prepare_migration(path)()
+        assert {one.format for one in Lake.open(path).manifests} == {2}
+        chains = [folder for folder in path.rglob("manifests*") if folder.is_dir()]
+        assert any(len(list(folder.glob("0*.json"))) == 2 for folder in chains)  # the old one is kept
 
 
 def prepare_again(path: Path, prepare: Callable[[Path], Callable[[], object]]) -> None:

@@ -10,12 +10,24 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
-from strata.protocol.lake import Manifest, Span, first_of_day
+from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
+from strata_pipeline.lake.checking import Fault, batches_faults, chunks, places_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 
-__all__ = ["DAY", "compacted", "files_below", "place", "read", "rows_table", "staged", "write_batch"]
+__all__ = [
+    "DAY",
+    "compacted",
+    "faults",
+    "file_faults",
+    "files_below",
+    "place",
+    "read",
+    "rows_table",
+    "staged",
+    "write_batch",
+]
 
 DAY = 20_000
 
@@ -57,7 +69,7 @@ def rows_table(sequences: Iterable[int], *, kind: str = "POST", quarantined: boo
                 "content_type": kind,
                 "size": len(body),
                 "body": body,
-                "annotation": b'{"found":1}' if sequence % 3 == 0 else None,
+                "annotation": b'{"found":1}' if (sequence & 0xFF) % 3 == 0 else None,
                 "reason": "malformed_json",
                 "detail": None,
             }
@@ -129,6 +141,24 @@ def read(lake: Path, root: str = "packets") -> list[int]:
     return sorted(
         n for path in paths for n in pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()
     )
+
+
+def faults(path: Path) -> list[str]:
+    """What an audit of the files finds."""
+    lake = Lake.open(path)
+    found = [str(folder) for folder in lake.foreign(beyond=True) + lake.strays()]
+    return found + [f"{fault.about}: {fault.reason}: {fault.detail}" for fault in file_faults(lake)]
+
+
+def file_faults(lake: Lake) -> list[Fault]:
+    """What an audit finds in the folders of batches."""
+    found = []
+    for day in lake.days():
+        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
+            for chunk in chunks(unit.manifests):
+                found += batches_faults(chunk, unit.packets, unit.quarantine)
+            found += places_faults(unit)
+    return found
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -47,6 +47,8 @@ class Archived:
     """Rows of the log that the lake did not hold at the last look."""
     tip: str = ""
     """The hash of the last manifest."""
+    moved_aside: list[str] = field(default_factory=list)
+    """What an interrupted writer had left in sight of readers, and not whole; it is in `_aside` now."""
 
 
 def archive(
@@ -69,6 +71,7 @@ def archive(
     done = Archived()
     parts = partitions or spark.sparkContext.defaultParallelism
     with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
+        done.moved_aside = [str(path) for path in lake.moved]
         _check_same_log(lake, connection)
         while True:
             state = log_state(connection)

@@ -32,6 +32,9 @@ from strata_pipeline.transforms.checking import check_rows
 
 __all__ = ["Archived", "archive"]
 
+_MIN_PART_ROWS = 10_000
+"""Each part makes a file of each kind: small batches in many parts would make a lake of tiny files."""
+
 
 @dataclass(slots=True)
 class Archived:
@@ -64,12 +67,13 @@ def archive(
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    At the head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
+    A batch is read in `partitions` parts; by default in one for each core, and none below 10,000 rows. At the
+    head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
     whether to end there. `progress` is called after each batch and at the head. Raises `PipelineError` and
     `LakeError`; whatever happened, the next run completes the work.
     """
     done = Archived()
-    parts = partitions or spark.sparkContext.defaultParallelism
+    cores = spark.sparkContext.defaultParallelism
     with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
         done.moved_aside = [str(path) for path in lake.moved]
         _check_same_log(lake, connection)
@@ -85,6 +89,7 @@ def archive(
                 if not follow():
                     return done
                 continue
+            parts = partitions or min(cores, -(-span.ordinals // _MIN_PART_ROWS))
             manifest = _archive_batch(spark, url, lake, span, state, parts)
             done.batches += 1
             done.packets += manifest.packets

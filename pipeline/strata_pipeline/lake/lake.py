@@ -60,6 +60,7 @@ class Lake(LakeLayout):
             # Whoever holds the other lock is at work on the days, and has looked after them.
             with contextlib.suppress(LakeBusy), files.locked(lake.root / _DAYS_LOCK):
                 lake.moved += recover_days(lake)
+            lake._make_readers_lock()
             lake.load()
             lake.moved += recover_batches(lake)
             yield lake
@@ -74,6 +75,7 @@ class Lake(LakeLayout):
         lake = cls(_local(path))
         with files.locked(lake.root / _DAYS_LOCK):
             lake.moved += recover_days(lake)
+            lake._make_readers_lock()
             lake.load()
             yield lake
 
@@ -82,6 +84,10 @@ class Lake(LakeLayout):
         """Files stay where they are meanwhile: a compaction waits, or leaves the day for its next run."""
         with files.shared(self.root / _READERS_LOCK):
             yield
+
+    def _make_readers_lock(self) -> None:
+        """A job that may only read cannot make the file, and needs it."""
+        (self.root / _READERS_LOCK).touch()
 
     @contextlib.contextmanager
     def unread(self, patience: float) -> Iterator[None]:

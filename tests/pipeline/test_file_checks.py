@@ -91,7 +91,7 @@ def test_a_sound_lake_has_no_fault(lake):
         assert Batch.read(lake, manifest).packets.num_rows == manifest.packets
 
 
-ALTERED = {
+ALTERED: dict[str, tuple[int, dict[str, Any]]] = {
     "an annotation": (3, {"annotation": b"{}"}),
     "an annotation gone": (3, {"annotation": None}),
     "an annotation come": (2, {"annotation": b"{}"}),
@@ -123,8 +123,8 @@ def test_what_an_id_does_not_bind_is_bound_in_format_2(lake, original, what):
 @pytest.mark.parametrize("column", ["received_at", "packet_id", "sequence"])
 @pytest.mark.parametrize("ordinal", [2, 5])
 def test_places_and_ids_are_bound_in_both(lake, column, ordinal):
-    value = bytes(32) if column == "packet_id" else place(1, DAY + 1)
-    alter(*file_of(lake, ordinal), **{column: value})
+    values: dict[str, Any] = {column: bytes(32) if column == "packet_id" else place(1, DAY + 1)}
+    alter(*file_of(lake, ordinal), **values)
     assert reasons(file_faults(lake)) & {"batch: digest", "batch: count"}
 
 

@@ -27,7 +27,7 @@ ALL = [place(n) for n in (1, 2, 3, 4)] + [place(1, DAY + 1)]
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path: Path) -> Path:
     """A lake of a finished day in two batches, and of another that goes on."""
     write_batch(tmp_path, [1, 2])
     write_batch(tmp_path, [3, 4])

@@ -17,7 +17,7 @@ from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged,
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake of three batches in two days, with a quarantined row."""
     folder = tmp_path_factory.mktemp("toy") / "lake"
     write_batch(folder, [1, 2, 3], [4])

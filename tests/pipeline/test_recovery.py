@@ -19,7 +19,7 @@ ALL = [place(n) for n in range(1, 11)]
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake of five batches."""
     folder = tmp_path_factory.mktemp("toy") / "lake"
     for first in range(1, 11, 2):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 from strata.protocol.lake import day_text
@@ -48,9 +50,14 @@ class Quarantine(Dataset, schema="quarantine"):
 def _read(
     spark: SparkSession, root: Path, wanted: StructType, days: Sequence[int] | None, pattern: str
 ) -> DataFrame:
-    """The rows in the folders of batches, and in no file beside them: Spark could make no sense of that."""
-    there = list(root.glob("day=*")) if days is None else [root / f"day={day_text(day)}" for day in days]
-    paths = [str(day / pattern) for day in there if next(day.glob(pattern), None) is not None]
-    if not paths:
+    """The rows in the folders of batches of these days, or of all."""
+    named = root.glob("day=*") if days is None else (root / f"day={day_text(day)}" for day in days)
+    there = [day for day in named if next(day.glob(pattern), None) is not None]
+    if not there:
         return spark.createDataFrame([], wanted)
-    return spark.read.schema(wanted).option("basePath", str(root)).parquet(*paths)
+    reader = spark.read.schema(wanted).option("basePath", str(root))
+    try:
+        return reader.parquet(*map(str, there))
+    except (PySparkException, Py4JError):
+        # Spark can make no sense of a file beside the folders. It is left out, and the audit names it.
+        return reader.parquet(*(str(day / pattern) for day in there))

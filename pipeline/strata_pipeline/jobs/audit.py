@@ -210,18 +210,18 @@ def _check_folders(lake: Lake, audited: Audited) -> None:
 
 def _foreign(lake: Lake) -> list[Path]:
     """Folders of no batch. An archive may run meanwhile: what it adds, and is about to add, is no fault."""
-    unknown = lake.foreign(beyond=True)
-    while unknown:
+    if not lake.foreign(beyond=True):
+        return []
+    while True:
         now = Lake.open(lake.root)
         left = [
             folder
             for folder in now.foreign(beyond=True)
             if span_of(folder).after != now.reached or not now.staged_batch(span_of(folder)).is_dir()
         ]
-        if not left or now.tip == lake.tip:
+        # Unless a batch was completed just now, between the two looks.
+        if not left or Lake.open(lake.root).tip == now.tip:
             return left
-        lake, unknown = now, left  # it has grown since: look again
-    return []
 
 
 def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audited: Audited) -> None:

@@ -87,6 +87,7 @@ def restore(
                 if manifest.up_to > head.sequence:
                     batch = Batch.read(lake, manifest)
                     _stage(spark, url, table, batch, head)
+                    batch.check_contents()  # after the packets: a fault of one of them is told by its place
                     head = _move(connection, table, batch, head, chunk_rows, done, progress)
         if done.packets:
             done.epoch = restoring.begin_epoch(connection, int(time.time()))

@@ -34,6 +34,8 @@ class Batch:
     manifest: Manifest
     folders: list[Path]
     """The folders of its packets; files of other batches may be there too."""
+    aside: list[Path]
+    """The folders of its quarantined rows."""
     packets: pa.Table
     """The places of its packets, in log order (see `lake.rows`)."""
     rows: pa.Table
@@ -41,14 +43,13 @@ class Batch:
 
     @classmethod
     def read(cls, lake: Lake, manifest: Manifest) -> Batch:
-        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digests agree."""
+        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digest agree."""
         folders = lake.folders_of(manifest.span)
         sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
         aside = [folder for folder in folders if folder not in sound]
         try:
             packets = read_places(sound, manifest.span)
             quarantined = read_places(aside, manifest.span)
-            contents = contents_of(sound, aside, manifest.span) if manifest.format > 1 else ""
         except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
             raise _damaged(manifest, f"its files cannot be read: {error}") from None
         found = (packets.num_rows, quarantined.num_rows)
@@ -61,9 +62,18 @@ class Batch:
         rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
         if digest_of(rows) != manifest.rows:
             raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
-        if contents != manifest.contents:
-            raise _damaged(manifest, "a body, an annotation or a quarantined row was altered")
-        return cls(manifest, sound, packets, rows)
+        return cls(manifest, sound, aside, packets, rows)
+
+    def check_contents(self) -> None:
+        """Raise `LakeError` unless bodies, annotations and quarantined rows are what the manifest binds."""
+        if self.manifest.format == 1:
+            return
+        try:
+            found = contents_of(self.folders, self.aside, self.manifest.span)
+        except (OSError, ValueError) as error:
+            raise _damaged(self.manifest, f"its files cannot be read: {error}") from None
+        if found != self.manifest.contents:
+            raise _damaged(self.manifest, "a body, an annotation or a quarantined row was altered")
 
     def packets_up_to(self, sequence: int) -> int:
         """The number of packets at or below a sequence."""

@@ -31,6 +31,7 @@ __all__ = [
     "remove",
     "remove_if_empty",
     "shared",
+    "sync",
     "unread",
     "without_notes",
     "write_new",
@@ -100,15 +101,15 @@ def write_new(path: Path, content: bytes) -> None:
         raise LakeError(f"{path} is there already") from None
     finally:
         draft.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def make_durable(folder: Path) -> None:
     """Flush a folder and every file below it to the disk."""
     for root, _, names in os.walk(folder):
         for name in names:
-            _sync(Path(root, name))
-        _sync(Path(root))
+            sync(Path(root, name))
+        sync(Path(root))
 
 
 def make_folder(folder: Path) -> None:
@@ -116,7 +117,7 @@ def make_folder(folder: Path) -> None:
     for one in (*reversed(folder.parents), folder):
         if not one.exists():
             one.mkdir(exist_ok=True)
-            _sync(one.parent)
+            sync(one.parent)
 
 
 def place(source: Path, target: Path) -> None:
@@ -125,7 +126,7 @@ def place(source: Path, target: Path) -> None:
         raise LakeError(f"{target} is there already")
     make_folder(target.parent)
     os.rename(source, target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def move(source: Path, folder: Path, name: str) -> Path:
@@ -135,8 +136,8 @@ def move(source: Path, folder: Path, name: str) -> Path:
     while target.exists():
         target, number = folder / f"{name}.{number}", number + 1
     os.rename(source, target)
-    _sync(folder)
-    _sync(source.parent)
+    sync(folder)
+    sync(source.parent)
     return target
 
 
@@ -148,11 +149,11 @@ def exchange(one: Path, other: Path) -> None:
     if not _exchange_at_once(one, other):
         aside = other.with_name(f"{other.name}.old")
         os.rename(one, aside)
-        _sync(other.parent)  # before the name is given again: after a power cut it must be in one of the two
+        sync(other.parent)  # before the name is given again: after a power cut it must be in one of the two
         os.rename(other, one)
         os.rename(aside, other)
-    _sync(one.parent)
-    _sync(other.parent)
+    sync(one.parent)
+    sync(other.parent)
 
 
 def without_notes(folder: Path) -> None:
@@ -209,7 +210,8 @@ def _write(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -113,6 +113,7 @@ class Lake(LakeLayout):
                 files.make_durable(source)
         # Before a reader sees anything: with it the next writer proves that the batch is ours, and whole.
         files.write_new(self.staged_batch(sealed.span) / STAGED_MANIFEST, encode(sealed))
+        files.sync(self.staging)
         self.publish(sealed)
         return sealed
 

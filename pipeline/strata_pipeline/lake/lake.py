@@ -42,7 +42,10 @@ class Lake(LakeLayout):
         """The lake in a folder, for reading; its chain is checked. Raises `LakeError`, `UsageError`."""
         lake = cls(_local(path))
         if not lake.manifests_folder.is_dir():
-            raise LakeError(f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing")
+            advice = ", bring it back from a copy" if lake.packets.is_dir() else ""
+            raise LakeError(
+                f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing{advice}"
+            )
         lake.load()
         return lake
 

@@ -32,6 +32,7 @@ from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay
 from relayd.sessions.registry import Registry
+from relayd.slices import Slices
 from relayd.store import Store, Writer
 from relayd.store.types import LogEntry
 
@@ -63,7 +64,8 @@ def build_relay(
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
     faults = Faults(lambda place: metrics.faults[place].inc())
-    tally, registry = Tally(), Registry(faults)
+    slices = Slices(faults)
+    tally, registry = Tally(), Registry(faults, slices)
     cursors = CursorCodec(store.secrets.cursor_key, store.known)
     fanout = Fanout(
         cursors,
@@ -135,6 +137,7 @@ def build_relay(
         fanout=fanout,
         tail=tail,
         registry=registry,
+        slices=slices,
         faults=faults,
     )
     apply_policy(relay, Policy.from_settings(settings))

@@ -567,6 +567,8 @@ class _Process:
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+            # One that came while this process was being started has waited, if it is a worker.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _reload(self) -> None:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""

@@ -129,7 +129,12 @@ class _Worker:
             args=(self.settings, self._database_url, self._port, theirs),
             name="relayd-worker",
         )
-        self._process.start()
+        # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         theirs.close()
 
     async def ready(self) -> dict[str, str]:

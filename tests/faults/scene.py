@@ -72,16 +72,6 @@ class Scene:
     async def __aexit__(self, *error: Any) -> None:
         await self._stack.aclose()
 
-    def workers(self) -> list[psutil.Process]:
-        """The processes that serve, as far as there are any just now."""
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.relay.pid).children():
-                with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile
-                    if "spawn_main" in " ".join(child.cmdline()):
-                        found.append(child)
-        return found
-
     async def run(self, tracks: Iterable[list[Fault]], report: Callable[[Fault], None]) -> None:
         """Let the faults happen, the tracks beside each other; then mend everything."""
         try:
@@ -144,7 +134,7 @@ class Scene:
         return worker is not None and await _freeze([worker], fault.lasts)
 
     def _a_worker(self, fault: Fault) -> psutil.Process | None:
-        workers = self.workers()
+        workers = self.relay.workers()
         return workers[int(fault.chance * 0.999 * len(workers))] if workers else None
 
     async def _kill_database(self, fault: Fault) -> bool:

@@ -182,6 +182,16 @@ class RelayProcess:
             return psutil.Process(self.pid).children(recursive=True)
         return []
 
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes that there are just now."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended
+                    if "spawn_main" in " ".join(child.cmdline()):
+                        found.append(child)
+        return found
+
     def postgres(self) -> psutil.Process:
         """The embedded PostgreSQL server."""
         return psutil.Process(self.postgres_pid())

@@ -243,6 +243,30 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
 
 
+async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Path):
+    author = new_identity()
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
+
+        def lines(event: str) -> int:
+            return relay.log.read_text().count(f'"{event}"')
+
+        def workers() -> set[int]:
+            return {worker.pid for worker in relay.workers()}
+
+        before = workers()
+        os.kill(min(before), signal.SIGKILL)
+        wait_until(lambda: workers() - before, "the worker's successor to begin")
+        file.write_text(f"blocked_authors = ['{author.did}']")
+        os.kill(relay.pid, signal.SIGHUP)
+        wait_until(lambda: lines("reloaded") == 2, "both to reload", 60)
+        assert lines("worker_died") == 1
+        for _ in range(8):  # the kernel spreads connections over the workers
+            async with open_client(relay.ws) as client:
+                assert (await client.publish(make(author)))["code"] == "blocked_author"
+
+
 async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_last_reload(tmp_path: Path):
     author = new_identity()
     file = tmp_path / "relayd.toml"

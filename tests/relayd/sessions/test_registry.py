@@ -10,6 +10,7 @@ import pytest
 from relayd.access.memory import Pressure
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
+from tests.relayd.sessions.connection_rig import eventually
 
 
 class Socket:
@@ -154,7 +155,5 @@ async def test_who_has_gone_while_all_were_weighed_is_not_closed():
         registry.add(socket)
     registry.relieve(Pressure.FULL)
     registry.remove(sockets[0])
-    async with asyncio.timeout(10):
-        while not sockets[3].closed:
-            await asyncio.sleep(0)
+    await eventually(lambda: bool(sockets[3].closed))
     assert not sockets[0].closed

@@ -102,7 +102,7 @@ def build_relay(
         policy=Policy(),
         plugins=plugins or Plugins(),
         trust=trust,
-        limits=_admission_limits(settings),
+        limits=AdmissionLimits.from_settings(settings),
         clock=clock,
         verify_threads=settings.verify_threads,
         on_verified=metrics.verify_seconds.observe,
@@ -159,17 +159,6 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
-    )
-
-
-def _admission_limits(settings: Settings) -> AdmissionLimits:
-    return AdmissionLimits(
-        max_packet_bytes=settings.max_packet_bytes,
-        max_json_depth=settings.max_json_depth,
-        max_json_values=settings.max_json_values,
-        max_identity_bytes=settings.max_identity_bytes,
-        max_packet_age_seconds=settings.max_packet_age_seconds,
-        publish_queue_bytes=settings.publish_queue_bytes,
     )
 
 

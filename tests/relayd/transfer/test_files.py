@@ -11,9 +11,9 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
-from relayd.store.identities import AuthorsPage
 from relayd.admission.pipeline import AdmissionLimits
 from relayd.config import Settings
+from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
     Disposition,

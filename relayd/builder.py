@@ -27,7 +27,7 @@ from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.identity.bootstrap import Bootstrap, key_rules
-from relayd.identity.directory import Identities
+from relayd.identity.directory import DECISIVE_TYPES, Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay
@@ -93,7 +93,15 @@ def build_relay(
         identities.observe(entries)
         budgets.observe(entries)
 
-    tail = Tail(fanout, store, clock=clock, on_entries=passed, on_dispatch=dispatched, faults=faults)
+    tail = Tail(
+        fanout,
+        store,
+        clock=clock,
+        on_entries=passed,
+        is_dear=lambda entry: entry.packet.content_type in DECISIVE_TYPES,
+        on_dispatch=dispatched,
+        faults=faults,
+    )
     admission = Admission(
         enqueue=lambda packet, request: writer.put(packet, request),
         find=store.find,

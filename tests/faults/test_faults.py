@@ -78,6 +78,46 @@ def test_the_judge_finds_each_broken_promise(
     assert any(said in sentence for sentence in ledger.broken), ledger.broken
 
 
+def test_a_restored_backup_takes_the_end_of_the_log_and_nothing_else() -> None:
+    ledger, reading, log = good_run()
+    ledger.restore(set(log[:3]))
+    assert ledger.lost == 2
+    ledger.log_reset(reading, "cursor 2")
+    for number, packet_id in enumerate([log[4], "new"], 10):  # one of those that were lost comes again
+        ledger.ok(packet_id, number)
+        ledger.event(reading, packet_id, number, f"cursor {number}")
+    ledger.close([*log[:3], log[4], "new"])
+    assert ledger.broken == []
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (lambda ledger, reading, log: ledger.close(log[:2]), "left out an acknowledged packet"),
+        (lambda ledger, reading, log: ledger.close(log[:3]), "a reader's log is not the log"),
+        (
+            lambda ledger, reading, log: (
+                ledger.log_reset(reading, "cursor 1") or ledger.event(reading, log[2], 2, "again")
+            ),
+            "delivered twice",
+        ),
+        (
+            lambda ledger, reading, log: (
+                ledger.log_reset(reading, "cursor 2") or ledger.log_reset(reading, "cursor 2")
+            ),
+            "told of a loss that never was",
+        ),
+    ],
+)
+def test_the_judge_finds_what_goes_wrong_with_a_restored_backup(
+    what: Callable[[Ledger, Reading, list[str]], object], said: str
+) -> None:
+    ledger, reading, log = good_run()
+    ledger.restore(set(log[:3]))
+    what(ledger, reading, log)
+    assert any(said in sentence for sentence in ledger.broken), ledger.broken
+
+
 def test_a_run_in_which_a_fault_or_a_check_is_missing_is_not_good() -> None:
     operations = ("publish", "event", "page walk", "get by id", "auth", "reader")
     good = Report(1, 1.0, ("reset",), fired={"reset": 1}, checked=dict.fromkeys(operations, 1))

@@ -177,7 +177,7 @@ class Tail:
     async def _read(self) -> None:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
-        while self._coming:  # what is at hand goes first
+        while self._coming:  # noqa: ASYNC110 - what is at hand goes first, in turns of the loop
             await asyncio.sleep(0)
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
         # Our own commits may have moved the feed while we were reading.

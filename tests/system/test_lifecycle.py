@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from relayd.tls import DevCertificates, write_dev_certificates
+from tests.support.backups import Copied
 from tests.support.bare_client import open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, running
@@ -241,6 +242,26 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         with pytest.raises(ssl.SSLCertVerificationError):
             await answer(old)
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
+
+
+async def test_a_worker_that_comes_back_while_the_database_is_away_waits_for_it(
+    tmp_path: Path, shared_database: str
+):
+    database = await Copied(shared_database).make()
+    relay = RelayProcess(tmp_path, database_url=database.url, arguments=("--workers", "2"))
+    with running(relay):
+
+        def lines(event: str) -> int:
+            return relay.log.read_text().count(f'"{event}"')
+
+        before = {worker.pid for worker in relay.workers()}
+        async with database.away():
+            os.kill(min(before), signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: lines("worker_waits") > 1, "it to wait", 100)
+        served = lines("serving")
+        await asyncio.to_thread(wait_until, lambda: lines("serving") > served, "it to serve", 100)
+        assert lines("worker_died") == 1
+        assert len({worker.pid for worker in relay.workers()} - before) == 1
 
 
 async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Path):

@@ -194,7 +194,7 @@ async def test_a_handshake_that_never_comes_is_cut_off(tmp_path: Path):
         )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.req("R-179")
 async def test_a_hundred_thousand_subscriptions_come_and_go(tmp_path: Path):
     sessions, each = 100, 1000
@@ -213,8 +213,8 @@ async def test_a_hundred_thousand_subscriptions_come_and_go(tmp_path: Path):
                     )
                     for index in range(each)
                 )
-            await until_metric(relay, "relayd_subscriptions", sessions * each, timeout=200)
-            await until_metric(relay, "relayd_subscriptions_behind", 0, timeout=100)
+            await until_metric(relay, "relayd_subscriptions", sessions * each, timeout=300)
+            await until_metric(relay, "relayd_subscriptions_behind", 0, timeout=300)
             took = asyncio.get_running_loop().time() - started
             grown = relay.rss() - before
             print(f"{sessions * each} subscriptions: {took:.1f} s, {grown / sessions / each:.0f} bytes each")

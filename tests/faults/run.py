@@ -84,7 +84,7 @@ async def run(
         load = Load(scene.network.url, scene.relay.http, ledger, seed=seed)
         load.start()
         try:
-            await scene.run(tracks.values(), told)
+            await scene.run(tracks.values(), seconds, told)
         except* RelayFailed as failed:
             ledger.breaks("the relay failed", failed.exceptions[0])
         if scene.relay.is_running():

@@ -29,7 +29,7 @@ from relayd import failpoints, logs, server
 from relayd.config import ConfigurationError, Settings
 from relayd.metrics import forget_process, share_between_processes
 from relayd.reloading import read_again
-from relayd.store.types import StoreError, StoreUnavailable
+from relayd.store.types import StoreError
 from relayd.tls import TlsError
 
 __all__ = ["supervise"]
@@ -198,7 +198,7 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
                         settings, database_url, announce=pipe.send, stop=stop, shared_port=port
                     )
                     return
-                except StoreUnavailable as error:
+                except StoreError as error:
                     if not is_revived:
                         raise
                     _log.warning("worker_waits", problem=str(error))

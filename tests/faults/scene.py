@@ -84,8 +84,8 @@ class Scene:
     ) -> None:
         """Let the faults happen, the tracks beside each other; then mend everything.
 
-        After `seconds` only kinds that have not been there yet still come: on a busy machine, where each start
-        of the relay takes a minute, the tracks take many times as long as they were drawn for.
+        After `seconds` only kinds that have not been there yet still come: on a busy machine, where each
+        start of the relay takes a minute, the tracks take many times as long as they were drawn for.
         """
         self._ends_at = asyncio.get_running_loop().time() + seconds
         try:

@@ -15,16 +15,16 @@ from typing import Final
 
 from relayd.faults import Faults
 
-__all__ = ["Slices"]
+__all__ = ["SLICE_SECONDS", "Slices"]
 
-_SECONDS: Final = 0.004
+SLICE_SECONDS: Final = 0.004
 """A turn may hold this much, the piece of work that began last, and what is no peer's doing."""
 
 
 class Slices:
     """The slice of each turn, and the jobs that wait for one of the next. Use it on one event loop."""
 
-    def __init__(self, faults: Faults | None = None, *, seconds: float = _SECONDS) -> None:
+    def __init__(self, faults: Faults | None = None, *, seconds: float = SLICE_SECONDS) -> None:
         self._faults = faults or Faults()
         self.seconds = seconds
         self._until: float | None = None  # None: nothing has been done in this turn

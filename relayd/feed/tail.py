@@ -23,6 +23,7 @@ import structlog
 from relayd import failpoints
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
+from relayd.slices import SLICE_SECONDS
 from relayd.store.types import LogEntry, StoreError
 
 __all__ = ["LogReader", "Tail"]
@@ -34,8 +35,6 @@ _RETRY_SECONDS = (0.05, 2.0)
 _FIRST_PIECE: Final = 32
 _LONGEST_PIECE: Final = 512
 """Entries that go through between two looks at the time: at first, and at most."""
-_LONGEST_TURN: Final = 0.004
-"""Seconds of one turn of the loop that the feed takes, and its last piece."""
 
 
 class LogReader(Protocol):
@@ -109,7 +108,7 @@ class Tail:
 
     def _go_on(self) -> None:
         began = time.monotonic()
-        until = began + _LONGEST_TURN
+        until = began + SLICE_SECONDS
         while self._coming:
             try:
                 piece = self._piece()
@@ -119,8 +118,8 @@ class Tail:
                 raise
             now = time.monotonic()
             # What an entry costs goes by how many filters may want it, which nobody knows beforehand.
-            if now - began > _LONGEST_TURN:
-                self._piece_length = max(1, int(len(piece) * _LONGEST_TURN / (now - began)))
+            if now - began > SLICE_SECONDS:
+                self._piece_length = max(1, int(len(piece) * SLICE_SECONDS / (now - began)))
             elif self._piece_length < _LONGEST_PIECE:
                 self._piece_length *= 2
             began = now

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
 from relayd.faults import Faults
-from relayd.slices import Slices
+from relayd.slices import SLICE_SECONDS, Slices
 
 __all__ = ["OpenSocket", "Registry"]
 
@@ -21,8 +21,6 @@ _CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1
 
 _WRITTEN_AT_ONCE: Final = 32
 """Sockets that are written to between two looks at the time."""
-_LONGEST_FLUSH: Final = 0.004
-"""Seconds that are written in one turn of the loop."""
 
 
 class OpenSocket(Protocol):
@@ -105,7 +103,7 @@ class Registry:
 
     def _go_on_flushing(self) -> None:
         # Not one of the jobs that wait for a slice: answers are not to stand in line behind requests.
-        dirty, done, until = self._dirty, 0, time.monotonic() + _LONGEST_FLUSH
+        dirty, done, until = self._dirty, 0, time.monotonic() + SLICE_SECONDS
         for done, socket in enumerate(dirty, 1):  # those that are added meanwhile too
             try:
                 socket.flush()

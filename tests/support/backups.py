@@ -60,13 +60,9 @@ class Copied:
             await self._execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
 
     async def _alone(self, *statements: str) -> None:
-        await self._execute(
-            f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false",
-            f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{self._name}'",
-            *statements,
-        )
-        # The name may belong to another database by now, which lets everybody in.
-        await self._execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
+        # The name may belong to another database afterwards, which lets everybody in.
+        async with self.away():
+            await self._execute(*statements)
 
     async def _execute(self, *statements: str) -> None:
         connection = await self._connected()

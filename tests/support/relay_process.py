@@ -80,8 +80,6 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        self.longest_step = LONGEST_STEP
-        """Seconds of processor time for which one step may keep the loop, see `check_loop`."""
         # What is looked at on import, a fork has looked at before.
         self._is_fork = not (from_scratch or environ or python_path or "failpoints" in settings)
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
@@ -201,10 +199,6 @@ class RelayProcess:
         """The number of the embedded PostgreSQL's process; OSError or ValueError while there is none."""
         return int((self.cluster() / "postmaster.pid").read_text().split("\n", 1)[0])
 
-    def database_url(self) -> str:
-        """The embedded database, for a superuser of this machine."""
-        return f"postgresql://relayd@/relayd?host={self.cluster()}&port=5432"
-
     def cluster(self) -> Path:
         """The folder of the embedded database."""
         return next(Path(str(self.settings["data_dir"])).glob("postgres-??"))
@@ -237,8 +231,12 @@ class RelayProcess:
         with contextlib.suppress(OSError, KeyError, psutil.Error, http.client.HTTPException):
             if self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
                 longest = self.metric("relayd_loop_longest_step_seconds")
-                if longest > self.longest_step:
+                if longest > LONGEST_STEP:
                     raise RelayFailed(f"one step kept the loop for {longest:.3f} s of processor time")
+
+    def logged(self, event: str) -> int:
+        """How often the log tells of this event."""
+        return self.log.read_text().count(f'"{event}"')
 
     def last_words(self, lines: int = 30) -> str:
         try:

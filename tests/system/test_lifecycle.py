@@ -251,17 +251,13 @@ async def test_a_worker_that_comes_back_while_the_database_is_away_waits_for_it(
     database = await Copied(shared_database).make()
     relay = RelayProcess(tmp_path, database_url=database.url, arguments=("--workers", "2"))
     with running(relay):
-
-        def lines(event: str) -> int:
-            return relay.log.read_text().count(f'"{event}"')
-
         before = {worker.pid for worker in relay.workers()}
         async with database.away():
             os.kill(min(before), signal.SIGKILL)
-            await asyncio.to_thread(wait_until, lambda: lines("worker_waits") > 0, "it to wait", 150)
-        served = lines("serving")
-        await asyncio.to_thread(wait_until, lambda: lines("serving") > served, "it to serve", 150)
-        assert lines("worker_died") == 1
+            await asyncio.to_thread(wait_until, lambda: relay.logged("worker_waits") > 0, "it to wait", 150)
+        served = relay.logged("serving")
+        await asyncio.to_thread(wait_until, lambda: relay.logged("serving") > served, "it to serve", 150)
+        assert relay.logged("worker_died") == 1
         assert len({worker.pid for worker in relay.workers()} - before) == 1
 
 
@@ -271,9 +267,6 @@ async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Pa
     file.write_text("")
     with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
 
-        def lines(event: str) -> int:
-            return relay.log.read_text().count(f'"{event}"')
-
         def workers() -> set[int]:
             return {worker.pid for worker in relay.workers()}
 
@@ -282,8 +275,8 @@ async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Pa
         wait_until(lambda: workers() - before, "the worker's successor to begin")
         file.write_text(f"blocked_authors = ['{author.did}']")
         os.kill(relay.pid, signal.SIGHUP)
-        wait_until(lambda: lines("reloaded") == 2, "both to reload", 60)
-        assert lines("worker_died") == 1
+        wait_until(lambda: relay.logged("reloaded") == 2, "both to reload", 60)
+        assert relay.logged("worker_died") == 1
         for _ in range(8):  # the kernel spreads connections over the workers
             async with open_client(relay.ws) as client:
                 assert (await client.publish(make(author)))["code"] == "blocked_author"
@@ -295,19 +288,16 @@ async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_la
     file.write_text("")
     with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
 
-        def lines(event: str) -> int:
-            return relay.log.read_text().count(f'"{event}"')
-
         def wait_for_serving(count: int) -> None:
-            wait_until(lambda: lines("serving") == count, "the worker's successor")
+            wait_until(lambda: relay.logged("serving") == count, "the worker's successor")
 
         file.write_text("blocked_authors = 1")
         os.kill(relay.pid, signal.SIGHUP)
-        wait_until(lambda: lines("not_reloaded") > 0, "the refusal")
-        assert lines("not_reloaded") == 1, "no worker is asked to take over what is wrong"
+        wait_until(lambda: relay.logged("not_reloaded") > 0, "the refusal")
+        assert relay.logged("not_reloaded") == 1, "no worker is asked to take over what is wrong"
         file.write_text(f"blocked_authors = ['{author.did}']")
         os.kill(relay.pid, signal.SIGHUP)
-        wait_until(lambda: lines("reloaded") == 2, "both workers to reload")
+        wait_until(lambda: relay.logged("reloaded") == 2, "both workers to reload")
         workers = [child for child in relay.children() if "spawn_main" in " ".join(child.cmdline())]
         assert len(workers) == 2
         for number, worker in enumerate(workers):

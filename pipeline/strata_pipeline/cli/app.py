@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 
 __all__ = [
+    "BootstrapFile",
     "Json",
     "LakeFolder",
     "Master",
@@ -52,6 +54,10 @@ Url = Annotated[
         show_default=False,
         show_envvar=True,
     ),
+]
+BootstrapFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
 ]
 LakeFolder = Annotated[
     str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", show_default=False)

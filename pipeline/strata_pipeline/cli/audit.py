@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.cli.app import (
+    BootstrapFile,
+    Json,
+    LakeFolder,
+    Master,
+    SparkConf,
+    failures_told,
+    spark_conf,
+)
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.audit import Audited
@@ -36,10 +43,7 @@ def audit_command(
             show_default=False,
         ),
     ] = None,
-    bootstrap_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
-    ] = None,
+    bootstrap_file: BootstrapFile = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import (
+    BootstrapFile,
+    Json,
+    LakeFolder,
+    Master,
+    SparkConf,
+    failures_told,
+    say,
+    spark_conf,
+)
 from strata_pipeline.cli.reporting import steps_shown
 
 __all__ = ["migrate_command"]
@@ -25,10 +33,7 @@ def migrate_command(
             show_default=False,
         ),
     ] = None,
-    bootstrap_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
-    ] = None,
+    bootstrap_file: BootstrapFile = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,

@@ -101,12 +101,9 @@ def batches_faults(
 ) -> list[Fault]:
     """The faults of batches that follow each other, whose rows lie in these folders."""
     span = Span(manifests[0].after, manifests[-1].up_to)
-    contents = Contents()
     try:
         sound, aside = read_places(packets, span), read_places(quarantine, span)
-        if manifests[-1].format > 1:
-            contents.add(packets, span, quarantined=False)
-            contents.add(quarantine, span, quarantined=True)
+        contents = Contents.of(packets, quarantine, span) if manifests[-1].format > 1 else Contents()
     except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
         return [Fault("batch", "unreadable", f"{batch_name(manifests[0])}: {error}", manifests[0].up_to)]
     found = (_batch_fault(manifest, sound, aside, contents) for manifest in manifests)

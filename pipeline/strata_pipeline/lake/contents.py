@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +64,15 @@ class Contents:
         self._sequences: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         self._records: list[np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = []
 
-    def add(self, folders: Iterable[Path], span: Span, *, quarantined: bool) -> None:
+    @classmethod
+    def of(cls, packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> Self:
+        """Those of a span, in folders of packets and of quarantined rows. Raises OSError and ValueError."""
+        contents = cls()
+        contents._add(packets, span, quarantined=False)
+        contents._add(quarantine, span, quarantined=True)
+        return contents
+
+    def _add(self, folders: Iterable[Path], span: Span, *, quarantined: bool) -> None:
         """Add the rows of a span below folders of packets, or below folders of quarantined rows."""
         columns = ["sequence", "body", "annotation", *(OTHERS if quarantined else ())]
         for _, _, rows in read_rows(parquet_files(folders), columns, span):
@@ -90,10 +98,7 @@ class Contents:
 
 def contents_of(packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> str:
     """The second digest of a batch that lies in these folders. Raises OSError and ValueError."""
-    contents = Contents()
-    contents.add(packets, span, quarantined=False)
-    contents.add(quarantine, span, quarantined=True)
-    return contents.digest(span)
+    return Contents.of(packets, quarantine, span).digest(span)
 
 
 def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,16 @@ from strata.protocol.lake import (
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
 
-__all__ = ["BATCH", "STAGED_MANIFEST", "LakeLayout", "batch_path", "is_visible", "listed", "span_of"]
+__all__ = [
+    "BATCH",
+    "STAGED_MANIFEST",
+    "LakeLayout",
+    "batch_path",
+    "is_visible",
+    "listed",
+    "manifest_name",
+    "span_of",
+]
 
 STAGED_MANIFEST = "manifest.json"
 """The name of a batch's manifest in `_staging`."""
@@ -78,7 +87,7 @@ class LakeLayout:
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))
-        files.write_new(self.manifests_folder / f"{manifest.number:010}.json", encode(manifest))
+        files.write_new(self.manifests_folder / manifest_name(manifest), encode(manifest))
         self.manifests.append(manifest)
         self.discard(manifest.span)
 
@@ -166,6 +175,11 @@ def listed(folder: Path) -> Sequence[Path]:
 def is_visible(path: Path) -> bool:
     """Whether readers of Parquet look at a file or folder of this name."""
     return not path.name.startswith(("_", "."))
+
+
+def manifest_name(manifest: Manifest) -> str:
+    """The name of its file in the chain."""
+    return f"{manifest.number:010}.json"
 
 
 def batch_path(span: Span) -> Path:

@@ -15,6 +15,7 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import batches_faults, chunks, units_of_day
 from strata_pipeline.lake.contents import Contents
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import manifest_name
 
 __all__ = ["migrate_chain"]
 
@@ -36,7 +37,7 @@ def migrate_chain(lake: Lake, progress: Callable[[int], None] = lambda batches: 
     for manifest in lake.manifests:
         contents = digests.get(manifest.number, manifest.contents)
         chain.append(migrated(manifest, contents, chain[-1].hash if chain else GENESIS))
-        (staged / f"{manifest.number:010}.json").write_bytes(encode(chain[-1]))
+        (staged / manifest_name(manifest)).write_bytes(encode(chain[-1]))
     files.make_durable(staged)
     files.exchange(lake.manifests_folder, staged)
     files.move(staged, lake.aside, "manifests-format-1")
@@ -54,9 +55,8 @@ def _digests(lake: Lake, progress: Callable[[int], None]) -> dict[int, str]:
                 faults = batches_faults(chunk, unit.packets, unit.quarantine)
                 if faults:
                     raise LakeError(f"{faults[0].detail}. Nothing was changed; run audit")
-                contents, span = Contents(), Span(chunk[0].after, chunk[-1].up_to)
-                contents.add(unit.packets, span, quarantined=False)
-                contents.add(unit.quarantine, span, quarantined=True)
+                span = Span(chunk[0].after, chunk[-1].up_to)
+                contents = Contents.of(unit.packets, unit.quarantine, span)
                 digests |= {one.number: contents.digest(one.span) for one in chunk}
                 progress(len(digests))
     return digests

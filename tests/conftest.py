@@ -3,13 +3,16 @@ requirement rows."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
+import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +31,8 @@ settings.load_profile("relayd")
 
 TESTS = Path(__file__).parent
 DEFAULT_TIMEOUT = 120.0
+OWN_SHARE = 0.9
+"""The part of its time after which a coroutine is cancelled, before the signal comes."""
 
 # What the daily loop runs: the library and the daemon, without what takes its time.
 UNITS = ("strata", "relayd", "test_layout.py")
@@ -63,6 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_unit(item):
             item.add_marker("unit")
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _bounded(item.obj, OWN_SHARE * _own_timeout(item))
     together = [item for item in items if _needs_spark(item)]
     others = sorted((item for item in items if not _needs_spark(item)), key=_timeout, reverse=True)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -94,8 +101,30 @@ def _is_unit(item: pytest.Item) -> bool:
 
 
 def _timeout(item: pytest.Item) -> float:
+    return max(_own_timeout(item), DEFAULT_TIMEOUT)
+
+
+def _own_timeout(item: pytest.Item) -> float:
     mark = item.get_closest_marker("timeout")
-    return max(float(mark.args[0]), DEFAULT_TIMEOUT) if mark and mark.args else DEFAULT_TIMEOUT
+    if mark and mark.args:
+        return float(mark.args[0])
+    asked_for = item.config.getoption("timeout", None)
+    return DEFAULT_TIMEOUT if asked_for is None else float(asked_for)
+
+
+def _bounded(test: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..., Awaitable[Any]]:
+    """A test that is cancelled after so many seconds: never with 0.
+
+    A signal may come amid a callback or another task of the loop, which take its error for their own: the
+    test would then run for ever.
+    """
+
+    @functools.wraps(test)
+    async def bounded(*arguments: Any, **named: Any) -> None:
+        async with asyncio.timeout(seconds or None):
+            await test(*arguments, **named)
+
+    return bounded
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

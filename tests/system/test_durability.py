@@ -177,18 +177,19 @@ async def test_kill_9_at_random_moments_loses_and_repeats_nothing(
     chosen = random.Random(seed)
     ledger = Ledger()
     kills = dict.fromkeys(("relay", "postgres", "both"), 0)
-    with running(RelayProcess(tmp_path)) as relay:
-        for _ in range(cycles):
-            kill = chosen.choice(list(kills))
-            await under_load(relay, ledger, kill, chosen.uniform(0.01, LONGEST_LOAD))
-            kills[kill] += 1
-            if not relay.is_running():
-                await asyncio.to_thread(relay.start)
-            await catch_up(relay.ws, ledger)
-            missing = ledger.acknowledged.keys() - ledger.seen.keys()
-            assert not missing, f"acknowledged and lost: {len(missing)}"
-        assert ledger.seen == ledger.acknowledged  # by now everything was answered, at the time it shows
-        assert await whole_log(relay.ws, ledger) == list(ledger.seen)
+    async with asyncio.timeout(120 + 15 * cycles):
+        with running(RelayProcess(tmp_path)) as relay:
+            for _ in range(cycles):
+                kill = chosen.choice(list(kills))
+                await under_load(relay, ledger, kill, chosen.uniform(0.01, LONGEST_LOAD))
+                kills[kill] += 1
+                if not relay.is_running():
+                    await asyncio.to_thread(relay.start)
+                await catch_up(relay.ws, ledger)
+                missing = ledger.acknowledged.keys() - ledger.seen.keys()
+                assert not missing, f"acknowledged and lost: {len(missing)}"
+            assert ledger.seen == ledger.acknowledged  # by now everything was answered, at the time it shows
+            assert await whole_log(relay.ws, ledger) == list(ledger.seen)
     with capsys.disabled():
         print(f"durability: {kills} kills, {len(ledger.acknowledged)} packets checked", flush=True)
     assert sum(kills.values()) == cycles > 0

@@ -167,25 +167,26 @@ async def test_the_relay_agrees_with_the_model(
     seed = pytestconfig.getoption("seed", None)
     seed = int(time.time()) if seed is None else seed
     packets = pages = restarts = 0
-    with capsys.disabled(), running(RelayProcess(tmp_path, outbound_queue_bytes=65_536)) as relay:
-        for run in range(runs):
-            print(f"\nmodel: --seed {seed + run} --model-runs 1", end="", flush=True)
-            model = Model(relay, random.Random(seed + run))
-            steps = [
-                *[model.publish] * 10,
-                *[model.page_through] * 4,
-                *[model.add_reader] * 2,
-                *[model.pause_or_resume] * 6,
-                *[model.reconnect] * 2,
-                model.restart,
-            ]
-            for _ in range(STEPS):
-                step = model.chosen.choice(steps)
-                restarts += step == model.restart
-                await step()
-            await model.settle()
-            packets, pages = packets + len(model.log), pages + model.pages
-        print(f"\nmodel: {packets} packets, {pages} pages, {restarts} restarts", flush=True)
+    async with asyncio.timeout(120 + 60 * runs):
+        with capsys.disabled(), running(RelayProcess(tmp_path, outbound_queue_bytes=65_536)) as relay:
+            for run in range(runs):
+                print(f"\nmodel: --seed {seed + run} --model-runs 1", end="", flush=True)
+                model = Model(relay, random.Random(seed + run))
+                steps = [
+                    *[model.publish] * 10,
+                    *[model.page_through] * 4,
+                    *[model.add_reader] * 2,
+                    *[model.pause_or_resume] * 6,
+                    *[model.reconnect] * 2,
+                    model.restart,
+                ]
+                for _ in range(STEPS):
+                    step = model.chosen.choice(steps)
+                    restarts += step == model.restart
+                    await step()
+                await model.settle()
+                packets, pages = packets + len(model.log), pages + model.pages
+            print(f"\nmodel: {packets} packets, {pages} pages, {restarts} restarts", flush=True)
     assert packets > 50 * runs
     assert pages > 0
 

@@ -40,6 +40,8 @@ _POLL_INTERVAL: Final = 0.1
 _DATABASE_PAUSE: Final = 1.0
 """Between two attempts to reach a database that has gone, in seconds."""
 _RESTART_PAUSE: Final = 1.0
+_CLOSING_SECONDS: Final = 30.0
+"""What a worker may take to close its database connections and to end, once it has drained."""
 
 
 async def supervise(settings: Settings, announce: Callable[[dict[str, str]], None]) -> None:
@@ -63,7 +65,8 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
                         await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
             finally:
                 _signal_all(workers, signal.SIGTERM)
-                await asyncio.gather(*(worker.ended() for worker in workers))
+                patience = settings.drain_timeout + _CLOSING_SECONDS
+                await asyncio.gather(*(worker.ended(patience) for worker in workers))
 
 
 @contextlib.contextmanager
@@ -162,8 +165,13 @@ class _Worker:
                 said = self._pipe.recv()
         return str(said) if isinstance(said, Exception) else None
 
-    async def ended(self) -> None:
-        await asyncio.to_thread(self._process.join)
+    async def ended(self, patience: float) -> None:
+        """Wait until the process has ended; after `patience` seconds it is killed."""
+        await asyncio.to_thread(self._process.join, patience)
+        if self._process.is_alive():
+            _log.error("worker_killed", pid=self.pid, problem=f"it has not ended in {patience:g} s")
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
 
     def is_alive(self) -> bool:
         return self._process.is_alive()

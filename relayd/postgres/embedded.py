@@ -16,6 +16,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -242,12 +243,14 @@ class EmbeddedPostgres:
     def _clear_stale_pid(self) -> None:
         """Wait for the server of a relay that was killed, and clear up after one that was killed itself.
 
-        We hold the folder's lock, so a server still there is going down. A pid file naming a process that is
-        no PostgreSQL is left over from before a reboot or from another container; PostgreSQL would refuse to
-        start for as long as an unrelated process has that number.
+        We hold the folder's lock, so a server still there is going down. One that had given up never comes to
+        its end: after a quarter of the time it is told to shut down at once. A pid file naming a process that
+        is no PostgreSQL is left over from before a reboot or from another container; PostgreSQL would refuse
+        to start for as long as an unrelated process has that number.
         """
         pid_file = self._cluster / "postmaster.pid"
         deadline = time.monotonic() + self._start_timeout
+        patience = deadline - 0.75 * self._start_timeout
         while True:
             try:
                 pid = int(pid_file.read_text().split("\n", 1)[0])
@@ -260,6 +263,11 @@ class EmbeddedPostgres:
                 raise EmbeddedPostgresError(
                     f"a PostgreSQL server (process {pid}) still runs on {self._cluster}"
                 )
+            if time.monotonic() > patience:
+                _logger.warning("embedded_postgres_left_over", pid=pid, problem="it is told to end at once")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGQUIT)
+                patience = deadline
             time.sleep(0.05)
 
     def _launch(self, command: list[str]) -> list[str]:

@@ -21,6 +21,10 @@ from tests.faults.disk import FaultyDisk
 
 NOW = 1_790_000_000
 
+linux_tells = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells that the server has given up"
+)
+
 HOLDER = """
 import asyncio, sys
 from relayd.postgres import EmbeddedPostgres
@@ -211,7 +215,7 @@ async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eve
             await supervisor
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that the server has given up")
+@linux_tells
 async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eventually, monkeypatch):
     """PostgreSQL 18 stays up and refuses everybody when a sync fails while it recovers from a failed sync."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
@@ -238,6 +242,43 @@ async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eve
             supervisor.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await supervisor
+
+
+async def give_up(url: str, disk: FaultyDisk, data_dir: Path, eventually) -> None:
+    """Bring a server into the state in which it refuses everybody: its recovery failed to sync."""
+    connection = await asyncpg.connect(url)
+    disk.fail(failing=True)
+    with pytest.raises((asyncpg.PostgresError, OSError)):
+        await connection.execute("CREATE TABLE lost (value int)")
+    await eventually(lambda: "pg_control" in (data_dir / "postgres.log").read_text())
+    disk.fail(failing=False)
+
+
+@linux_tells
+async def test_a_server_that_has_given_up_is_stopped_at_once(data_dir, monkeypatch, eventually):
+    with FaultyDisk() as disk:
+        for name, value in disk.environ.items():
+            monkeypatch.setenv(name, value)
+        async with EmbeddedPostgres(data_dir) as server:
+            await give_up(server.url, disk, data_dir, eventually)
+        assert not server.is_alive()
+    said = (data_dir / "postgres.log").read_text()
+    assert "received immediate shutdown request" in said
+    assert "received fast shutdown request" not in said
+
+
+async def test_a_server_that_has_given_up_outlives_no_relay_for_long(data_dir, monkeypatch, eventually):
+    with FaultyDisk() as disk:
+        for name, value in disk.environ.items():
+            monkeypatch.setenv(name, value)
+        with holder(data_dir) as (process, pid, url):
+            await give_up(url, disk, data_dir, eventually)
+            process.kill()
+            process.wait()
+            assert alive(pid)
+            async with EmbeddedPostgres(data_dir, start_timeout=60.0) as server:
+                assert not alive(pid)
+                assert await one(server.url) == 1
 
 
 async def test_a_server_that_cannot_start_says_why(data_dir):

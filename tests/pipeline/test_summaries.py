@@ -20,6 +20,7 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
+from strata_pipeline.jobs.audit import Audited, _check_folders
 from strata_pipeline.lake import chain as chain_module
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.lake import Lake
@@ -130,6 +131,14 @@ def test_summaries_that_do_not_fit_are_left_aside_and_told_of_and_made_again(ori
         with Lake.replace(lake) as again:
             assert again.chain.seal() == 3
         assert len(Lake.open(lake).chain.sealed) == 3
+
+
+def test_an_audit_names_a_summary_that_is_not_what_the_manifests_say(lake):
+    path = summaries(lake)[2]
+    path.write_bytes(path.read_bytes().replace(b'"packets": 6', b'"packets": 5'))
+    audited = Audited()
+    _check_folders(Lake.open(lake), audited)
+    assert audited.counts == {"file: summary": 1} and audited.findings[0].file == str(path)
 
 
 def test_a_forged_day_is_found_when_it_is_read_and_by_a_whole_reading(lake):

@@ -7,6 +7,7 @@ driver, …) have to be installed there, or shipped as an archive (docs/guides/p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -31,8 +32,10 @@ __all__ = ["check_java", "code_archive", "java_options", "open_session"]
 _MIN_JAVA = 17
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_OPTION = "-Dlog4j2.configurationFile"
-_COLLECTOR = "-XX:+UseSerialGC -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
-"""For jobs on this machine: this collector gives memory back, where Java's default fills the whole heap."""
+_GIVE_BACK = "-XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
+"""For jobs on this machine: Java's default fills the whole heap, and keeps it."""
+_SERIAL_CORES = 2
+"""With more cores the serial collector would stop them all to work on one."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _DEFAULTS = {
@@ -41,6 +44,7 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A batch of bodies has to fit into memory several times over.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     "spark.sql.parquet.compression.codec": "zstd",
     # Folders by kind without sorting the rows first: the kinds are few.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
@@ -91,33 +95,42 @@ def open_session(
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     asked = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
-    builder = builder.config(_JAVA_OPTIONS, java_options(asked, local=target.startswith("local")))
+    options = java_options(asked, local=target.startswith("local"), cores=_cores(target))
+    builder = builder.config(_JAVA_OPTIONS, options)
     session = builder.getOrCreate()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(session.stop)
         if not target.startswith("local"):
-            session.sparkContext.addPyFile(str(code_archive()))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-pipeline-"))
+            session.addArtifacts(str(code_archive(Path(folder))), pyfile=True)
         RelayLog.register(session)
         yield session
-    finally:
-        session.stop()
 
 
-def java_options(asked: str, *, local: bool) -> str:
+def java_options(asked: str, *, local: bool, cores: int = _SERIAL_CORES) -> str:
     """Options of the driver's JVM: the given ones, and our defaults for everything else."""
     options = [asked] if asked else []
     if local and re.search(r"-XX:\+Use\w+GC\b", asked) is None:
-        options.append(_COLLECTOR)
+        options.append(f"-XX:+Use{'Serial' if cores <= _SERIAL_CORES else 'G1'}GC {_GIVE_BACK}")
     if _LOG_OPTION not in asked:
         options.append(f"{_LOG_OPTION}={_LOGGING}")
     return " ".join(options)
 
 
-def code_archive() -> Path:
-    """Our own packages as a zip for executors, in a new folder.
+def _cores(master: str) -> int:
+    """How many cores a master on this machine uses."""
+    found = re.match(r"local\[(\d+)", master)
+    if found is not None:
+        return int(found[1])
+    return (os.cpu_count() or _SERIAL_CORES) if master.startswith("local[") else 1
+
+
+def code_archive(folder: Path | None = None) -> Path:
+    """Our own packages as a zip for executors, in a folder; by default in a new one.
 
     A zip and not a wheel: Spark puts only archives of that name on an executor's path.
     """
-    target = Path(tempfile.mkdtemp(prefix="strata-pipeline-")) / "strata_pipeline.zip"
+    target = (folder or Path(tempfile.mkdtemp(prefix="strata-pipeline-"))) / "strata_pipeline.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in (strata, strata_pipeline):
             root = Path(str(package.__file__)).parent

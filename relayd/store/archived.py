@@ -2,7 +2,8 @@
 
 The lake's manifests are the witnesses (`strata.protocol.lake`), and none is believed alone:
 
-1. All of them are read: each must hash to what it says, and they must form one chain from the first.
+1. Each must hash to what it says, and they must form one chain from the first. Finished days that nobody
+   asks about may be vouched for by their summaries, which form a chain of their own.
 2. Those of the day must reach its last packet. The chain leaves no sequence out, so they begin at its border.
 3. What each says of its rows, a count and a hash over their places and ids, must recompute from our own rows.
 
@@ -26,20 +27,29 @@ import asyncpg
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake import (
+    SUMMARIES,
+    ChainEnd,
+    DaySummary,
     LakeError,
     Manifest,
     RowsDigest,
     check_chain,
+    check_day,
+    check_summaries,
     day_of,
     day_text,
     decode,
+    decode_summary,
     first_of_day,
 )
 
 __all__ = ["ArchivedDays", "NotArchived", "Reason"]
 
 _MANIFEST = re.compile(r"\d{10}\.json")
+_SUMMARY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _READ_TIMEOUT = 60.0
+_LOOK_AHEAD = 10_000
+"""So many manifests after the end are looked for, to tell a chain with a hole from one that ends."""
 _PAGE_SEQUENCES = 10_000
 
 _RECHECK_SECONDS = 3600
@@ -185,7 +195,15 @@ class ArchivedDays:
 
 
 def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake:
-    """Read and check all manifests; `known` is the answer again where nothing has changed. Raises nothing."""
+    """Read and check what it takes; `known` is the answer again where nothing has changed. Raises nothing.
+
+    Where days have summaries that fit, that is these, the manifests of `days` and those after the last
+    summary; else it is all manifests.
+    """
+    with contextlib.suppress(OSError, LakeError):
+        found = _read_by_summaries(folder, days, known)
+        if found is not None:
+            return found
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _MANIFEST.fullmatch(entry.name))
         if not names and (folder / "_manifests").is_dir():
@@ -198,6 +216,54 @@ def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror or error}"
         return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
+
+
+def _read_by_summaries(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake | None:
+    """The answer by summaries; None where there are none. Raises OSError, and `LakeError` for a misfit."""
+    listed = sorted(entry.name for entry in os.scandir(folder / SUMMARIES) if _SUMMARY.fullmatch(entry.name))
+    if not listed:
+        return None
+    summaries = [decode_summary((folder / SUMMARIES / name).read_bytes(), name) for name in listed]
+    before = check_summaries(summaries)
+    asked = [n for n, summary in enumerate(summaries) if summary.day in days]
+    names = [f"{SUMMARIES}/{name}" for name in listed]
+    names += [_name(summary.end.number - 1) for summary in summaries]
+    names += [name for n in asked for name in _names(summaries[n])]
+    later: list[str] = []
+    while (folder / (name := _name(before.number + len(later)))).exists():
+        later.append(name)
+    if any((folder / _name(before.number + len(later) + n)).exists() for n in range(1, _LOOK_AHEAD)):
+        raise LakeError("a manifest is missing")  # which one, reading all of them will tell
+    stamp = _stamp(folder, [*names, *later])
+    if known is not None and known.stamp == stamp and days <= known.days:
+        return known
+    batches: dict[int, list[_Batch]] = {}
+    for n in asked:
+        manifests = [_decode(folder / name) for name in _names(summaries[n])]
+        check_day(summaries[n], summaries[n - 1].end if n else ChainEnd(), manifests)
+        batches[summaries[n].day] = [_batch(manifest) for manifest in manifests]
+
+    def opened() -> Iterator[Manifest]:
+        for name in later:
+            manifest = _decode(folder / name)
+            yield manifest
+            if (day := day_of(manifest.up_to)) in days:
+                batches.setdefault(day, []).append(_batch(manifest))
+
+    return _Lake(stamp, days, batches, check_chain(opened(), before).up_to, None)
+
+
+def _name(number: int) -> str:
+    return f"{number:010}.json"
+
+
+def _names(summary: DaySummary) -> list[str]:
+    return [_name(number) for number in range(summary.first, summary.end.number)]
+
+
+def _batch(manifest: Manifest) -> _Batch:
+    rows = manifest.packets + manifest.quarantined
+    return _Batch(manifest.after, manifest.up_to, rows, manifest.rows)
 
 
 def _stamp(folder: Path, names: Sequence[str]) -> bytes:
@@ -222,9 +288,7 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
             reached = manifest.up_to
             day = day_of(manifest.up_to)
             if day in days:
-                rows = manifest.packets + manifest.quarantined
-                batch = _Batch(manifest.after, manifest.up_to, rows, manifest.rows)
-                batches.setdefault(day, []).append(batch)
+                batches.setdefault(day, []).append(_batch(manifest))
 
     try:
         # They are checked as they come: a lake of some years may have a million.

@@ -23,6 +23,7 @@ from strata_pipeline.errors import LakeError, LogError, LogUnavailable
 from strata_pipeline.jobs import restore as job
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.restore import restore
+from strata_pipeline.lake import checking
 from strata_pipeline.log import restoring
 from typer.testing import CliRunner
 
@@ -181,6 +182,7 @@ async def _go_on(url):
 
 @pytest.mark.parametrize("step", ["staged", "after the log"])
 def test_whatever_was_cut_off_a_rerun_completes_it(spark, original, empty_url, lake, monkeypatch, step):
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged by itself
     runs = 0
     while True:
         runs += 1

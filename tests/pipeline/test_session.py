@@ -47,7 +47,12 @@ def test_a_collector_that_was_asked_for_is_the_only_one():
     asked = java_options("-Dx=y -XX:+UseParallelGC", local=True)
     assert asked.startswith("-Dx=y -XX:+UseParallelGC -Dlog4j2") and "Serial" not in asked
     assert "GC" not in java_options("-Dx=y", local=False)
+    assert java_options("", local=True, cores=16).startswith("-XX:+UseG1GC -XX:MinHeapFreeRatio")
     assert java_options("-XX:+UseG1GC -Dlog4j2.configurationFile=mine", local=True).endswith("=mine")
+
+
+def test_an_archive_for_executors_is_put_where_it_is_removed_again(tmp_path):
+    assert code_archive(tmp_path).parent == tmp_path
 
 
 def test_the_archive_for_executors_holds_both_packages_and_their_schemas():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from strata.protocol.lake import GENESIS
 
 from strata_pipeline.cli.app import (
     BootstrapFile,
@@ -44,6 +45,13 @@ def audit_command(
         ),
     ] = None,
     bootstrap_file: BootstrapFile = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIP",
+            help="Read only what was added after this tip of an earlier audit, or this number of a manifest.",
+        ),
+    ] = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -51,7 +59,8 @@ def audit_command(
     """Verify a lake: packets, manifests, agreement with the log.
 
     Exit code 0 means that all of it holds. The tip that is printed stands for the whole lake: with a copy of
-    the tip, anybody can prove later that nothing was changed.
+    the tip, anybody can prove later that nothing was changed. With --since an audit takes as long as what is
+    new; only a whole one reads again what an earlier one has found good.
     """
     from strata_pipeline.jobs.audit import audit
     from strata_pipeline.session import open_session
@@ -64,7 +73,14 @@ def audit_command(
                 if step in _STEPS and not json:
                     status.update(_STEPS[step].format(audited))
 
-            audited = audit(spark, lake, url=database_url, bootstrap=bootstrap_file, progress=progress)
+            audited = audit(
+                spark,
+                lake,
+                url=database_url,
+                bootstrap=bootstrap_file,
+                since=since or GENESIS,
+                progress=progress,
+            )
     if json:
         told = msgspec.to_builtins(audited) | {"event": "audit", "holds": audited.holds}
         print(msgspec.json.encode(told).decode())
@@ -74,7 +90,8 @@ def audit_command(
 
 
 def _tell(audited: Audited) -> None:
-    print(f"{audited.packets:,} packets in {audited.batches:,} batches, up to {audited.reached}")
+    behind = f" behind {audited.after}" if audited.after else ""
+    print(f"{audited.packets:,} packets in {audited.batches:,} batches{behind}, up to {audited.reached}")
     print(f"tip {audited.tip}")
     if audited.quarantined:
         print(

@@ -34,6 +34,7 @@ def compact_command(
 
     The contents of the lake stay the same, and an archive may run meanwhile. Replaced files leave the table's
     folder for _retired, and a later run deletes them. A day waits for the next run while other jobs read.
+    Finished days get a summary of their manifests, by which the lake is opened.
     """
     from strata_pipeline.jobs.compact import compact
     from strata_pipeline.session import open_session
@@ -46,6 +47,8 @@ def compact_command(
 
             done = compact(spark, lake, grace=grace, patience=patience, progress=progress)
     text = f"compacted {done.days} days: {done.files_before} files became {done.files_after}"
+    if done.sealed:
+        text += f"; {done.sealed} finished days have a summary now"
     if done.waiting:
         text += f"; {done.waiting} days wait until no job reads the lake"
     say(text, json, event="compacted", **msgspec.to_builtins(done))

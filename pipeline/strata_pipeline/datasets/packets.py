@@ -23,32 +23,43 @@ class Packets(Dataset, schema="packets"):
     """The packets of a lake."""
 
     @classmethod
-    def of(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> Self:
-        """All packets of a lake, or those received on these days.
+    def of(
+        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+    ) -> Self:
+        """All packets of a lake, or those received on these days; with `damaged`, as far as they can be read.
 
         A column that a file of an earlier schema lacks is null.
         """
-        return cls(cls.read(spark, lake, days))
+        return cls(cls.read(spark, lake, days, damaged=damaged))
 
     @classmethod
-    def read(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> DataFrame:
+    def read(
+        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+    ) -> DataFrame:
         """The same rows with the columns `day`, `batch` and `kind`, from the names of the folders."""
         names = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
         wanted = StructType([*schema("packets").fields, *names])
-        return _read(spark, lake.packets, wanted, days, "batch=*/kind=*")
+        return _read(spark, lake.packets, wanted, days, "batch=*/kind=*", damaged)
 
 
 class Quarantine(Dataset, schema="quarantine"):
     """The rows of the log that a lake has put aside."""
 
     @classmethod
-    def of(cls, spark: SparkSession, lake: Lake) -> Self:
-        """All of them."""
-        return cls(_read(spark, lake.quarantine, schema("quarantine"), None, "batch=*"))
+    def of(
+        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+    ) -> Self:
+        """All of them, or those of these days; with `damaged`, as far as they can be read."""
+        return cls(_read(spark, lake.quarantine, schema("quarantine"), days, "batch=*", damaged))
 
 
 def _read(
-    spark: SparkSession, root: Path, wanted: StructType, days: Sequence[int] | None, pattern: str
+    spark: SparkSession,
+    root: Path,
+    wanted: StructType,
+    days: Sequence[int] | None,
+    pattern: str,
+    damaged: bool,
 ) -> DataFrame:
     """The rows in the folders of batches of these days, or of all."""
     named = root.glob("day=*") if days is None else (root / f"day={day_text(day)}" for day in days)
@@ -56,6 +67,8 @@ def _read(
     if not there:
         return spark.createDataFrame([], wanted)
     reader = spark.read.schema(wanted).option("basePath", str(root))
+    # Asked of this reading alone, and not of all that the session reads.
+    reader = reader.option("ignoreCorruptFiles", str(damaged).lower())
     try:
         return reader.parquet(*map(str, there))
     except (PySparkException, Py4JError):

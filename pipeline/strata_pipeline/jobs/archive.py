@@ -28,6 +28,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.log.database import connect, id_at, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
+from strata_pipeline.planning import parallelism
 from strata_pipeline.transforms.checking import check_rows
 
 __all__ = ["Archived", "archive"]
@@ -73,7 +74,7 @@ def archive(
     `LakeError`; whatever happened, the next run completes the work.
     """
     done = Archived()
-    cores = spark.sparkContext.defaultParallelism
+    cores = parallelism(spark)
     with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
         done.moved_aside = [str(path) for path in lake.moved]
         _check_same_log(lake, connection)
@@ -135,16 +136,17 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     quarantine = _written(staged / "quarantine") if quarantined else None
     places = read_places([*_folders(packets), *_folders(quarantine)])
     expected = state.rows_expected(span)
-    if places.num_rows != rows or (expected is not None and rows != expected):
+    sequences = pc.unique(places["sequence"])
+    if not places.num_rows == len(sequences) == rows or (expected is not None and rows != expected):
         raise LogError(
             f"the log must have {expected if expected is not None else rows} packets in {span}, and "
-            f"{places.num_rows} were found: rows are missing, or retention removed them just now"
+            f"{len(sequences)} were found: rows are missing, or retention removed them just now"
         )
     last = places.num_rows - 1
     return lake.commit(
         Manifest(
             format=FORMAT,
-            number=len(lake.manifests),
+            number=lake.chain.end.number,
             after=span.after,
             up_to=span.up_to,
             packets=rows - quarantined,
@@ -188,9 +190,9 @@ def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
     the log was mended since, the last sound packet of the lake tells.
     """
-    if not lake.manifests:
+    last = next(lake.chain.backwards(), None)
+    if last is None:
         return
-    last = lake.manifests[-1]
     place = last.up_to, bytes.fromhex(last.last_packet_id)
     if id_at(connection, place[0]) == place[1]:
         return
@@ -215,7 +217,7 @@ def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
 
 def _last_packet(lake: Lake) -> tuple[int, bytes] | None:
     """The place and id of the last row that was not put aside; None in a lake without such rows."""
-    for manifest in reversed(lake.manifests):
+    for manifest in lake.chain.backwards():
         if manifest.packets:
             rows = Batch.read(lake, manifest).packets
             return rows["sequence"][-1].as_py(), rows["packet_id"][-1].as_py()

@@ -16,24 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, manifests_of_day
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.lake import GENESIS, Manifest
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import span_of
 from strata_pipeline.log.database import connect, log_state
+from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
-from strata_pipeline.transforms.signatures import Keys, verify_packets
+from strata_pipeline.transforms.signatures import keys_by_authors, verify_packets
 
 __all__ = ["Audited", "Finding", "audit"]
 
-_CORRUPT_FILES = "spark.sql.files.ignoreCorruptFiles"
+_PORTION = 50_000
 _LISTED = 1000
 """At most this many findings of a kind are listed; all are counted."""
 
@@ -60,8 +64,11 @@ class Audited:
     batches: int = 0
     packets: int = 0
     quarantined: int = 0
+    after: int = 0
+    """The sequence behind which this audit has read; 0 for a whole one."""
     reached: int = 0
     tip: str = ""
+    """The hash of the lake's last manifest: where all of it holds, the next audit can begin there."""
     compared_up_to: int | None = None
     """The sequence up to which lake and log were compared; None without a log."""
     behind: int = 0
@@ -88,39 +95,43 @@ def audit(
     *,
     url: str | None = None,
     bootstrap: Path | None = None,
+    since: str = GENESIS,
     progress: Callable[[str, Audited], None] = lambda step, audited: None,
 ) -> Audited:
     """Check everything; the result has the faults. `progress` is called as each step begins.
 
-    Raises `LakeError` for a lake without a chain of manifests, and `PipelineError` where the audit cannot go
-    on. An archive may run meanwhile: the next audit checks what it adds.
+    With `since`, the hash or the number of a manifest, only the batches after it are read, and folders: that
+    what an earlier audit has found good was not changed since, only a whole audit tells. Raises `LakeError`
+    for a lake without a chain of manifests and for a `since` that is not in it, `UsageError` for one that
+    names no manifest, and `PipelineError` where the audit cannot go on. An archive may run meanwhile: the
+    next audit checks what it adds.
     """
     lake = Lake.open(path)
+    if since == GENESIS:
+        lake.chain.load(whole=True)  # the summaries are to be checked, and not to be believed
+    gained = lake.chain.after(since)
     with lake.held():
-        return _audit(spark, lake, url, bootstrap, progress)
+        return _audit(spark, lake, gained, url, bootstrap, progress)
 
 
 def _audit(
     spark: SparkSession,
     lake: Lake,
+    gained: list[Manifest],
     url: str | None,
     bootstrap: Path | None,
     progress: Callable[[str, Audited], None],
 ) -> Audited:
     audited = Audited(
-        batches=len(lake.manifests),
-        packets=sum(manifest.packets for manifest in lake.manifests),
-        quarantined=sum(manifest.quarantined for manifest in lake.manifests),
+        batches=len(gained),
+        packets=sum(manifest.packets for manifest in gained),
+        quarantined=sum(manifest.quarantined for manifest in gained),
+        after=gained[0].after if gained else lake.reached,
         reached=lake.reached,
         tip=lake.tip,
     )
-    # An unreadable file is a finding of its batch; the other files are checked all the same.
-    damaged_too = spark.conf.get(_CORRUPT_FILES, "false")
-    spark.conf.set(_CORRUPT_FILES, "true")
-    try:
-        _look(spark, lake, audited, url, bootstrap, progress)
-    finally:
-        spark.conf.set(_CORRUPT_FILES, damaged_too or "false")
+    with planned(spark, audited.packets + audited.quarantined):
+        _look(spark, lake, gained, audited, url, bootstrap, progress)
     progress("done", audited)
     return audited
 
@@ -128,24 +139,38 @@ def _audit(
 def _look(
     spark: SparkSession,
     lake: Lake,
+    gained: list[Manifest],
     audited: Audited,
     url: str | None,
     bootstrap: Path | None,
     progress: Callable[[str, Audited], None],
 ) -> None:
     progress("batches", audited)
-    _check_batches(spark, lake, audited)
+    days = sorted({manifest.span.day for manifest in gained})
+    _check_batches(spark, lake, days, audited)
     _check_folders(lake, audited)
-    packets = Packets(Packets.of(spark, lake).frame.where(F.col("sequence") <= lake.reached))
+    # An unreadable file is a finding of its batch; the other files are checked all the same.
+    there = None if audited.after == 0 else days
+    new = F.col("sequence").between(audited.after + 1, lake.reached)
+    packets = Packets(Packets.of(spark, lake, there, damaged=True).frame.where(new))
+    identities = packets if there is None else _identities(spark, lake)
     progress("packets", audited)
     with _damage_told(audited), translate_failures("verifying packets"):
-        _collect(verify_packets(packets, Keys.of(packets, bootstrap)), "packet", audited)
+        for some, keys in keys_by_authors(packets, identities, bootstrap):
+            _collect(verify_packets(some, keys), "packet", audited)
     progress("doubles", audited)
     with _damage_told(audited), translate_failures("looking for packets that are there twice"):
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
     if url is not None:
         progress("log", audited)
-        _compare(spark, lake, packets, url, audited)
+        _compare(spark, lake, packets, there, url, audited)
+
+
+def _identities(spark: SparkSession, lake: Lake) -> Packets:
+    """The packets that tell of keys, whenever they came; their folders alone are read."""
+    rows = Packets.read(spark, lake, damaged=True)
+    kinds = sorted({kind_of(name) for name in IDENTITY_TYPES})
+    return Packets(rows.where(F.col("kind").isin(kinds) & (F.col("sequence") <= lake.reached)))
 
 
 @contextlib.contextmanager
@@ -159,34 +184,65 @@ def _damage_told(audited: Audited) -> Iterator[None]:
         audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=str(error))])
 
 
-def _check_batches(spark: SparkSession, lake: Lake, audited: Audited) -> None:
+def _check_batches(spark: SparkSession, lake: Lake, days: list[int], audited: Audited) -> None:
     """Check the batches in tasks; each task holds ids and hashes of some batches at a time in memory."""
-    work: list[_Work] = []
-    for day in lake.days():
-        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
-            folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
-            pieces = list(chunks(unit.manifests))
-            work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]
-    if not work:
-        return
-    slices = min(len(work), 4 * spark.sparkContext.defaultParallelism)
-    with translate_failures("reading the lake"):
-        found = spark.sparkContext.parallelize(work, slices).flatMap(_faults).collect()
-    faults = [_fault(Fault(*fault)) for fault in found]
-    audited.found(Counter(f"{one.about}: {one.reason}" for one in faults), faults)
+    for work in _portions(lake, days, audited.after):
+        slices = min(len(work), 4 * parallelism(spark))
+        with translate_failures("reading the lake"):
+            asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
+            found = asked.mapInArrow(_faults, _FAULTS_DDL).collect()
+        faults = [_fault(Fault(*fault)) for fault in found]
+        audited.found(Counter(f"{one.about}: {one.reason}" for one in faults), faults)
 
 
 _Work = tuple[bytes, list[str], list[str], bool]
+_WORK_DDL = "manifests binary, packets array<string>, quarantine array<string>, is_first boolean"
 """Manifests, folders of packets, folders of quarantined rows, and whether to look for what is too much."""
+_FAULTS_DDL = (
+    "about string, reason string, detail string, sequence bigint, packet_id binary, file string, row bigint"
+)
+_FAULTS = pa.schema(
+    [
+        ("about", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("sequence", pa.int64()),
+        ("packet_id", pa.binary()),
+        ("file", pa.string()),
+        ("row", pa.int64()),
+    ]
+)
 
 
-def _faults(work: _Work) -> list[tuple[Any, ...]]:
-    manifests = msgspec.json.decode(work[0], type=list[Manifest])
-    packets, quarantine = ([Path(folder) for folder in folders] for folders in work[1:3])
-    faults = batches_faults(manifests, packets, quarantine)
-    if work[3]:
-        faults += places_faults(Unit(manifests, packets, quarantine))
-    return [tuple(fault) for fault in faults]
+def _portions(lake: Lake, days: list[int], after: int) -> Iterator[list[_Work]]:
+    """What the tasks are given, for some tens of thousands of batches at a time."""
+    work: list[_Work] = []
+    batches = 0
+    for day in days:
+        for unit in units_of_day(lake, day, lake.chain.of_day(day)):
+            folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
+            pieces = list(chunks(one for one in unit.manifests if one.up_to > after))
+            work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]
+            batches += sum(map(len, pieces))
+            if batches >= _PORTION:
+                yield work
+                work, batches = [], 0
+    if work:
+        yield work
+
+
+def _faults(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        for work in batch.to_pylist():
+            manifests = msgspec.json.decode(work["manifests"], type=list[Manifest])
+            packets, quarantine = (
+                [Path(folder) for folder in work[root]] for root in ("packets", "quarantine")
+            )
+            faults = batches_faults(manifests, packets, quarantine)
+            if work["is_first"]:
+                faults += places_faults(Unit(manifests, packets, quarantine))
+            if faults:
+                yield pa.RecordBatch.from_pylist([fault._asdict() for fault in faults], schema=_FAULTS)
 
 
 def _fault(fault: Fault) -> Finding:
@@ -198,6 +254,9 @@ def _check_folders(lake: Lake, audited: Audited) -> None:
     found = [
         Finding("folder", "foreign", detail=f"{one} belongs to no manifest: a plain reader would read it")
         for one in _foreign(lake)
+    ]
+    found += [
+        Finding("file", "summary", detail=why, file=str(path)) for path, why in lake.chain.summary_faults()
     ]
     found += [
         Finding(
@@ -224,7 +283,9 @@ def _foreign(lake: Lake) -> list[Path]:
             return left
 
 
-def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audited: Audited) -> None:
+def _compare(
+    spark: SparkSession, lake: Lake, packets: Packets, days: list[int] | None, url: str, audited: Audited
+) -> None:
     with contextlib.closing(connect(url)) as connection:
         state = log_state(connection)
         if state.head < lake.reached:
@@ -232,8 +293,9 @@ def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audite
         audited.behind = sum(span.up_to - span.after for span in state.spans(lake.reached))
         audited.compared_up_to = lake.reached
         log = spark.read.format("relay_log").option("url", url).option("up_to", lake.reached)
-        log = log.option("partitions", spark.sparkContext.defaultParallelism)
-        quarantine = Quarantine(Quarantine.of(spark, lake).frame.where(F.col("sequence") <= lake.reached))
+        log = log.option("after", audited.after).option("partitions", parallelism(spark))
+        aside = Quarantine.of(spark, lake, days, damaged=True).frame
+        quarantine = Quarantine(aside.where(F.col("sequence").between(audited.after + 1, lake.reached)))
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load()).persist(StorageLevel.MEMORY_AND_DISK)
             try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from strata.protocol.lake import day_of, day_text, manifests_of_day
+from strata.protocol.lake import day_of, day_text
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy
@@ -42,6 +42,8 @@ class Compacted:
     """Days that stay as they were, because jobs read the lake all the time; the next run compacts them."""
     deleted: int = 0
     """Folders of files that an earlier run had replaced."""
+    sealed: int = 0
+    """Finished days that have got a summary of their manifests."""
 
 
 def compact(
@@ -67,13 +69,14 @@ def compact(
             if day < day_of(lake.reached) and len(lake.batches(day)) > 1:
                 _compact_day(spark, lake, day, file_bytes, patience, done)
                 progress(done)
+        done.sealed = lake.chain.seal()
     return done
 
 
 def _compact_day(
     spark: SparkSession, lake: Lake, day: int, file_bytes: int, patience: float, done: Compacted
 ) -> None:
-    body_bytes = sum(manifest.body_bytes for manifest in manifests_of_day(lake.manifests, day))
+    body_bytes = sum(manifest.body_bytes for manifest in lake.chain.of_day(day))
     staged = staged_day(lake, day)
     with translate_failures(f"compacting {day_text(day)}"):
         (

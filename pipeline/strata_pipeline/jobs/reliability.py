@@ -15,6 +15,7 @@ from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.kinds import CHANNEL
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.planning import planned
 from strata_pipeline.reports.reliability import ReliabilityFigures, render_reliability
 from strata_pipeline.transforms.acknowledgements import acknowledge
 from strata_pipeline.transforms.channel_reading import read_channels
@@ -44,7 +45,7 @@ def reliability(
     lake = Lake.open(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
-    with lake.held(), translate_failures("reliability"):
+    with lake.held(), planned(spark, window.rows), translate_failures("reliability"):
         progress("reading messages")
         packets = read_channels(window.packets(spark, CHANNEL))
         with keep(packets):

@@ -13,8 +13,9 @@ packets begins a new epoch of the log: readers that had come further are told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.batches import Batch, batch_name, leading_days_with_holes
+from strata_pipeline.lake.checking import chunks
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
@@ -83,12 +85,11 @@ def restore(
             restoring.keep_below(connection, border)
             head = restoring.read_head(connection)
         with restoring.staging(connection) as table:
-            for manifest in manifests:
-                if manifest.up_to > head.sequence:
-                    batch = Batch.read(lake, manifest)
-                    _stage(spark, url, table, batch, head)
-                    batch.check_contents()  # after the packets: a fault of one of them is told by its place
-                    head = _move(connection, table, batch, head, chunk_rows, done, progress)
+            left = [one for one in manifests if one.up_to > head.sequence]
+            for _, of_day in groupby(left, lambda one: one.span.day):
+                for some in chunks(of_day):
+                    for batch in _staged(spark, url, connection, table, lake, some, head):
+                        head = _move(connection, table, batch, head, chunk_rows, done, progress)
         if done.packets:
             done.epoch = restoring.begin_epoch(connection, int(time.time()))
     done.left_out = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
@@ -96,18 +97,51 @@ def restore(
     return done
 
 
-def _stage(spark: SparkSession, url: str, table: str, batch: Batch, head: Head) -> None:
+def _staged(
+    spark: SparkSession,
+    url: str,
+    connection: adbc.Connection,
+    table: str,
+    lake: Lake,
+    manifests: list[Manifest],
+    head: Head,
+) -> Iterator[Batch]:
+    """Stage small batches together. Where one of them is damaged, those before it, one by one.
+
+    What is given is in the staging table; it is to be moved before the next is asked for.
+    """
+    try:
+        batch = Batch.read(lake, *manifests)
+        _stage(spark, url, table, lake, batch, head)
+        batch.check_contents()  # after the packets: a fault of one of them is told by its place
+    except LakeError:
+        if len(manifests) == 1:
+            raise
+        restoring.forget_staged(connection, table)
+        for manifest in manifests:
+            yield from _staged(spark, url, connection, table, lake, [manifest], head)
+    else:
+        yield batch
+
+
+def _stage(spark: SparkSession, url: str, table: str, lake: Lake, batch: Batch, head: Head) -> None:
     if not batch.packets.num_rows:
         return
-    after, up_to = max(batch.manifest.after, head.sequence), batch.manifest.up_to
-    frame = spark.read.schema(schema("packets")).parquet(*map(str, batch.folders))
+    after, up_to = max(batch.span.after, head.sequence), batch.span.up_to
+    frame = (
+        spark.read.schema(schema("packets"))
+        .option("basePath", str(lake.packets))
+        .parquet(*map(str, batch.folders))
+    )
     packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
     with translate_failures("restoring"):
-        faults = stage_packets(packets, url, table, batch.manifest.number).collect()
+        faults = stage_packets(packets, url, table, batch.manifests[0].number).collect()
     if faults:
+        first = min(faults, key=lambda fault: fault.sequence)
         raise LakeError(
-            f"the lake's {batch_name(batch.manifest)} is damaged: the packet at {faults[0].sequence} does "
-            f"not hold ({faults[0].reason}: {faults[0].detail}). Bring its files back from a copy of the lake"
+            f"the lake's {batch_name(batch.manifest_of(first.sequence))} is damaged: the packet at "
+            f"{first.sequence} does not hold ({first.reason}: {first.detail}). Bring its files back from a "
+            "copy of the lake"
         )
 
 
@@ -122,7 +156,7 @@ def _move(
 ) -> Head:
     for part in batch.parts(head.sequence, chunk_rows):
         progress(done)
-        head = restoring.move(connection, table, batch.manifest.number, part, head)
+        head = restoring.move(connection, table, batch.manifests[0].number, part, head)
         done.packets += part.packets
         done.left -= part.packets
         done.reached = head.sequence

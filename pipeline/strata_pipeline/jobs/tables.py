@@ -14,6 +14,7 @@ from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Dataset, Packets
 from strata_pipeline.errors import UsageError
+from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.reports.page import LakeNote
 
@@ -28,7 +29,7 @@ class DayWindow:
     """
 
     def __init__(self, lake: Lake, days: int | None = None) -> None:
-        if not lake.manifests:
+        if not lake.chain.end.number:
             raise UsageError(
                 f"{lake.root} holds no lake yet: begin with strata-pipeline archive --lake {lake.root}"
             )
@@ -38,6 +39,7 @@ class DayWindow:
         there = lake.days()
         self.first = there[0] if days is None else max(there[0], there[-1] - days + 1)
         self.days = [day for day in there if day >= self.first]
+        self.rows = sum(map(lake.chain.rows_of, self.days))
         self.earlier = [day for day in there if day < self.first]
         self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
 
@@ -83,11 +85,29 @@ def check_output(output: str | Path | None, lake: Lake) -> Path | None:
 
 
 def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
-    """Write each table as Parquet to a folder of its name, over an older one. Raises `UsageError`."""
+    """Write each table as Parquet to a folder of its name, in the place of an older one.
+
+    All are written before the first is put in place: a job that fails, or is killed, leaves the older ones.
+    Raises `UsageError`.
+    """
+    draft = output / f"_writing.{os.getpid()}"
     with _writable(output):
-        output.mkdir(parents=True, exist_ok=True)
-    for name, dataset in tables.items():
-        dataset.frame.write.mode("overwrite").parquet(str(output / name))
+        files.make_folder(draft)
+    try:
+        for name, dataset in tables.items():
+            dataset.frame.write.mode("overwrite").parquet(str(draft / name))
+        with _writable(output):
+            for name in tables:
+                _put(draft / name, output / name)
+    finally:
+        files.remove(draft)
+
+
+def _put(draft: Path, target: Path) -> None:
+    if target.exists():
+        files.exchange(target, draft)
+    else:
+        files.place(draft, target)
 
 
 def write_page(path: Path, text: str) -> None:

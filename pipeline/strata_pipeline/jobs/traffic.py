@@ -16,6 +16,7 @@ from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.abuse import load_abuse
+from strata_pipeline.planning import planned
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
 from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
@@ -71,7 +72,7 @@ def traffic(
     folder = check_output(output, lake)
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
-    with lake.held(), translate_failures("traffic"):
+    with lake.held(), planned(spark, window.rows), translate_failures("traffic"):
         progress("comparing texts")
         packets = window.packets(spark)
         texts = read_texts(packets)

@@ -11,9 +11,9 @@ from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
-from strata_pipeline.lake.contents import contents_of
-from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.contents import Contents
+from strata_pipeline.lake.layout import LakeLayout
+from strata_pipeline.lake.rows import cut, digest_of, read_places
 
 __all__ = ["Batch", "Part", "batch_name", "leading_days_with_holes"]
 
@@ -29,9 +29,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose rows agree with its manifest."""
+    """Rows that agree with their manifest, or with those of batches of a day that follow each other."""
 
-    manifest: Manifest
+    manifests: list[Manifest]
     folders: list[Path]
     """The folders of its packets; files of other batches may be there too."""
     aside: list[Path]
@@ -42,38 +42,49 @@ class Batch:
     """The places of all its rows, quarantined ones included."""
 
     @classmethod
-    def read(cls, lake: Lake, manifest: Manifest) -> Batch:
-        """Read the places of all rows. Raises `LakeError`, with its name, unless count and digest agree."""
-        folders = lake.folders_of(manifest.span)
+    def read(cls, lake: LakeLayout, *manifests: Manifest) -> Batch:
+        """Read the places of all rows, listing and opening the files once for all the manifests.
+
+        The manifests follow each other and are of one day. Raises `LakeError`, with the name of the batch,
+        unless count and digest agree.
+        """
+        span = Span(manifests[0].after, manifests[-1].up_to)
+        folders = lake.folders_of(span)
         sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
         aside = [folder for folder in folders if folder not in sound]
         try:
-            packets = read_places(sound, manifest.span)
-            quarantined = read_places(aside, manifest.span)
+            packets = read_places(sound, span)
+            quarantined = read_places(aside, span)
         except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
-            raise _damaged(manifest, f"its files cannot be read: {error}") from None
-        found = (packets.num_rows, quarantined.num_rows)
-        if found != (manifest.packets, manifest.quarantined):
-            raise _damaged(
-                manifest,
-                f"it has {found[0]} packets and {found[1]} quarantined rows, and must have "
-                f"{manifest.packets} and {manifest.quarantined}",
-            )
+            raise _damaged(manifests[0], f"its files cannot be read: {error}") from None
         rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
-        if digest_of(rows) != manifest.rows:
-            raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
-        return cls(manifest, sound, aside, packets, rows)
+        spans = [manifest.span for manifest in manifests]
+        cuts = (cut(table, spans) for table in (packets, quarantined, rows))
+        for manifest, *tables in zip(manifests, *cuts, strict=True):
+            _check(manifest, *tables)
+        return cls(list(manifests), sound, aside, packets, rows)
+
+    @property
+    def span(self) -> Span:
+        """Its sequences."""
+        return Span(self.manifests[0].after, self.manifests[-1].up_to)
+
+    def manifest_of(self, sequence: int) -> Manifest:
+        """The manifest that tells of a row."""
+        return next(manifest for manifest in self.manifests if sequence <= manifest.up_to)
 
     def check_contents(self) -> None:
-        """Raise `LakeError` unless bodies, annotations and quarantined rows are what the manifest binds."""
-        if self.manifest.format == 1:
+        """Raise `LakeError` unless bodies, annotations and quarantined rows are what the manifests bind."""
+        bound = [manifest for manifest in self.manifests if manifest.format > 1]
+        if not bound:
             return
         try:
-            found = contents_of(self.folders, self.aside, self.manifest.span)
+            contents = Contents.of(self.folders, self.aside, Span(bound[0].after, bound[-1].up_to))
         except (OSError, ValueError) as error:
-            raise _damaged(self.manifest, f"its files cannot be read: {error}") from None
-        if found != self.manifest.contents:
-            raise _damaged(self.manifest, "a body, an annotation or a quarantined row was altered")
+            raise _damaged(bound[0], f"its files cannot be read: {error}") from None
+        for manifest in bound:
+            if contents.digest(manifest.span) != manifest.contents:
+                raise _damaged(manifest, "a body, an annotation or a quarantined row was altered")
 
     def packets_up_to(self, sequence: int) -> int:
         """The number of packets at or below a sequence."""
@@ -87,12 +98,12 @@ class Batch:
         """The rows after a sequence in parts of at most `max_rows`; the last part ends with the batch."""
         sequences = self.rows["sequence"].to_numpy()
         received = self.rows["received_at"].to_numpy()
-        low = max(after, self.manifest.after)
+        low = max(after, self.span.after)
         parts = []
         first = _rows_up_to(self.rows, low)
         for start in range(first, len(sequences), max_rows):
             last = min(start + max_rows, len(sequences)) - 1
-            high = self.manifest.up_to if last == len(sequences) - 1 else int(sequences[last])
+            high = self.span.up_to if last == len(sequences) - 1 else int(sequences[last])
             packets = self.packets_up_to(high) - self.packets_up_to(low)
             parts.append(Part(Span(low, high), packets, int(received[last])))
             low = high
@@ -117,6 +128,18 @@ def leading_days_with_holes(manifests: list[Manifest]) -> int:
             break
         border = first_of_day(day + 1)
     return border
+
+
+def _check(manifest: Manifest, packets: pa.Table, quarantined: pa.Table, rows: pa.Table) -> None:
+    found = (packets.num_rows, quarantined.num_rows)
+    if found != (manifest.packets, manifest.quarantined):
+        raise _damaged(
+            manifest,
+            f"it has {found[0]} packets and {found[1]} quarantined rows, and must have "
+            f"{manifest.packets} and {manifest.quarantined}",
+        )
+    if digest_of(rows) != manifest.rows:
+        raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
 
 
 def _rows_up_to(rows: pa.Table, sequence: int) -> int:

@@ -18,7 +18,7 @@ from strata.protocol.lake import Manifest, Span
 from strata_pipeline.lake.contents import Contents, parquet_files, read_rows
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of
-from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.rows import cut, digest_of, read_places
 
 __all__ = ["Fault", "Unit", "batch_name", "batches_faults", "chunks", "places_faults", "units_of_day"]
 
@@ -106,12 +106,15 @@ def batches_faults(
         contents = Contents.of(packets, quarantine, span) if manifests[-1].format > 1 else Contents()
     except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
         return [Fault("batch", "unreadable", f"{batch_name(manifests[0])}: {error}", manifests[0].up_to)]
-    found = (_batch_fault(manifest, sound, aside, contents) for manifest in manifests)
+    spans = [manifest.span for manifest in manifests]
+    tables = zip(manifests, cut(sound, spans), cut(aside, spans), strict=True)
+    found = (_batch_fault(manifest, one, other, contents) for manifest, one, other in tables)
     return [fault for fault in found if fault is not None]
 
 
-def _batch_fault(manifest: Manifest, sound: pa.Table, aside: pa.Table, contents: Contents) -> Fault | None:
-    packets, quarantined = _within(sound, manifest.span), _within(aside, manifest.span)
+def _batch_fault(
+    manifest: Manifest, packets: pa.Table, quarantined: pa.Table, contents: Contents
+) -> Fault | None:
     name, at = batch_name(manifest), manifest.up_to
     counts = (packets.num_rows, quarantined.num_rows)
     if counts != (manifest.packets, manifest.quarantined):
@@ -192,8 +195,3 @@ def _doubled(seen: list[tuple[Path, np.ndarray[tuple[int], np.dtype[np.int64]]]]
 def _row_fault(reason: str, why: str, path: Path, first: int, rows: pa.RecordBatch, row: int) -> Fault:
     sequence, packet_id = (rows.column(name)[row].as_py() for name in ("sequence", "packet_id"))
     return Fault("row", reason, why, sequence, packet_id, str(path), first + row)
-
-
-def _within(rows: pa.Table, span: Span) -> pa.Table:
-    first, end = np.searchsorted(rows["sequence"].to_numpy(), [span.after, span.up_to], side="right")
-    return rows.slice(int(first), int(end - first))

@@ -63,6 +63,7 @@ class Contents:
     def __init__(self) -> None:
         self._sequences: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         self._records: list[np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = []
+        self._is_sorted = False
 
     @classmethod
     def of(cls, packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> Self:
@@ -74,6 +75,7 @@ class Contents:
 
     def _add(self, folders: Iterable[Path], span: Span, *, quarantined: bool) -> None:
         """Add the rows of a span below folders of packets, or below folders of quarantined rows."""
+        self._is_sorted = False
         columns = ["sequence", "body", "annotation", *(OTHERS if quarantined else ())]
         for _, _, rows in read_rows(parquet_files(folders), columns, span):
             sequences = rows.column("sequence")
@@ -87,9 +89,11 @@ class Contents:
         """The digest of the rows in a span of those that were added."""
         if not self._sequences:
             return ContentsDigest().hexdigest()
-        sequences, records = np.concatenate(self._sequences), np.concatenate(self._records)
-        order = np.argsort(sequences, kind="stable")
-        self._sequences, self._records = [sequences[order]], [records[order]]
+        if not self._is_sorted:  # once: a day has thousands of batches
+            sequences, records = np.concatenate(self._sequences), np.concatenate(self._records)
+            order = np.argsort(sequences, kind="stable")
+            self._sequences, self._records = [sequences[order]], [records[order]]
+            self._is_sorted = True
         first, end = np.searchsorted(self._sequences[0], [span.after, span.up_to], side="right")
         digest = ContentsDigest()
         digest.update_bytes(self._records[0][first:end].tobytes())

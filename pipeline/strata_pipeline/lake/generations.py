@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from strata.protocol.lake import Span, day_text, manifests_of_day
+from strata.protocol.lake import Span, day_text
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
@@ -67,7 +67,7 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
 
 def _check(lake: Lake, day: int, staged: Path) -> None:
     """The new files must hold what the manifests say, and nothing else."""
-    manifests = manifests_of_day(lake.manifests, day)
+    manifests = lake.chain.of_day(day)
     aside = lake.folders_of_day(lake.quarantine, day)
     faults: list[Fault] = []
     for chunk in chunks(manifests):

@@ -3,6 +3,7 @@
 packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
 quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
 _manifests/0000000000.json, 0000000001.json, …
+_manifests/days/2026-11-21.json                       summaries of finished days
 _staging/batch=…, _staging/day=…                      what is being written
 _retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
 _aside/                                               what was in sight and belongs to no manifest
@@ -15,18 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strata.protocol.lake import (
-    GENESIS,
     Manifest,
     Span,
-    check_chain,
-    day_of,
     day_text,
-    decode,
     encode,
 )
 
-from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.chain import Chain, manifest_name
 
 __all__ = [
     "BATCH",
@@ -35,7 +32,6 @@ __all__ = [
     "batch_path",
     "is_visible",
     "listed",
-    "manifest_name",
     "span_of",
 ]
 
@@ -44,7 +40,6 @@ STAGED_MANIFEST = "manifest.json"
 
 BATCH = re.compile(r"batch=(\d+)-(\d+)")
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
-_MANIFEST = re.compile(r"\d{10}\.json")
 
 
 class LakeLayout:
@@ -58,28 +53,27 @@ class LakeLayout:
         self.staging = root / "_staging"
         self.retired = root / "_retired"
         self.aside = root / "_aside"
-        self.manifests: list[Manifest] = []
+        self.chain = Chain(self.manifests_folder)
         """The chain, as `load` read it and `publish` extends it."""
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """All manifests of the chain: after years there are millions."""
+        return self.chain.all()
 
     @property
     def reached(self) -> int:
         """The sequence up to which the lake holds the log."""
-        return self.manifests[-1].up_to if self.manifests else 0
+        return self.chain.end.up_to
 
     @property
     def tip(self) -> str:
         """The hash of the last manifest: it stands for the whole contents of the lake."""
-        return self.manifests[-1].hash if self.manifests else GENESIS
+        return self.chain.end.tip
 
     def load(self) -> None:
-        """Read the chain and check it. Raises `LakeError`."""
-        names = [path for path in listed(self.manifests_folder) if _MANIFEST.fullmatch(path.name)]
-        try:
-            manifests = [decode(path.read_bytes(), path.name) for path in names]
-        except OSError as error:
-            raise LakeError(f"the lake's manifests cannot be read: {error}") from None
-        check_chain(manifests)
-        self.manifests = manifests
+        """Read the chain, as far as opening a lake takes, and check it. Raises `LakeError`."""
+        self.chain.load()
 
     def publish(self, manifest: Manifest) -> None:
         """Put in place what is staged of a batch, and its sealed manifest into the chain."""
@@ -87,8 +81,8 @@ class LakeLayout:
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
                 files.place(staged / root.name, root / batch_path(manifest.span))
-        files.write_new(self.manifests_folder / manifest_name(manifest), encode(manifest))
-        self.manifests.append(manifest)
+        files.write_new(self.manifests_folder / manifest_name(manifest.number), encode(manifest))
+        self.chain.append(manifest)
         self.discard(manifest.span)
 
     def staged_batch(self, span: Span) -> Path:
@@ -102,7 +96,7 @@ class LakeLayout:
 
     def days(self) -> list[int]:
         """The days of which the lake has packets or quarantined rows."""
-        return sorted({day_of(manifest.up_to) for manifest in self.manifests})
+        return self.chain.days()
 
     def day_folder(self, day: int) -> Path:
         """The folder of a day's packets."""
@@ -140,16 +134,27 @@ class LakeLayout:
     def foreign(self, *, beyond: bool = False) -> list[Path]:
         """Folders of batches that no manifest tells of; with `beyond`, also those after the last manifest:
         there a batch may be in the making."""
-        first_days = {manifest.after: manifest.span.day for manifest in self.manifests}
-        ends = {manifest.up_to for manifest in self.manifests}
         found = []
+        told: dict[int, tuple[set[int], set[int]]] = {}
+        days = set(self.days())
         for folder in self.batch_folders():
             span = span_of(folder)
-            is_told = span.after < span.up_to in ends and first_days.get(span.after) == span.day
             is_in_place = folder.parent.name == f"day={day_text(span.day)}"
-            if not (is_told and is_in_place) and (beyond or span.up_to <= self.reached):
+            is_told = is_in_place and span.day in days and self._tells(span, told)
+            if not is_told and (beyond or span.up_to <= self.reached):
                 found.append(folder)
         return found
+
+    def _tells(self, span: Span, told: dict[int, tuple[set[int], set[int]]]) -> bool:
+        """Whether the chain tells of a folder of these sequences; `told` is what it was asked of before."""
+        summary = self.chain.summary_of(span.day)
+        if summary is not None and summary.span == span:  # a compacted day
+            return True
+        if span.day not in told:
+            manifests = self.chain.of_day(span.day)
+            told[span.day] = {one.after for one in manifests}, {one.up_to for one in manifests}
+        begins, ends = told[span.day]
+        return span.after < span.up_to and span.after in begins and span.up_to in ends
 
     def strays(self) -> list[Path]:
         """Whatever else readers see outside the folders of batches."""
@@ -175,11 +180,6 @@ def listed(folder: Path) -> Sequence[Path]:
 def is_visible(path: Path) -> bool:
     """Whether readers of Parquet look at a file or folder of this name."""
     return not path.name.startswith(("_", "."))
-
-
-def manifest_name(manifest: Manifest) -> str:
-    """The name of its file in the chain."""
-    return f"{manifest.number:010}.json"
 
 
 def batch_path(span: Span) -> Path:

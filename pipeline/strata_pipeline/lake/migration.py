@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strata.protocol.lake import FORMAT, GENESIS, Manifest, Span, encode, manifests_of_day, migrated
+from strata.protocol.lake import FORMAT, GENESIS, Manifest, Span, encode, migrated
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.checking import batches_faults, chunks, units_of_day
 from strata_pipeline.lake.contents import Contents
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import manifest_name
 
 __all__ = ["migrate_chain"]
 
@@ -37,12 +37,12 @@ def migrate_chain(lake: Lake, progress: Callable[[int], None] = lambda batches: 
     for manifest in lake.manifests:
         contents = digests.get(manifest.number, manifest.contents)
         chain.append(migrated(manifest, contents, chain[-1].hash if chain else GENESIS))
-        (staged / manifest_name(manifest)).write_bytes(encode(chain[-1]))
+        (staged / manifest_name(manifest.number)).write_bytes(encode(chain[-1]))
     files.make_durable(staged)
     files.exchange(lake.manifests_folder, staged)
     files.move(staged, lake.aside, "manifests-format-1")
     files.remove_if_empty(lake.staging)
-    lake.manifests = chain
+    lake.chain.replace(chain)
     return older
 
 
@@ -50,7 +50,7 @@ def _digests(lake: Lake, progress: Callable[[int], None]) -> dict[int, str]:
     """The second digest of each batch that has none, by its manifest's number."""
     digests: dict[int, str] = {}
     for day in lake.days():
-        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
+        for unit in units_of_day(lake, day, lake.chain.of_day(day)):
             for chunk in chunks(one for one in unit.manifests if one.format < FORMAT):
                 faults = batches_faults(chunk, unit.packets, unit.quarantine)
                 if faults:

@@ -105,7 +105,7 @@ def _complete(lake: LakeLayout, span: Span) -> bool:
     staged = lake.staged_batch(span)
     try:
         manifest = decode((staged / STAGED_MANIFEST).read_bytes(), STAGED_MANIFEST)
-        follows = manifest.number == len(lake.manifests) and manifest.previous == lake.tip
+        follows = manifest.number == lake.chain.end.number and manifest.previous == lake.tip
         if not follows or manifest.span != span or not _is_whole(lake, staged, manifest):
             return False
     except (OSError, ValueError, LakeError):
@@ -128,9 +128,9 @@ def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
 
 
 def _check_last_is_there(lake: LakeLayout) -> None:
-    if not lake.manifests:
+    last = next(lake.chain.backwards(), None)
+    if last is None:
         return
-    last = lake.manifests[-1]
     for root, rows in ((lake.packets, last.packets), (lake.quarantine, last.quarantined)):
         if rows and not any(folder.is_relative_to(root) for folder in lake.folders_of(last.span)):
             raise LakeError(
@@ -143,7 +143,7 @@ def _check_last_is_there(lake: LakeLayout) -> None:
 def _refuse(lake: LakeLayout, strangers: list[Path]) -> NoReturn:
     shown = ", ".join(str(folder.relative_to(lake.root)) for folder in strangers[:_SHOWN])
     more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
-    if not lake.manifests:
+    if not lake.chain.end.number:
         raise LakeError(
             f"{lake.root} has {len(strangers)} folders of batches ({shown}{more}) and no manifests: bring "
             f"{lake.manifests_folder.name} back from a copy of the lake, or archive into another folder; "
@@ -152,7 +152,7 @@ def _refuse(lake: LakeLayout, strangers: list[Path]) -> NoReturn:
     beyond = [folder for folder in strangers if span_of(folder).up_to > lake.reached]
     if len(beyond) == len(strangers):
         raise LakeError(
-            f"the chain ends with manifest {lake.manifests[-1].number}, at {lake.reached}, and there are "
+            f"the chain ends with manifest {lake.chain.end.number - 1}, at {lake.reached}, and there are "
             f"{len(strangers)} folders of batches behind it ({shown}{more}): manifests are missing. Bring "
             f"{lake.manifests_folder.name} back from a copy of the lake, or complete the copy; nothing was "
             "changed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from strata.protocol.lake import RowsDigest, Span, row_bytes
 
-__all__ = ["PLACES", "add_rows", "digest_of", "read_places"]
+__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
@@ -32,6 +32,14 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
     if not tables:
         return _NO_PLACES
     return pa.concat_tables(tables).sort_by("sequence")
+
+
+def cut(rows: pa.Table, spans: Iterable[Span]) -> Iterator[pa.Table]:
+    """Those rows of `read_places` that lie in each of these spans."""
+    sequences = rows["sequence"].to_numpy()
+    for span in spans:
+        first, end = np.searchsorted(sequences, span, side="right")
+        yield rows.slice(int(first), int(end - first))
 
 
 def digest_of(rows: pa.Table) -> str:

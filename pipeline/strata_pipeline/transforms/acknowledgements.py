@@ -8,17 +8,26 @@ travel: a message that was acknowledged by filters alone counts as unacknowledge
 One task follows the ids of one channel. Each participant visits each message once; where that would be too
 much work, only two distinct participants do. Then the first acknowledgement is known as before, and only the
 list of all who acknowledged is not.
+
+A channel of ten million messages has to fit into the memory of a task. So ids come as hashes of 64 bits, with
+a salt that nobody knows beforehand, some thousand rows at a time, and all that is kept of a message is a few
+numbers in arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import secrets
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 from strata.channels.sds import Kind
 
 from strata_pipeline.datasets.channels import ChannelMessages, ChannelPackets
@@ -28,10 +37,13 @@ __all__ = ["PacketRow", "acknowledge", "follow"]
 
 _MAX_VISITS = 20_000_000
 _MAX_PARTICIPANTS = 128
-_DAY_BITS = 32
 _SOMEBODY = 2
+_GIVEN_ROWS = 10_000
 
-_ARROW = to_arrow_schema(schema("channel_messages"))
+_FIELDS = StructType(
+    [schema("channel_messages")[name] for name in ("first_sequence", "acknowledged_at", "acknowledged_by")]
+)
+_RESULT = to_arrow_schema(_FIELDS)
 
 
 class PacketRow(NamedTuple):
@@ -47,16 +59,13 @@ class PacketRow(NamedTuple):
 
 @dataclass(slots=True)
 class Message:
-    """A message of a channel, or one that is only named so far."""
+    """A message of a channel."""
 
     message_id: str
-    sender_id: str | None = None
-    first_sequence: int = 0
-    first_at: int = 0
-    history: Sequence[str] = ()
+    sender_id: str
+    acknowledged_at: int | None
     visitors: list[str] = field(default_factory=list)
     """The senders of packets that name it or a message that follows it, in order."""
-    acknowledged_at: int | None = None
 
     def others(self) -> list[str]:
         """The visitors without its sender: those who acknowledged it."""
@@ -65,88 +74,235 @@ class Message:
 
 def acknowledge(packets: ChannelPackets) -> ChannelMessages:
     """The content messages in these packets, each with its first acknowledgement and those who gave one."""
+    salt = secrets.randbits(62)
+    is_content = F.col("kind") == Kind.CONTENT.value
     readable = packets.frame.where(F.col("kind").isNotNull()).select(
         "content_topic", "channel_id", "sequence", "received_at", "sender_id",
-        F.when(F.col("kind") == Kind.CONTENT.value, F.col("message_id")).alias("content_id"), "history",
+        F.when(is_content, F.xxhash64(F.lit(salt), "message_id")).alias("content"),
+        F.transform("history", lambda one: F.xxhash64(F.lit(salt), one)).alias("history"),
     )  # fmt: skip
-    by_channel = readable.groupBy("content_topic", "channel_id")
-    return ChannelMessages(by_channel.applyInArrow(_follow, schema("channel_messages")))
+    followed = readable.groupBy("content_topic", "channel_id").applyInArrow(_follow, _FIELDS)
+    firsts = packets.frame.where(is_content).select(
+        "day", "content_topic", "channel_id", "message_id", "sender_id",
+        F.col("sequence").alias("first_sequence"), F.col("received_at").alias("first_at"),
+    )  # fmt: skip
+    return ChannelMessages(followed.join(firsts, on="first_sequence", how="inner"))
 
 
-def _follow(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
-    table = table.sort_by("sequence")
-    columns = [table.column(name).to_pylist() for name in PacketRow._fields]
-    messages, everybody = follow([PacketRow(*row) for row in zip(*columns, strict=True)])
-    topic, channel = (scalar.as_py() for scalar in key)
-    rows = [
-        {
-            "day": message.first_sequence >> _DAY_BITS,
-            "content_topic": topic,
-            "channel_id": channel,
-            "message_id": message.message_id,
-            "sender_id": message.sender_id,
-            "first_sequence": message.first_sequence,
-            "first_at": message.first_at,
-            "acknowledged_at": message.acknowledged_at,
-            "acknowledged_by": message.others() if everybody else None,
-        }
-        for message in messages
-    ]
-    return pa.Table.from_pylist(rows, schema=_ARROW)
+def _follow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows, senders = _columns(batches)
+    channel = _Channel(rows, len(senders))
+    channel.follow()
+    given: list[dict[str, object]] = []
+    for message in channel.messages():
+        by = [senders[who] for who in channel.others(message)] if channel.everybody else None
+        given.append(
+            {
+                "first_sequence": rows.sequences[channel.rows[message]],
+                "acknowledged_at": channel.acknowledged(message),
+                "acknowledged_by": by,
+            }
+        )
+        if len(given) == _GIVEN_ROWS:
+            yield pa.RecordBatch.from_pylist(given, schema=_RESULT)
+            given = []
+    if given:
+        yield pa.RecordBatch.from_pylist(given, schema=_RESULT)
 
 
 def follow(rows: Sequence[PacketRow]) -> tuple[list[Message], bool]:
     """The messages of one channel's packets, which come in log order, and whether all visitors are known."""
-    senders = {row.sender_id for row in rows}
-    edges = sum(len(row.history) for row in rows)
-    few = len(senders) <= _MAX_PARTICIPANTS and len(senders) * edges <= _MAX_VISITS
-    everybody = few or len(senders) <= _SOMEBODY
-    channel = _Channel(len(senders) if everybody else _SOMEBODY)
-    for row in rows:
-        channel.take(row)
-    return [message for message in channel.messages.values() if message.sender_id is not None], everybody
+    names = list(dict.fromkeys(name for row in rows for name in (row.content_id, *row.history) if name))
+    senders = list(dict.fromkeys(row.sender_id for row in rows))
+    codes = {name: code for code, name in enumerate(names)}
+    columns = _Columns(
+        _array([row.sequence for row in rows]),
+        _array([row.received_at for row in rows]),
+        _array([senders.index(row.sender_id) for row in rows]),
+        _array([-1 if row.content_id is None else codes[row.content_id] for row in rows]),
+        _array(np.cumsum([0, *(len(row.history) for row in rows)])),
+        _array([codes[name] for row in rows for name in row.history]),
+        len(names),
+    )
+    channel = _Channel(columns, len(senders))
+    channel.follow()
+    found = [
+        Message(
+            names[message],
+            senders[channel.sender(message)],
+            channel.acknowledged(message),
+            [senders[who] for who in channel.visitors(message)],
+        )
+        for message in channel.messages()
+    ]
+    return found, channel.everybody
+
+
+class _Columns(NamedTuple):
+    """The packets of a channel in log order, in numbers."""
+
+    sequences: array[int]
+    received: array[int]
+    senders: array[int]
+    contents: array[int]
+    """The number of the message in each, -1 for none."""
+    starts: array[int]
+    """Where the history of each begins in `history`, and the end."""
+    history: array[int]
+    """Numbers of messages."""
+    messages: int
+    """How many numbers there are, also of messages that are only named."""
+
+
+def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
+    senders: dict[str, int] = {}
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(6)]
+    has_content: list[NDArray[np.bool_]] = []
+    for batch in batches:
+        column = batch.column("sender_id").dictionary_encode()
+        known = [senders.setdefault(name, len(senders)) for name in column.dictionary.to_pylist()]
+        lists = batch.column("history")
+        arrays = (
+            _numbers(batch.column("sequence")),
+            _numbers(batch.column("received_at")),
+            np.array(known, np.int64)[column.indices.to_numpy()],
+            _numbers(batch.column("content").fill_null(0)),
+            _numbers(lists.value_lengths().fill_null(0)),
+            _numbers(lists.flatten()),
+        )
+        for part, numbers in zip(parts, arrays, strict=True):
+            part.append(numbers)
+        has_content.append(batch.column("content").is_valid().to_numpy(zero_copy_only=False))
+    joined: list[NDArray[np.int64]] = []
+    for part in parts:
+        joined.append(np.concatenate(part) if part else np.empty(0, np.int64))
+        part.clear()
+    sequences, received, who, contents, lengths, history = joined
+    del joined
+    is_there = np.concatenate(has_content or [np.empty(0, np.bool_)])
+    names = np.unique(np.concatenate([contents[is_there], history]))
+    contents = np.where(is_there, np.searchsorted(names, contents).astype(np.int32), np.int32(-1))
+    history = np.searchsorted(names, history).astype(np.int32)
+    order = np.argsort(sequences, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    after = np.concatenate([[0], np.cumsum(lengths[order])])
+    # Where each name of the sorted histories stands in those that came.
+    moved = np.arange(len(history)) + np.repeat(starts[:-1][order] - after[:-1], lengths[order])
+    columns = _Columns(
+        _array(sequences[order]),
+        _array(received[order]),
+        _array(who[order], "i"),
+        _array(contents[order], "i"),
+        _array(after),
+        _array(history[moved], "i"),
+        len(names),
+    )
+    return columns, list(senders)
+
+
+def _numbers(column: pa.Array) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def _array(numbers: Sequence[int] | NDArray[np.int64] | NDArray[np.int32], code: str = "q") -> array[int]:
+    """Numbers whose items are plain integers of Python, made one by one."""
+    return array(code, np.asarray(numbers, np.dtype(code)).tobytes())
 
 
 class _Channel:
-    def __init__(self, most_visitors: int) -> None:
-        self._most = most_visitors
-        self.messages: dict[str, Message] = {}
+    """The messages of a channel by number, and who has visited each, in the order of visits."""
 
-    def take(self, row: PacketRow) -> None:
-        if row.content_id is not None:
-            self._arrive(row.content_id, row)
-        self._visit(row.sender_id, row.history, row.received_at)
+    def __init__(self, columns: _Columns, senders: int) -> None:
+        few = senders <= _MAX_PARTICIPANTS and senders * len(columns.history) <= _MAX_VISITS
+        self.everybody = few or senders <= _SOMEBODY
+        self._most = senders if self.everybody else _SOMEBODY
+        self._columns = columns
+        ids = columns.messages
+        self.rows = array("q", [-1]) * ids
+        """The first packet of each message, -1 for one that is only named so far."""
+        self._acknowledged = array("q", [-1]) * ids
+        self._visits = bytearray(ids)
+        self._first, self._last = array("i", [-1]) * ids, array("i", [-1]) * ids
+        self._who, self._next = array("i"), array("i")
+        masks = ids if self._most > _SOMEBODY else 0
+        self._low, self._high = array("Q", [0]) * masks, array("Q", [0]) * masks
 
-    def _arrive(self, message_id: str, row: PacketRow) -> None:
-        message = self._named(message_id)
-        if message.sender_id is not None:
-            return  # sent again
-        message.sender_id = row.sender_id
-        message.first_sequence, message.first_at = row.sequence, row.received_at
-        message.history = row.history
-        # A participant who named it earlier had it from elsewhere: that acknowledges it on arrival.
-        for who in message.visitors:
-            self._mark(message, who, row.received_at)
-            self._visit(who, message.history, row.received_at)
+    def follow(self) -> None:
+        """Take all packets."""
+        contents, senders, received = self._columns.contents, self._columns.senders, self._columns.received
+        for row in range(len(contents)):
+            message = contents[row]
+            if message >= 0 and self.rows[message] < 0:  # else sent again
+                self.rows[message] = row
+                # A participant who named it earlier had it from elsewhere: that acknowledges it on arrival.
+                for who in self.visitors(message):
+                    self._mark(message, who, received[row])
+                    self._visit(who, row, received[row])
+            self._visit(senders[row], row, received[row])
 
-    def _visit(self, who: str, ids: Iterable[str], at: int) -> None:
-        waiting = list(ids)
+    def messages(self) -> Iterator[int]:
+        """Those that a packet carries, in log order."""
+        for row, message in enumerate(self._columns.contents):
+            if message >= 0 and self.rows[message] == row:
+                yield message
+
+    def sender(self, message: int) -> int:
+        """Whose it is."""
+        return self._columns.senders[self.rows[message]]
+
+    def acknowledged(self, message: int) -> int | None:
+        """When somebody else had it; None for never."""
+        at = self._acknowledged[message]
+        return None if at < 0 else at
+
+    def visitors(self, message: int) -> Iterator[int]:
+        """Who has visited it, in order."""
+        entry = self._first[message]
+        while entry >= 0:
+            yield self._who[entry]
+            entry = self._next[entry]
+
+    def others(self, message: int) -> list[int]:
+        """The visitors without its sender."""
+        sender = self.sender(message)
+        return [who for who in self.visitors(message) if who != sender]
+
+    def _visit(self, who: int, row: int, at: int) -> None:
+        history, starts = self._columns.history, self._columns.starts
+        waiting = list(history[starts[row] : starts[row + 1]])
         while waiting:
-            message = self._named(waiting.pop())
+            message = waiting.pop()
             # With two distinct visitors all that it follows has the same two: one is not its sender.
-            if who in message.visitors or len(message.visitors) >= self._most:
+            if self._visits[message] >= self._most or self._has_visited(message, who):
                 continue
-            message.visitors.append(who)
+            self._add(message, who)
             self._mark(message, who, at)
-            waiting.extend(message.history)
+            first = self.rows[message]
+            if first >= 0:
+                waiting.extend(history[starts[first] : starts[first + 1]])
 
-    def _named(self, message_id: str) -> Message:
-        message = self.messages.get(message_id)
-        if message is None:
-            message = self.messages[message_id] = Message(message_id)
-        return message
+    def _has_visited(self, message: int, who: int) -> bool:
+        if not self._low:
+            return who in self.visitors(message)
+        mask = self._low if who < 64 else self._high
+        return bool(mask[message] >> (who & 63) & 1)
 
-    @staticmethod
-    def _mark(message: Message, who: str, at: int) -> None:
-        if message.sender_id not in (None, who) and message.acknowledged_at is None:
-            message.acknowledged_at = max(at, message.first_at)
+    def _add(self, message: int, who: int) -> None:
+        entry, last = len(self._who), self._last[message]
+        self._who.append(who)
+        self._next.append(-1)
+        if last < 0:
+            self._first[message] = entry
+        else:
+            self._next[last] = entry
+        self._last[message] = entry
+        self._visits[message] += 1
+        if self._low:
+            mask = self._low if who < 64 else self._high
+            mask[message] |= 1 << (who & 63)
+
+    def _mark(self, message: int, who: int, at: int) -> None:
+        row = self.rows[message]
+        if row >= 0 and self._columns.senders[row] != who and self._acknowledged[message] < 0:
+            self._acknowledged[message] = max(at, self._columns.received[row])

@@ -75,15 +75,13 @@ def read_texts(packets: Packets) -> Texts:
 def find_near_duplicates(texts: Texts) -> NearDuplicates:
     """The packets whose text is nearly that of an earlier one, each with the earliest it was compared
     with."""
-    buckets = texts.frame.withColumn("bucket", F.explode(F.expr(_BUCKETS))).drop("sample")
+    buckets = texts.frame.select("sequence", F.explode(F.expr(_BUCKETS)).alias("bucket"))
     firsts = buckets.groupBy("bucket").agg(
-        F.min(F.struct("sequence", "signature")).alias("first"), F.count(F.lit(1)).alias("texts")
+        F.min("sequence").alias("first_sequence"), F.count(F.lit(1)).alias("texts")
     )
     crowded = F.broadcast(firsts.where(F.col("texts") > _CROWDED).drop("texts"))
     shared = firsts.where((F.col("texts") > 1) & (F.col("texts") <= _CROWDED)).drop("texts")
-    like = _like_first(buckets.join(crowded, on="bucket", how="inner")).unionByName(
-        _like_first(buckets.join(shared, on="bucket", how="inner"))
-    )
+    like = _like_crowded(texts, crowded).unionByName(_like_shared(texts, buckets, crowded, shared))
     return NearDuplicates(
         like.groupBy("sequence", "received_at", "author_id", "content_type").agg(
             F.min("first_sequence").alias("first_sequence")
@@ -112,17 +110,38 @@ _BUCKETS = (
 )
 
 
+def _like_crowded(texts: Texts, crowded: DataFrame) -> DataFrame:
+    """The texts like the first of a crowded bucket, without a shuffle: each task gets all these firsts."""
+    firsts = texts.frame.select(
+        F.col("sequence").alias("first_sequence"), F.col("signature").alias("first_signature")
+    ).join(crowded, on="first_sequence", how="inner")
+    each = texts.frame.withColumn("bucket", F.explode(F.expr(_BUCKETS)))
+    return _like_first(each.join(F.broadcast(firsts), on="bucket", how="inner"))
+
+
+def _like_shared(texts: Texts, buckets: DataFrame, crowded: DataFrame, shared: DataFrame) -> DataFrame:
+    """The texts like the first of another bucket: pairs are found by two numbers, and compared once."""
+    pairs = (
+        buckets.join(crowded.select("bucket"), on="bucket", how="left_anti")
+        .join(shared, on="bucket", how="inner")
+        .where(F.col("first_sequence") < F.col("sequence"))
+        .select("sequence", "first_sequence")
+        .distinct()
+    )
+    firsts = texts.frame.select(
+        F.col("sequence").alias("first_sequence"), F.col("signature").alias("first_signature")
+    )
+    met = pairs.join(firsts, on="first_sequence", how="inner").join(texts.frame, on="sequence", how="inner")
+    return _like_first(met)
+
+
 def _like_first(met: DataFrame) -> DataFrame:
     equal = F.size(
-        F.filter(F.zip_with("signature", "first.signature", lambda a, b: a == b), lambda same: same)
+        F.filter(F.zip_with("signature", "first_signature", lambda a, b: a == b), lambda same: same)
     )
-    is_later = F.col("first.sequence") < F.col("sequence")
+    is_later = F.col("first_sequence") < F.col("sequence")
     return met.where(is_later & (equal >= SIMILARITY * _HASHES)).select(
-        "sequence",
-        "received_at",
-        "author_id",
-        "content_type",
-        F.col("first.sequence").alias("first_sequence"),
+        "sequence", "received_at", "author_id", "content_type", "first_sequence"
     )
 
 

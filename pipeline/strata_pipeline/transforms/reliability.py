@@ -23,21 +23,21 @@ def find_gaps(packets: ChannelPackets, earlier: ChannelPackets | None = None) ->
         *_CHANNEL, "sequence", "received_at", "day", "sender_id", F.explode("history").alias("message_id")
     )
     # By participant first, so that an id named by everybody is counted where its packets are.
-    first = F.min(F.struct("sequence", "received_at", "day")).alias("first")
-    by_participant = named.groupBy(*_CHANNEL, "message_id", "sender_id").agg(first)
-    by_id = by_participant.groupBy(*_CHANNEL, "message_id").agg(
-        F.min("first").alias("first"), F.count(F.lit(1)).alias("named_by")
-    )
+    # Numbers and dates are aggregated by hash; of a struct Spark would have to sort them all.
+    first = [F.min_by(name, "sequence").alias(name) for name in ("received_at", "day")]
+    first.append(F.min("sequence").alias("sequence"))
+    by_participant = named.groupBy(*_CHANNEL, "message_id", "sender_id").agg(*first)
+    by_id = by_participant.groupBy(*_CHANNEL, "message_id").agg(*first, F.count(F.lit(1)).alias("named_by"))
     carried = _carried(packets)
     if earlier is not None:
         carried = carried.unionByName(_carried(earlier))
     missing = by_id.join(carried.distinct(), on=[*_CHANNEL, "message_id"], how="left_anti")
     return Gaps(
         missing.select(
-            F.col("first.day").alias("day"),
+            "day",
             *_CHANNEL,
             "message_id",
-            F.col("first.received_at").alias("named_at"),
+            F.col("received_at").alias("named_at"),
             "named_by",
         )
     )

@@ -28,7 +28,7 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
 from strata_pipeline.transforms.checking import columns_fault, explain
 
-__all__ = ["Keys", "identity_packets", "packet_fault", "verify_packets"]
+__all__ = ["Keys", "identity_packets", "keys_by_authors", "packet_fault", "verify_packets"]
 
 _FAULTS = pa.schema(
     [("sequence", pa.int64()), ("packet_id", pa.binary()), ("reason", pa.string()), ("detail", pa.string())]
@@ -45,6 +45,9 @@ _COLUMNS = (
     "expires_at",
 )
 _WRONG_SIZE = ("columns_differ", "size is not that of the body")
+_KEYS_BYTES = 128 * 2**20
+_EVENT_BYTES = 200
+"""What Python takes for an identity packet beside its strings."""
 _Events = Mapping[str, list[tuple[bytes, int]]]
 
 
@@ -60,13 +63,7 @@ class Keys:
     @classmethod
     def of(cls, packets: Packets, bootstrap: Path | None = None) -> Keys:
         """The keys in identity packets and in a bootstrap file. Raises `UsageError` for a bad file."""
-        events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
-        for row in identity_packets(packets).toLocalIterator():
-            events[row.author_id].append((bytes(row.body), row.received_at))
-        try:
-            return cls(dict(events), Bootstrap() if bootstrap is None else read_bootstrap(bootstrap))
-        except (ValueError, OSError) as error:
-            raise UsageError(f"the bootstrap file {bootstrap}: {error}") from None
+        return cls(_events_of(identity_packets(packets)), _read_bootstrap(bootstrap))
 
     def plain_key(self, did: str) -> bytes | None:
         """The key in the DID of an author without identity packets; None for others."""
@@ -95,6 +92,39 @@ class Keys:
         return chain
 
 
+def keys_by_authors(
+    packets: Packets, identities: Packets, bootstrap: Path | None = None, *, most_bytes: int = _KEYS_BYTES
+) -> Iterator[tuple[Packets, Keys]]:
+    """Packets, a share of the authors at a time, with the keys that may sign for these authors.
+
+    There are as many shares as it takes for the bodies in `identities` that tell of the keys of one to have
+    at most about `most_bytes`: that much is in memory, here and in each task. Usually there is one. Raises
+    `UsageError` for a bad bootstrap file.
+    """
+    told = _read_bootstrap(bootstrap)
+    events = identity_packets(identities)
+    size = events.agg(F.sum(F.length("body") + F.length("author_id") + _EVENT_BYTES)).collect()[0][0] or 0
+    shares = max(1, -(-size // most_bytes))
+    for number in range(shares):
+        share = F.pmod(F.xxhash64("author_id"), F.lit(shares)) == number
+        some = packets if shares == 1 else Packets(packets.frame.where(share))
+        yield some, Keys(_events_of(events.where(share)), told)
+
+
+def _events_of(rows: DataFrame) -> _Events:
+    events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
+    for row in rows.toLocalIterator():
+        events[row.author_id].append((bytes(row.body), row.received_at))
+    return dict(events)
+
+
+def _read_bootstrap(path: Path | None) -> Bootstrap:
+    try:
+        return Bootstrap() if path is None else read_bootstrap(path)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"the bootstrap file {path}: {error}") from None
+
+
 def identity_packets(packets: Packets) -> DataFrame:
     """The packets that introduce and revoke keys."""
     types = sorted(IDENTITY_TYPES)
@@ -102,11 +132,10 @@ def identity_packets(packets: Packets) -> DataFrame:
 
 
 def verify_packets(packets: Packets, keys: Keys) -> DataFrame:
-    """The faulty packets, with the reasons."""
-    shared = packets.frame.sparkSession.sparkContext.broadcast(keys)
+    """The faulty packets, with the reasons. Spark broadcasts what a function holds, if that is large."""
 
     def verify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _verify(batches, shared.value)
+        return _verify(batches, keys)
 
     return packets.frame.mapInArrow(verify, _FAULTS_DDL)
 

@@ -12,7 +12,19 @@ import asyncpg
 import msgspec
 import pytest
 import structlog
-from strata.protocol.lake import GENESIS, Manifest, RowsDigest, day_of, decode, encode, first_of_day, seal
+from strata.protocol.lake import (
+    GENESIS,
+    Manifest,
+    RowsDigest,
+    day_of,
+    decode,
+    encode,
+    encode_summary,
+    first_of_day,
+    manifests_of_day,
+    seal,
+    summarise,
+)
 
 from relayd.metrics import RETENTION_REASONS
 from relayd.store import Appended, Store, archived
@@ -483,3 +495,54 @@ async def test_the_log_takes_packets_while_a_day_is_compared(keeper, lake, packe
 
 def test_metrics_know_every_reason():
     assert tuple(reason.value for reason in Reason) == RETENTION_REASONS
+
+
+def seal_days(lake, days):
+    """Write the summaries of the lake's first days, as a compaction does."""
+    folder = lake.folder / "days"
+    folder.mkdir(exist_ok=True)
+    previous = GENESIS
+    for day in sorted({day_of(manifest.up_to) for manifest in lake.manifests})[:days]:
+        summary = summarise(manifests_of_day(lake.manifests, day), previous)
+        (folder / summary.name).write_bytes(encode_summary(summary))
+        previous = summary.hash
+
+
+async def test_summaries_spare_the_manifests_of_days_that_nobody_asks_about(keeper, lake, told, monkeypatch):
+    read: list[str] = []
+
+    def recorded(text: bytes, name: str) -> Manifest:
+        read.append(name)
+        return decode(text, name)
+
+    monkeypatch.setattr(archived, "decode", recorded)
+    await lake.archive()
+    days = sorted({day_of(manifest.up_to) for manifest in lake.manifests})
+    seal_days(lake, len(days) - 1)
+    assert (await keeper.maintain(LATER)).days == 2 and told[-1] == (0, None)
+    gone = days[:2]
+    opened = [one for one in lake.manifests if day_of(one.up_to) in {*gone, days[-1]}]
+    assert sorted(read) == [lake.path(one.number).name for one in opened] and len(opened) < len(
+        lake.manifests
+    )
+
+
+@pytest.mark.parametrize("harm", ["a summary", "a manifest of a day that is asked for", "the end"])
+async def test_summaries_make_nobody_believe_a_chain_that_does_not_hold(keeper, lake, told, harm):
+    await lake.archive()
+    days = sorted({day_of(manifest.up_to) for manifest in lake.manifests})
+    seal_days(lake, len(days) - 1)
+    summary = sorted((lake.folder / "days").iterdir())[0]
+    if harm == "a summary":  # the manifests count
+        summary.write_bytes(summary.read_bytes().replace(b'"batches": ', b'"batches": 1'))
+        assert (await keeper.maintain(LATER)).days == 2
+        return
+    if harm == "the end":
+        for manifest in lake.manifests[3:]:
+            lake.path(manifest.number).unlink()
+        expected = Reason.BEHIND
+    else:
+        lake.path(1).write_bytes(encode(seal(msgspec.structs.replace(lake.manifests[1], written_at=NOW + 1))))
+        expected = Reason.INVALID
+    assert (await keeper.maintain(LATER)).days < 2
+    assert told[-1][1] == expected

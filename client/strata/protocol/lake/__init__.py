@@ -18,6 +18,7 @@ from strata.protocol.lake.manifest import (
     FORMAT,
     FORMATS,
     GENESIS,
+    ChainEnd,
     LakeError,
     Manifest,
     as_format_1,
@@ -29,6 +30,15 @@ from strata.protocol.lake.manifest import (
     seal,
 )
 from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, first_of_day, parse_day
+from strata.protocol.lake.summary import (
+    SUMMARIES,
+    DaySummary,
+    check_day,
+    check_summaries,
+    decode_summary,
+    encode_summary,
+    summarise,
+)
 
 __all__ = [
     "DAY_SECONDS",
@@ -38,18 +48,25 @@ __all__ = [
     "HASHED",
     "NOTHING",
     "OTHERS",
+    "SUMMARIES",
+    "ChainEnd",
     "ContentsDigest",
+    "DaySummary",
     "LakeError",
     "Manifest",
     "RowsDigest",
     "Span",
     "as_format_1",
     "check_chain",
+    "check_day",
+    "check_summaries",
     "contents_bytes",
     "day_of",
     "day_text",
     "decode",
+    "decode_summary",
     "encode",
+    "encode_summary",
     "first_of_day",
     "manifests_of_day",
     "migrated",
@@ -58,4 +75,5 @@ __all__ = [
     "row_bytes",
     "seal",
     "string_key",
+    "summarise",
 ]

@@ -12,20 +12,22 @@ what they proved.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput, StrataError
-from strata.protocol.lake.sequences import Span, day_of
+from strata.protocol.lake.sequences import Span, first_of_day
 
 __all__ = [
     "FORMAT",
     "FORMATS",
     "GENESIS",
+    "ChainEnd",
     "LakeError",
     "Manifest",
     "as_format_1",
@@ -126,13 +128,24 @@ def decode(text: bytes, name: str) -> Manifest:
     return manifest
 
 
-def check_chain(manifests: Iterable[Manifest]) -> None:
-    """Raise `LakeError` unless these are manifests 0, 1, 2, …, each bound to the one before.
+class ChainEnd(NamedTuple):
+    """Where a chain ends, and what its next manifest must follow; without arguments, the empty chain."""
 
-    Looks at each once, in turn, so that they may come as a stream.
+    number: int = 0
+    """The number of the next."""
+    tip: str = GENESIS
+    up_to: int = 0
+    format: int = 1
+
+
+def check_chain(manifests: Iterable[Manifest], before: ChainEnd = ChainEnd()) -> ChainEnd:  # noqa: B008
+    """Raise `LakeError` unless these are the manifests that follow `before`, each bound to the one before.
+
+    Returns where they end. Looks at each once, in turn, so that they may come as a stream.
     """
-    previous, after, version = GENESIS, 0, 1
-    for number, manifest in enumerate(manifests):
+    first, previous, after, version = before
+    number = first - 1
+    for number, manifest in enumerate(manifests, first):
         name = f"manifest {manifest.number}"
         if manifest.number != number:
             _refuse(f"manifest {number}", "it is missing, and those after it prove that it was there")
@@ -143,11 +156,16 @@ def check_chain(manifests: Iterable[Manifest]) -> None:
         if manifest.format < version:
             _refuse(name, f"it is of format {manifest.format}, and the one before of format {version}")
         previous, after, version = manifest.hash, manifest.up_to, manifest.format
+    return ChainEnd(number + 1, previous, after, version)
 
 
 def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
     """The manifests of a checked chain whose packets were received on a day."""
-    return [manifest for manifest in manifests if day_of(manifest.up_to) == day]
+    first, end = (
+        bisect.bisect_left(manifests, first_of_day(one), key=lambda manifest: manifest.up_to)
+        for one in (day, day + 1)
+    )
+    return list(manifests[first:end])
 
 
 def migrated(manifest: Manifest, contents: str, previous: str) -> Manifest:

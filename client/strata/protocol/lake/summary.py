@@ -1,0 +1,137 @@
+"""Summaries: one for each finished day of a chain, so that who opens a lake need not read all its manifests.
+
+A summary binds the manifests of its day by their hashes and holds the hash of the summary before. It says
+nothing that the manifests do not say: it can be made again from them, and an audit does that and compares.
+So it is no part of the chain. A reader that does not know summaries reads the manifests, which all stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidInput
+from strata.protocol.lake.manifest import GENESIS, ChainEnd, LakeError, Manifest, check_chain
+from strata.protocol.lake.sequences import Span, day_of, day_text
+
+__all__ = [
+    "SUMMARIES",
+    "DaySummary",
+    "check_day",
+    "check_summaries",
+    "decode_summary",
+    "encode_summary",
+    "summarise",
+]
+
+SUMMARIES = "days"
+"""The folder of summaries, in the folder of the manifests: `days/2026-11-21.json`."""
+
+_FORMAT = 1
+
+
+class DaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the batches of one finished day have added to the lake."""
+
+    format: int = _FORMAT
+    day: int
+    """From 1970-01-01 UTC."""
+    first: int
+    """The number of its first manifest."""
+    batches: int
+    after: int
+    """Where the day before ended; the day's sequences are `after < sequence <= up_to`."""
+    up_to: int
+    packets: int
+    quarantined: int
+    body_bytes: int
+    manifests: str
+    """BLAKE3-256 of the hashes of its manifests, 32 bytes each, one after the other."""
+    manifest_format: int
+    """The format of the last of them."""
+    tip: str
+    """The hash of the last of them."""
+    previous: str
+    """The hash of the summary before, `GENESIS` for the first."""
+    hash: str = ""
+    """BLAKE3-256 of the canonical JSON of all the above."""
+
+    @property
+    def span(self) -> Span:
+        """Its sequences."""
+        return Span(self.after, self.up_to)
+
+    @property
+    def end(self) -> ChainEnd:
+        """Where the chain stands after it."""
+        return ChainEnd(self.first + self.batches, self.tip, self.up_to, self.manifest_format)
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{day_text(self.day)}.json"
+
+
+def summarise(manifests: Sequence[Manifest], previous: str) -> DaySummary:
+    """The summary of all manifests of a day, after the summary with the hash `previous`."""
+    last = manifests[-1]
+    hashes = blake3(b"".join(bytes.fromhex(manifest.hash) for manifest in manifests))
+    summary = DaySummary(
+        day=day_of(last.up_to),
+        first=manifests[0].number,
+        batches=len(manifests),
+        after=manifests[0].after,
+        up_to=last.up_to,
+        packets=sum(manifest.packets for manifest in manifests),
+        quarantined=sum(manifest.quarantined for manifest in manifests),
+        body_bytes=sum(manifest.body_bytes for manifest in manifests),
+        manifests=hashes.hexdigest(),
+        manifest_format=last.format,
+        tip=last.hash,
+        previous=previous,
+    )
+    return msgspec.structs.replace(summary, hash=_hash(summary))
+
+
+def encode_summary(summary: DaySummary) -> bytes:
+    """The text of its file."""
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+def decode_summary(text: bytes, name: str) -> DaySummary:
+    """Read one summary. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    try:
+        summary = msgspec.json.decode(text, type=DaySummary)
+        recomputed = _hash(summary)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
+        raise LakeError(f"the lake's summary {name} is damaged: {error}") from None
+    if summary.format != _FORMAT or summary.hash != recomputed or summary.name != name:
+        raise LakeError(f"the lake's summary {name} was changed, or is of another version")
+    return summary
+
+
+def check_summaries(summaries: Iterable[DaySummary]) -> ChainEnd:
+    """Where the chain stands after summaries that follow each other. Raises `LakeError` unless these do."""
+    end, previous, day = ChainEnd(), GENESIS, -1
+    for summary in summaries:
+        follows = summary.first == end.number and summary.after == end.up_to and summary.day > day
+        if not follows or summary.previous != previous or summary.batches < 1:
+            raise LakeError(f"the lake's summary {summary.name} does not follow the one before")
+        end, previous, day = summary.end, summary.hash, summary.day
+    return end
+
+
+def check_day(summary: DaySummary, before: ChainEnd, manifests: Sequence[Manifest]) -> None:
+    """Raise `LakeError` unless these are the manifests of a summary, after a chain that ended at `before`."""
+    check_chain(manifests, before)
+    if not manifests or summarise(manifests, summary.previous) != summary:
+        raise LakeError(f"the lake's summary {summary.name} and the manifests of the day disagree")
+
+
+def _hash(summary: DaySummary) -> str:
+    members: dict[str, object] = msgspec.to_builtins(summary)
+    del members["hash"]
+    return blake3(canonical.encode(members)).hexdigest()

@@ -1,0 +1,242 @@
+"""The chain of manifests of a lake, read no further than it is asked for.
+
+Finished days have summaries (`strata.protocol.lake.summary`). Where these follow each other and the manifests
+after them follow the last, opening a lake reads the summaries and those manifests alone; the manifests of a
+summarised day are read, and held against its summary, when somebody asks for them. Summaries that do not fit
+are left aside, and all manifests are read: the manifests count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from strata.protocol.lake import (
+    GENESIS,
+    SUMMARIES,
+    ChainEnd,
+    DaySummary,
+    Manifest,
+    check_chain,
+    check_day,
+    check_summaries,
+    day_of,
+    decode,
+    decode_summary,
+    encode_summary,
+    manifests_of_day,
+    summarise,
+)
+
+from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake import files
+
+__all__ = ["Chain", "manifest_name"]
+
+_MANIFEST = re.compile(r"\d{10}\.json")
+_SUMMARY = re.compile(r"\d{4}-\d\d-\d\d\.json")
+_NUMBER = re.compile(r"\d{1,10}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LOOK_AHEAD = 10_000
+"""So many manifests after the end are looked for, to tell a chain with a hole from one that ends."""
+
+
+class Chain:
+    """The manifests in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sealed: list[DaySummary] = []
+        """The summaries of its first days, without a gap."""
+        self.end = ChainEnd()
+        self._opened: list[Manifest] = []  # those after the sealed days
+        self._whole: list[Manifest] | None = None
+
+    def load(self, *, whole: bool = False) -> None:
+        """Read what opening takes, and check it; with `whole`, all manifests and no summary.
+
+        Raises `LakeError`.
+        """
+        if whole:
+            self.replace(self._listed())
+            return
+        try:
+            sealed = self._summaries()
+            before = check_summaries(sealed)
+            opened = list(self._from(before.number)) if sealed else self._listed()
+            self.end = check_chain(opened, before)
+            self.sealed, self._opened, self._whole = sealed, opened, None
+        except LakeError:
+            if not (self.folder / SUMMARIES).is_dir():
+                raise
+            self.load(whole=True)
+
+    def all(self) -> list[Manifest]:
+        """All manifests. Raises `LakeError` where those of a sealed day are not what its summary says."""
+        if not self.sealed:
+            return self._opened
+        if self._whole is None:
+            sealed = [one for summary in self.sealed for one in self._of_summary(summary)]
+            self._whole = sealed + self._opened
+        return self._whole
+
+    def replace(self, manifests: list[Manifest]) -> None:
+        """Take another chain for what the folder holds, without summaries."""
+        self.end = check_chain(manifests)
+        self.sealed, self._opened, self._whole = [], manifests, None
+
+    def append(self, manifest: Manifest) -> None:
+        """Add one that was written."""
+        self.end = check_chain([manifest], self.end)
+        if self._whole is not None:
+            self._whole.append(manifest)
+        self._opened.append(manifest)
+
+    def days(self) -> list[int]:
+        """The days that it tells of, in order."""
+        opened = {day_of(manifest.up_to) for manifest in self._opened}
+        return [summary.day for summary in self.sealed] + sorted(opened)
+
+    def of_day(self, day: int) -> list[Manifest]:
+        """The manifests of a day. Raises `LakeError` where they are not what its summary says."""
+        summary = self.summary_of(day)
+        if summary is None:
+            return manifests_of_day(self._opened, day)
+        return self._of_summary(summary) if self._whole is None else manifests_of_day(self._whole, day)
+
+    def summary_of(self, day: int) -> DaySummary | None:
+        """The summary of a day that has one."""
+        return next((summary for summary in self.sealed if summary.day == day), None)
+
+    def rows_of(self, day: int) -> int:
+        """How many packets a day has."""
+        summary = self.summary_of(day)
+        if summary is not None:
+            return summary.packets
+        return sum(manifest.packets for manifest in manifests_of_day(self._opened, day))
+
+    def backwards(self) -> Iterator[Manifest]:
+        """The manifests, the last first."""
+        yield from reversed(self._opened)
+        for summary in reversed(self.sealed):
+            yield from reversed(self.of_day(summary.day))
+
+    def after(self, tip: str) -> list[Manifest]:
+        """What the chain gained after a manifest, named by its hash or its number.
+
+        The tip of an empty lake, 64 zeros, names the beginning. Raises `LakeError` for a tip that is not in
+        the chain, and `UsageError` for what names none.
+        """
+        if tip == GENESIS:
+            return list(self.all())
+        if not _NUMBER.fullmatch(tip) and not _HASH.fullmatch(tip):
+            raise UsageError(f"{tip} is no tip: it is 64 lowercase hex digits, or the number of a manifest")
+        number = int(tip) if _NUMBER.fullmatch(tip) else None
+        gained: list[Manifest] = []
+        if number is None or number < self.end.number:
+            for manifest in self.backwards():
+                if tip == manifest.hash or manifest.number == number:
+                    return gained[::-1]
+                gained.append(manifest)
+        held = f"ends with manifest {self.end.number - 1}" if self.end.number else "is empty"
+        raise LakeError(
+            f"{tip} is not in the chain, which {held}: the chain was cut off or replaced since, or the "
+            "tip is that of another lake, or from before a migration. Audit all of it, without --since"
+        )
+
+    def seal(self) -> int:
+        """Write the summaries of finished days that have none, or none that fits; returns how many.
+
+        A day is finished when the chain has begun the next. Raises `LakeError`.
+        """
+        finished = self.days()[len(self.sealed) : -1]
+        folder = self.folder / SUMMARIES
+        for left in folder.glob("_*"):
+            left.unlink()
+        for day in finished:
+            previous = self.sealed[-1].hash if self.sealed else GENESIS
+            summary = summarise(manifests_of_day(self._opened, day), previous)
+            # It says nothing by itself, and can be made again: one that does not fit need not be kept.
+            (folder / summary.name).unlink(missing_ok=True)
+            files.write_new(folder / summary.name, encode_summary(summary))
+            self.sealed.append(summary)
+            self._opened = self._opened[summary.batches :]
+        self._whole = None
+        return len(finished)
+
+    def summary_faults(self) -> list[tuple[Path, str]]:
+        """The first file of a summary that is not what the manifests say, and why; none where all are.
+
+        Where summaries were used to open the lake, they fitted, and only a whole reading tells more.
+        """
+        stored = self.stored_summaries()
+        if self.sealed and len(stored) == len(self.sealed):
+            return []
+        previous, days = GENESIS, self.days()
+        for day, path in zip_longest(days, stored):
+            if path is None:
+                break
+            why = f"{path} is not the summary of the manifests of its day; compact writes it again"
+            try:
+                summary = decode_summary(path.read_bytes(), path.name)
+            except (LakeError, OSError) as error:
+                return [(path, f"{error}; compact writes it again")]
+            if day is None or summary != summarise(self.of_day(day), previous):
+                return [(path, why)]
+            previous = summary.hash
+        return []
+
+    def stored_summaries(self) -> list[Path]:
+        """The files of summaries, whether or not they fit."""
+        folder = self.folder / SUMMARIES
+        there = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in there if _SUMMARY.fullmatch(path.name)]
+
+    def _summaries(self) -> list[DaySummary]:
+        try:
+            found = [decode_summary(path.read_bytes(), path.name) for path in self.stored_summaries()]
+        except OSError as error:
+            raise LakeError(f"the lake's summaries cannot be read: {error}") from None
+        for summary in found:
+            # A chain that was cut off must not pass for a whole one, to which a writer may add.
+            if not (self.folder / manifest_name(summary.end.number - 1)).exists():
+                raise LakeError(f"the manifests of the lake's summary {summary.name} are missing")
+        return found
+
+    def _of_summary(self, summary: DaySummary) -> list[Manifest]:
+        place = self.sealed.index(summary)
+        before = self.sealed[place - 1].end if place else ChainEnd()
+        numbers = range(summary.first, summary.first + summary.batches)
+        manifests = self._read(manifest_name(number) for number in numbers)
+        check_day(summary, before, manifests)
+        return manifests
+
+    def _from(self, first: int) -> Iterator[Manifest]:
+        """The manifests from a number on; not listed, for a folder of years has millions."""
+        number = first
+        while (self.folder / manifest_name(number)).exists():
+            yield from self._read([manifest_name(number)])
+            number += 1
+        later = range(number + 1, number + _LOOK_AHEAD)
+        if any((self.folder / manifest_name(one)).exists() for one in later):
+            raise LakeError(
+                f"the lake's manifest {number} cannot be used: it is missing, and those after it prove that "
+                "it was there"
+            )
+
+    def _listed(self) -> list[Manifest]:
+        there = self.folder.iterdir() if self.folder.is_dir() else ()
+        return self._read(sorted(path.name for path in there if _MANIFEST.fullmatch(path.name)))
+
+    def _read(self, names: Iterable[str]) -> list[Manifest]:
+        try:
+            return [decode((self.folder / name).read_bytes(), name) for name in names]
+        except OSError as error:
+            raise LakeError(f"the lake's manifests cannot be read: {error}") from None
+
+
+def manifest_name(number: int) -> str:
+    """The name of a manifest's file in the chain."""
+    return f"{number:010}.json"

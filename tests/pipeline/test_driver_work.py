@@ -1,0 +1,72 @@
+"""What a job's first process does for each batch: a day of thousands is listed and opened once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from strata.protocol.lake import manifests_of_day
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake import batches
+from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.rows import read_places
+
+from tests.support.toy_lakes import DAY, files_below, place, write_batch
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A day of twelve batches, each with a quarantined row, between two other days."""
+    write_batch(tmp_path, [1], day=DAY - 1)
+    for first in range(1, 36, 3):
+        write_batch(tmp_path, [first, first + 1], [first + 2])
+    write_batch(tmp_path, [1], day=DAY + 1)
+    return Lake.open(tmp_path)
+
+
+def test_the_batches_of_a_day_are_read_together(lake, monkeypatch):
+    reads: list[int] = []
+    listings: list[int] = []
+    folders = lake.folders_of_day
+
+    def read_counted(*of):
+        reads.append(1)
+        return read_places(*of)
+
+    def listed_counted(*of):
+        listings.append(1)
+        return folders(*of)
+
+    monkeypatch.setattr(batches, "read_places", read_counted)
+    monkeypatch.setattr(lake, "folders_of_day", listed_counted)
+    together = Batch.read(lake, *manifests_of_day(lake.manifests, DAY))
+    together.check_contents()
+    assert len(reads) == 2 and len(listings) == 2
+    assert together.packets.num_rows == 24 and together.rows.num_rows == 36
+    assert together.rows["sequence"].to_pylist() == [place(n) for n in range(1, 37)]
+    assert together.manifest_of(place(5)).number == 2
+    spans = [part.span for part in together.parts(place(2), 20)]
+    assert spans == [(place(2), place(22)), (place(22), place(36))]
+    assert [part.packets for part in together.parts(0, 20)] == [14, 10]
+
+
+def test_the_damaged_one_of_many_is_named(lake):
+    damaged = next(path for path in files_below(lake.packets) if f"part-{place(8)}" in path.name)
+    damaged.unlink()
+    with pytest.raises(LakeError, match=r"\(manifest 3\) is damaged: it has 1 packets and 1 quarantined"):
+        Batch.read(lake, *manifests_of_day(lake.manifests, DAY))
+
+
+def test_the_manifests_of_a_day_are_found_without_looking_at_the_others(lake):
+    class Counted(list):
+        looks = 0
+
+        def __getitem__(self, key):
+            self.looks += isinstance(key, int)
+            return super().__getitem__(key)
+
+    chain = Counted(lake.manifests * 1)
+    assert [one.number for one in manifests_of_day(chain, DAY)] == list(range(1, 13))
+    assert manifests_of_day(chain, DAY - 7) == manifests_of_day(chain, DAY + 7) == []
+    assert chain.looks <= 6 * 5

@@ -1,0 +1,103 @@
+"""What Spark is asked to shuffle and to hold, and that nothing rules out a Spark Connect server."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import strata_pipeline
+from pyspark.sql import functions as F
+from strata_pipeline.datasets.channels import ChannelPackets
+from strata_pipeline.datasets.traffic import Abuse, Texts
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.tables import write_tables
+from strata_pipeline.planning import parallelism, planned
+from strata_pipeline.transforms.near_duplicates import find_near_duplicates
+from strata_pipeline.transforms.reliability import find_gaps
+from strata_pipeline.transforms.signatures import Keys, identity_packets, keys_by_authors
+
+from tests.support import relay_logs
+from tests.support.lake_rows import dataset
+
+
+def plan_of(frame) -> list[str]:
+    """The nodes of a plan, each with its inputs and arguments."""
+    told = frame._jdf.queryExecution().explainString(
+        frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("formatted")
+    )
+    return re.split(r"\n\n+", told)
+
+
+def test_no_signature_is_shuffled_for_each_bucket_and_no_aggregate_sorts(spark):
+    plan = plan_of(find_near_duplicates(Texts.empty(spark)).frame)
+    by_bucket = [node for node in plan if "Exchange" in node and "hashpartitioning(bucket" in node]
+    assert by_bucket and not any("signature" in node for node in by_bucket)
+    gaps = plan_of(find_gaps(ChannelPackets.empty(spark)).frame)
+    assert any("HashAggregate" in node for node in plan) and any("HashAggregate" in node for node in gaps)
+    assert not any("SortAggregate" in node for node in [*plan, *gaps])
+
+
+def test_a_shuffle_has_partitions_for_the_rows_that_there_are(spark):
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    with planned(spark, 10**9):
+        assert int(spark.conf.get(name)) > 3_000
+    with planned(spark, 10):
+        assert spark.conf.get(name) == before
+    with pytest.raises(ZeroDivisionError), planned(spark, 10**9):
+        raise ZeroDivisionError
+    assert spark.conf.get(name) == before and parallelism(spark) == 2
+
+
+def test_keys_are_read_for_a_share_of_the_authors_at_a_time(spark):
+    bodies = [relay_logs.make(n, who=n, type="DID_DOCUMENT") for n in range(12)]
+    bodies += [relay_logs.make(100 + n, who=n) for n in range(12)]
+    packets = dataset(spark, list(enumerate(bodies)))
+    whole = Keys.of(packets).events
+    assert len(whole) == 12
+    assert [keys.events for _, keys in keys_by_authors(packets, packets)] == [whole]
+    size = identity_packets(packets).agg(F.sum(F.length("body"))).collect()[0][0]
+    shares = list(keys_by_authors(packets, packets, most_bytes=size // 2))
+    assert len(shares) >= 2 and all(len(keys.events) < 12 for _, keys in shares)
+    assert {did: events for _, keys in shares for did, events in keys.events.items()} == whole
+    rows = [row.sequence for some, _ in shares for row in some.frame.select("sequence").collect()]
+    assert sorted(rows) == sorted(row.sequence for row in packets.frame.select("sequence").collect())
+    for some, keys in shares:
+        authors = {row.author_id for row in some.frame.select("author_id").collect()}
+        assert set(keys.events) <= authors and authors & set(whole) == set(keys.events)
+
+
+def test_tables_of_a_job_that_fails_are_the_older_ones(spark, tmp_path):
+    row = ("a", "block", "pipeline: x", 5)
+    abuse = Abuse(
+        spark.createDataFrame([row], "author_id string, verdict string, reason string, expires_at long")
+    )
+    write_tables(tmp_path / "out", {"abuse": abuse, "again": abuse})
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*.parquet"))
+    broken = Abuse(abuse.frame.withColumn("reason", F.raise_error(F.lit("no")).cast("string")))
+    with pytest.raises(Exception, match="no"):
+        write_tables(tmp_path / "out", {"abuse": abuse, "again": broken})
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.parquet")) == before
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["abuse", "again"]
+    write_tables(tmp_path / "out", {"abuse": abuse})
+    assert spark.read.parquet(str(tmp_path / "out" / "abuse")).count() == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_tables(tmp_path / "file" / "out", {"abuse": abuse})
+
+
+def test_jobs_use_data_frames_alone():
+    """A Spark Connect server knows no RDDs and gives no context; only a session asks."""
+    found = []
+    root = Path(strata_pipeline.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.name in {"planning.py", "spark_defaults.py"}:
+            continue
+        found += [
+            f"{path.relative_to(root)}:{node.lineno}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and node.attr in {"sparkContext", "rdd", "parallelize"}
+        ]
+    assert found == []

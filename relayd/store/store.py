@@ -321,8 +321,8 @@ class Store:
             await close_quietly(connection)
 
     async def ping(self) -> None:
-        """Ask the database for a sign of life. Raises `StoreUnavailable`."""
-        await self._reader.head()
+        """Ask the database for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""
+        await self._reader.ping()
 
     async def close(self) -> None:
         """End every connection; calls that wait on one raise `StoreUnavailable`. Idempotent."""

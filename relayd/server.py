@@ -483,7 +483,11 @@ class _Process:
             self._count()
             sockets = list(self._relay.registry.sockets)
             for part in range(_SWEEP_PARTS):
+                due = time.monotonic() + _SWEEP_INTERVAL / _SWEEP_PARTS
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
+                if time.monotonic() - due > _SWEEP_INTERVAL:
+                    # This process, or the machine, has slept: what peers have sent meanwhile is read first.
+                    await asyncio.sleep(_SWEEP_INTERVAL)
                 self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
 
     async def _watch_memory(self) -> None:

@@ -392,7 +392,7 @@ def test_losing_subscribe_ends_what_is_open():
     opened = take(peer, subscribe())
     assert isinstance(opened, SubscriptionOpened)
     kept = peer.authenticated(attempt(peer), ("publish", "subscribe"))
-    assert kept.ended == []
+    assert list(kept.ended) == []
     lost = peer.authenticated(attempt(peer), ("publish",))
     ((subscription, payload),) = lost.ended
     assert subscription is opened.subscription

@@ -49,9 +49,9 @@ class Slices:
 
     async def next(self) -> None:
         """Wait for one of the next turns, behind those that wait already. Cancelling it changes nothing."""
-        turn = asyncio.get_running_loop().create_future()
-        self.later(lambda: turn.done() or turn.set_result(None))
-        await turn
+        turn = asyncio.Event()
+        self.later(turn.set)
+        await turn.wait()
 
     def _begin(self, now: float) -> None:
         self._until = now + self.seconds

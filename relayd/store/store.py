@@ -46,7 +46,7 @@ MAX_PAGE_BYTES = 4 * 2**20
 _LOOKUP_CONNECTIONS = 2
 _WITNESS_INTERVAL = 60.0
 _OTHERS_TELL_TIMEOUT = 5.0
-"""Seconds after its start in which a process waits for what others knew of a lost log: they start then too."""
+"""Seconds after its start in which a process waits for what others knew of a lost log: they start too."""
 _OTHERS_TELL_INTERVAL = 0.2
 
 _READER = {

@@ -20,8 +20,8 @@ from tests.planted.bugs import BUGS, Bug
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NEEDED = ("relayd", "client", "tests", "migrations", "docs", "pyproject.toml")
-_LONGEST_RUN = 120.0
-"""Seconds: a bug may well be one that never ends."""
+_LONGEST_RUN = 600.0
+"""Seconds. A test that never ends fails after a minute; tests that do not end at all say nothing."""
 _OPTIONS = (
     "-x -q --timeout 60 -p no:cacheprovider -p tests.planted.unshrunk --hypothesis-profile unshrunk".split()
 )
@@ -63,7 +63,7 @@ def _is_found(bug: Bug, copy: Path) -> bool:
         )
         said, is_found = done.stdout, done.returncode == _FAILED
     except subprocess.TimeoutExpired:
-        said, is_found = "it never ended", True
+        said, is_found = "it never ended", False
     finally:
         file.write_text(source)
     last = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))][

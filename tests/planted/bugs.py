@@ -196,7 +196,7 @@ _ADMISSION = [
     ),
     *_bugs(
         "admission/gathering",
-        "admission/test_pipeline.py admission/test_verify.py sessions/test_left_behind.py",
+        "admission/test_gathering.py",
         ("a batch that fails is forgotten", "self._on_lost(jobs, error)", "pass"),
         ("what waits behind a batch is left", "if self._waiting and self._task is None:", "if False:"),
     ),

@@ -58,6 +58,19 @@ def subscribe(identifier: str = "s", **members: Any) -> dict[str, Any]:
     return {"type": "SUBSCRIBE", "subscription_id": identifier, **members}
 
 
+@pytest.mark.req("R-321")
+def test_the_filters_of_subscriptions_that_have_ended_are_paid_for_no_more():
+    wanted = subscribe(filters={"types": ["POST"]})
+    opened = take(session(), wanted)
+    assert isinstance(opened, SubscriptionOpened)
+    peer = session(max_filter_bytes=opened.subscription.filter.kept_bytes)
+    for _ in range(3):
+        assert isinstance(take(peer, wanted), SubscriptionOpened)
+        assert error_of(take(peer, {**wanted, "subscription_id": "t"}))["code"] == "rate_limited"
+        assert isinstance(take(peer, wanted), SubscriptionOpened), "one that is replaced"
+        take(peer, {"type": "UNSUBSCRIBE", "subscription_id": "s"})
+
+
 def test_a_publish_keeps_the_packet_s_bytes():
     raw = b'{"b":1, "a":[1.0,"\\u0041"]}'
     action = session().receive_text(b'{"type":"PUBLISH","client_msg_id":"m","packet":' + raw + b"}", 0)

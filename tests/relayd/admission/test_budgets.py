@@ -7,7 +7,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
 
 from relayd.admission.budgets import TrustAct, TrustBudgets
-from relayd.store.identities import TrustRow
+from relayd.store.types import TrustRow
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 BOB = Identity(bytes(32))

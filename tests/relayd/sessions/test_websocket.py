@@ -89,6 +89,17 @@ async def test_nothing_is_read_from_a_peer_that_does_not_read(rigs):
     assert rig.transport.reading
 
 
+@pytest.mark.req("R-170")
+async def test_a_live_feed_is_not_taken_while_there_is_no_room_for_it(rigs):
+    rig = rigs(outbound_queue_bytes=65_536)
+    rig.socket.pause_writing()
+    assert not rig.socket.deliver(b"x", 1)
+    rig.socket.resume_writing()
+    assert rig.socket.deliver(bytes(65_537), 1)
+    assert not rig.socket.deliver(b"x", 1)
+    rig.transport.written.clear()
+
+
 @pytest.mark.req("R-181")
 async def test_what_a_peer_sent_before_its_close_frame_counts(rigs):
     rig = rigs()

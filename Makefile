@@ -12,7 +12,7 @@ DEV := .venv/.dev
 
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
-	conformance docs faults fuzz site lock wheel deploy-test clean
+	conformance docs faults fuzz planted site lock wheel deploy-test clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
 
 faults: $(DEV) ## Run a relay under kills, a bad disk, network and clock (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.faults $(ARGS)
+
+planted: $(DEV) ## Plant known bugs one by one and see whether the tests find them (ARGS="--first 3")
+	$(BIN)/python -m tests.planted $(ARGS)
 
 fuzz: $(DEV) ## Send a live relay good and spoiled messages (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.fuzz $(ARGS)

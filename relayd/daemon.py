@@ -44,7 +44,7 @@ def run(settings: Settings) -> int:
 
 
 def _failed(code: int, what: str, error: Exception) -> int:
-    _log.error("cannot_serve", what=what, problem=str(error))
+    _log.error("cannot_serve", what=what, problem=logs.problem_of(error))
     return code
 
 

@@ -149,6 +149,8 @@ class KnownLog:
         self.lineage = lineage or Lineage([Term(1, bytes(4), 0, 1)])
         self.seen = 0
         """The highest sequence that is known to be committed."""
+        self.is_followed = False
+        """Whether this process has written to the log: before that, it knows only what the database says."""
         self.is_lost = False
         """Whether the database was found to have lost what this process knows."""
         self._on_lost = on_lost

@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import Processor
 
-__all__ = ["configure", "get_logger", "truncated_address"]
+__all__ = ["configure", "get_logger", "problem_of", "truncated_address"]
 
 _NEVER_LOGGED = frozenset(
     {
@@ -110,3 +110,8 @@ def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any])
     for name in event.keys() & _ADDRESS_FIELDS:
         event[name] = truncated_address(str(event[name]))
     return event
+
+
+def problem_of(error: BaseException) -> str:
+    """What an error says, and its type where it says nothing, as one that ran out of time does."""
+    return str(error) or type(error).__name__

@@ -29,6 +29,7 @@ from relayd.accepting import Listener, bind
 from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
+from relayd.database_watch import watch_database
 from relayd.files import room_for_sockets
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
@@ -36,6 +37,7 @@ from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.lineage import Claim
+from relayd.logs import problem_of
 from relayd.loop_watch import watch_loop
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
@@ -65,7 +67,6 @@ _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20
 _SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
-_HEALTH_INTERVAL: Final = 2.0
 _MEMORY_INTERVAL: Final = 0.5
 _LOOKS_PER_LIMIT: Final = 64
 _MAINTENANCE_INTERVAL: Final = 600.0
@@ -312,7 +313,7 @@ class _Process:
                 ("tail", relay.tail.run()),
                 ("loop", self._watch_loop()),
                 ("sweep", self._sweep()),
-                ("health", self._watch_database()),
+                ("health", watch_database(self._store.ping, self._database_is, relay.faults)),
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
                 ("memory", self._watch_memory()),
@@ -482,7 +483,11 @@ class _Process:
             self._count()
             sockets = list(self._relay.registry.sockets)
             for part in range(_SWEEP_PARTS):
+                due = time.monotonic() + _SWEEP_INTERVAL / _SWEEP_PARTS
                 await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
+                if time.monotonic() - due > _SWEEP_INTERVAL:
+                    # This process, or the machine, has slept: what peers have sent meanwhile is read first.
+                    await asyncio.sleep(_SWEEP_INTERVAL)
                 self._relay.registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
 
     async def _watch_memory(self) -> None:
@@ -503,24 +508,9 @@ class _Process:
                 await asyncio.to_thread(give_back)
             look()
 
-    async def _watch_database(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(_HEALTH_INTERVAL):
-                    await self._store.ping()
-                up = True
-            except (StoreError, TimeoutError) as error:
-                up = False
-                if self._database_up:
-                    _log.error("database_lost", problem=str(error))
-            except Exception as error:
-                up = False
-                self._relay.faults.caught("background", error)
-            if up and not self._database_up:
-                _log.info("database_back")
-            self._database_up = up
-            self._metrics.database_up.set(up)
-            await asyncio.sleep(_HEALTH_INTERVAL)
+    def _database_is(self, up: bool) -> None:
+        self._database_up = up
+        self._metrics.database_up.set(up)
 
     async def _maintain(self) -> None:
         # Comparing days with the archive takes a while, so the first round runs here and not at start.
@@ -529,7 +519,7 @@ class _Process:
             try:
                 await self._store.maintain(int(time.time()))
             except StoreError as error:
-                _log.warning("maintenance_failed", problem=str(error))
+                _log.warning("maintenance_failed", problem=problem_of(error))
             except Exception as error:
                 self._relay.faults.caught("background", error)
             await asyncio.sleep(_MAINTENANCE_INTERVAL)
@@ -540,7 +530,7 @@ class _Process:
             try:
                 self._abuse = await self._store.abuse(self._relay.clock())
             except StoreError as error:
-                _log.warning("abuse_table_unread", problem=str(error))
+                _log.warning("abuse_table_unread", problem=problem_of(error))
             except Exception as error:
                 self._relay.faults.caught("background", error)
             else:
@@ -558,7 +548,7 @@ class _Process:
             await asyncio.to_thread(self._guard.write, self._store.known.claim)
         except OSError as error:
             if not self._guard_failed:
-                _log.warning("log_guard_not_written", problem=str(error))
+                _log.warning("log_guard_not_written", problem=problem_of(error))
             self._guard_failed = True
 
     def _apply_policy(self) -> None:
@@ -578,7 +568,7 @@ class _Process:
                 failpoints.hit("server.reload")
             reread = read_again(self._settings)
         except (TlsError, ConfigurationError) as error:
-            _log.error("not_reloaded", problem=str(error))
+            _log.error("not_reloaded", problem=problem_of(error))
             return
         self._settings = settings = reread.settings
         if self._tls is not None and reread.tls is not None:

@@ -47,6 +47,12 @@ class Slices:
         if self._until is None:
             self._begin(time.monotonic())
 
+    async def next(self) -> None:
+        """Wait for one of the next turns, behind those that wait already. Cancelling it changes nothing."""
+        turn = asyncio.Event()
+        self.later(turn.set)
+        await turn.wait()
+
     def _begin(self, now: float) -> None:
         self._until = now + self.seconds
         asyncio.get_running_loop().call_soon(self._turn)

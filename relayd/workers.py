@@ -95,7 +95,7 @@ def _reload(workers: list[_Worker]) -> None:
     try:
         settings = read_again(workers[0].settings).settings
     except (TlsError, ConfigurationError) as error:
-        _log.error("not_reloaded", problem=str(error))
+        _log.error("not_reloaded", problem=logs.problem_of(error))
         return
     for worker in workers:
         worker.settings = settings
@@ -209,7 +209,7 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
                 except StoreError as error:
                     if not is_revived:
                         raise
-                    _log.warning("worker_waits", problem=str(error))
+                    _log.warning("worker_waits", problem=logs.problem_of(error))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _DATABASE_PAUSE)
 

@@ -23,6 +23,7 @@ import structlog
 from relayd import failpoints
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
+from relayd.logs import problem_of
 from relayd.slices import SLICE_SECONDS
 from relayd.store.types import LogEntry, StoreError
 
@@ -164,7 +165,7 @@ class Tail:
                     else:
                         await self._read()
                 except StoreError as error:
-                    _log.debug("tail_read_failed", error=str(error), retry_in=pause)
+                    _log.debug("tail_read_failed", error=problem_of(error), retry_in=pause)
                 except Exception as error:
                     self._faults.caught("feed", error)
                 else:

@@ -34,6 +34,7 @@ from relayd import failpoints
 from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
+from relayd.logs import problem_of
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
@@ -171,7 +172,7 @@ class Identities:
             except StoreError as error:
                 if not self._has_begun:
                     raise
-                _log.warning("identities_unread", problem=str(error), retry_in=pause)
+                _log.warning("identities_unread", problem=problem_of(error), retry_in=pause)
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(pause * 2, _RETRY_SECONDS[1])
             else:

@@ -26,7 +26,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from relayd import failpoints
-from relayd.logs import get_logger
+from relayd.logs import get_logger, problem_of
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
@@ -156,7 +156,7 @@ class EmbeddedPostgres:
                     await self._start_server()
                     break
                 except (EmbeddedPostgresError, OSError) as error:
-                    _logger.error("embedded_postgres_down", problem=str(error), retry_in=delay)
+                    _logger.error("embedded_postgres_down", problem=problem_of(error), retry_in=delay)
                     await asyncio.sleep(delay)
                     delay = min(delay * 2, longest)
 

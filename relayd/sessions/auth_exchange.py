@@ -50,8 +50,8 @@ class AuthenticatingPeer(Protocol):
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
 
-    def authenticated(self, outcome: Authenticated) -> None:
-        """The session speaks for another identity now."""
+    async def authenticated(self, outcome: Authenticated) -> None:
+        """The session speaks for another identity now. Cancelling it is for a connection that has ended."""
 
     def regranted(self) -> None:
         """The settings have changed: what the session may do follows."""
@@ -203,8 +203,13 @@ class AuthExchange:
         """Whatever comes of it, the peer hears of it: it is suspended until then."""
         try:
             outcome = await self._outcome(attempt)
-            self._task = None
-            self._apply(outcome)
+            if isinstance(outcome, Authenticated):
+                self._relay.metrics.auths["ok"].inc()
+                await self._connection.authenticated(outcome)
+                self._task = None
+            else:
+                self._task = None
+                self._apply(outcome)
             self._socket.resume()
         except Exception as error:
             self._task = None
@@ -241,12 +246,9 @@ class AuthExchange:
         relay.access.authenticated(self._visitor, attempt.author_id, time.monotonic())
         return self._session.authenticated(attempt, capabilities)
 
-    def _apply(self, outcome: Answer | Authenticated | AuthRefused | CloseConnection) -> None:
+    def _apply(self, outcome: Answer | AuthRefused | CloseConnection) -> None:
         metrics = self._relay.metrics
         match outcome:
-            case Authenticated():
-                metrics.auths["ok"].inc()
-                self._connection.authenticated(outcome)
             case AuthRefused():
                 metrics.auths[outcome.code].inc()
                 self._connection.answer(outcome.payload, outcome.code)

@@ -159,8 +159,7 @@ class Backlog:
         relay, mark = self._relay, subscription.resumes_after
         if mark is None:
             return False
-        known = relay.store.known
-        good_to = known.lineage.good_to(mark, known.seen)
+        good_to = await relay.store.good_to(mark)
         if good_to is not None and mark.sequence <= good_to:
             return False
         await relay.store.bear_witness(mark)

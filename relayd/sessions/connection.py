@@ -14,7 +14,7 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
 import structlog
@@ -376,22 +376,37 @@ class Connection:
 
     # Called by AUTHs.
 
-    def authenticated(self, outcome: Authenticated) -> None:
-        """The session speaks for another identity now: limits and open subscriptions follow."""
+    async def authenticated(self, outcome: Authenticated) -> None:
+        """The session speaks for another identity now: limits and open subscriptions follow.
+
+        AUTH_OK comes when all that is lost has ended, for nothing of that may follow it (R-283).
+        """
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
+        errors: list[bytes] = []
+        for subscription, payload in outcome.ended:
+            self._close_subscription(subscription)
+            errors.append(payload)
+            if self._relay.slices.is_over():
+                await self._relay.slices.next()
         self.socket.queue(text_frame(outcome.payload))
-        self._end(outcome.ended)
+        for payload in errors:
+            self.answer(payload, ErrorCode.UNAUTHENTICATED)
 
     def regranted(self) -> None:
         """The settings have changed: capabilities, limits and open subscriptions follow."""
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._end(self._session.regrant(self._relay.access.grants))
 
-    def _end(self, subscriptions: Iterable[tuple[Subscription, bytes]]) -> None:
-        for subscription, payload in subscriptions:
+    def _end(self, ended: Iterator[tuple[Subscription, bytes]]) -> None:
+        """End as many of these as there is time for; the others stay open until their turn comes."""
+        for subscription, payload in ended:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
+            if self._relay.slices.is_over():
+                self._relay.slices.later(functools.partial(self._end, ended))
+                break
+        self._relay.registry.flush()
 
     # Publisher: called by admission.
 

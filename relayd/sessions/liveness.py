@@ -10,6 +10,7 @@ slowly, is alive.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 __all__ = ["Liveness", "PeerState"]
@@ -36,6 +37,7 @@ class Liveness:
     slow_consumer_timeout: float
     heard_at: float
     _pings: int = 0
+    _asked_at: float = -math.inf
     _waiting_bytes: int = 0
     _stuck_since: float | None = None
 
@@ -61,9 +63,14 @@ class Liveness:
         if not listening:
             self.heard_at = now
         elif now - self.heard_at > self.ping_interval * (self._pings + 1):
+            if now - self._asked_at < self.ping_interval:
+                return (
+                    PeerState.FINE
+                )  # whoever looks came late with its ping: the peer has its time all the same
             if self._pings >= self.ping_misses:
                 return PeerState.GONE
             self._pings += 1
+            self._asked_at = now
             return PeerState.SILENT
         return PeerState.FINE
 

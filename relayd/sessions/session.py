@@ -19,7 +19,7 @@ order of relay.md §11: its shape, then whether this session may ask for it, the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.protocol.errors import ErrorCode, InvalidMessage
@@ -136,8 +136,8 @@ class Authenticated:
     """The session is authenticated: send the AUTH_OK, and end the subscriptions it may no longer have."""
 
     payload: bytes
-    ended: Sequence[tuple[Subscription, bytes]]
-    """Subscriptions that are over, each with the ERROR that says so."""
+    ended: Iterator[tuple[Subscription, bytes]]
+    """Subscriptions that are over once they are taken from here, each with the ERROR that says so."""
 
 
 AuthRefusal = AuthRefused | Answer | CloseConnection
@@ -251,9 +251,9 @@ class Session:
         message = auth_ok_payload(attempt.author_id, capabilities, attempt.client_msg_id)
         return Authenticated(message, self._end_what_is_lost())
 
-    def regrant(self, grants: Grants) -> Sequence[tuple[Subscription, bytes]]:
-        """The settings grant something else now. Returns the subscriptions that are over, each with the ERROR
-        that says so.
+    def regrant(self, grants: Grants) -> Iterator[tuple[Subscription, bytes]]:
+        """The settings grant something else now. Returns the subscriptions that are over once they are taken
+        from there, each with the ERROR that says so.
 
         An authenticated session never gets more than its AUTH_OK has stated (R-285).
         """
@@ -263,14 +263,15 @@ class Session:
             self._allow(self._stated & grants.of(self.identity))
         return self._end_what_is_lost()
 
-    def _end_what_is_lost(self) -> Sequence[tuple[Subscription, bytes]]:
-        ended = []
+    def _end_what_is_lost(self) -> Iterator[tuple[Subscription, bytes]]:
+        """One after the other, for there may be thousands; what has not been reached is open as it was."""
         for subscription in list(self.subscriptions.values()):
+            if self.subscriptions.get(subscription.subscription_id) is not subscription:
+                continue  # it went meanwhile
             lost = self._lost(subscription)
             if lost is not None:
                 self.drop(subscription)
-                ended.append((subscription, missing_payload(lost, None, subscription.subscription_id)))
-        return ended
+                yield subscription, missing_payload(lost, None, subscription.subscription_id)
 
     def auth_failed(self, error: InvalidMessage) -> AuthRefused | CloseConnection:
         """An AUTH failed: identity and capabilities stay what they were (R-283). The fifth failure in a row

@@ -46,8 +46,10 @@ _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
 _LINGER: Final = 0.2
 _LONGEST_LINGER: Final = 2.0
-"""Seconds before a socket is closed for a frame that breaks the rules: until nothing has come for the one,
-and at most the other."""
+"""Seconds that a socket is read from after all has been said: until the peer closes, and at most the latter.
+Over TLS, where only one side can close, until nothing has come for the former."""
+_LINGERING_FRAMES: Final = 8
+"""Largest frames, so many, that are read from a peer meanwhile."""
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long bytes that should not be sent any more may still leave, in seconds."""
 _SMALL_FRAGMENT: Final = 1024
@@ -230,7 +232,7 @@ class WebSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._tally.bytes_received += len(data)
         if self._lingers_until is not None:
-            self._discarded += len(data)
+            self._discard(len(data))
             return
         registry = self._relay.registry
         registry.unseen_bytes += len(data)
@@ -548,6 +550,9 @@ class WebSocket(asyncio.Protocol):
         if self._is_withdrawn(now):
             self._close_reason = self._close_reason or "withdrawn"
             self._transport.abort()
+        elif self._lingers_until is not None and not self._transport.is_closing():
+            if now >= self._lingers_until:
+                self._close_transport()
         elif self._abort_at is not None:
             if now >= self._abort_at:
                 self._transport.abort()
@@ -577,7 +582,7 @@ class WebSocket(asyncio.Protocol):
 
     def stop_reading(self) -> None:
         """Take nothing further from the peer; the relay is draining."""
-        if self._reading and not self._transport.is_closing():
+        if self._reading and self._lingers_until is None and not self._transport.is_closing():
             self._reading = False
             self._transport.pause_reading()
 
@@ -616,38 +621,46 @@ class WebSocket(asyncio.Protocol):
             self._report_too_large()
         self._close_sent = self._protocol.close_sent is not None
         for data in writes:
-            if data:
+            if not data:
+                self._linger()
+            elif self._lingers_until is None:
                 self._transport.write(data)
                 self._written += len(data)
-            elif self._protocol.parser_exc is not None:
-                self._linger()
-            else:
-                self._close_transport()
 
     def _close_transport(self) -> None:
         self._transport.close()
         self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
 
     def _linger(self) -> None:
-        """Read on for a while, and keep nothing of it, before the socket is closed.
+        """Say no more, and read on for a while, and keep nothing of it, before the socket is closed.
 
-        To close over unread bytes resets the connection, and the reset overtakes the close frame that says
-        why (RFC 6455 §7.1.1).
+        To close over unread bytes resets the connection, as do bytes that come when it is closed; and the
+        reset overtakes the close frame or the HTTP response that says why (RFC 6455 §7.1.1, RFC 9112 §9.6).
         """
-        if self._lingers_until is None and not self._transport.is_closing():
-            self._frames.forget()
-            self._lingers_until = time.monotonic() + _LONGEST_LINGER
-            if not self._reading:
-                self._reading = True
-                self._transport.resume_reading()
+        if self._lingers_until is not None or self._transport.is_closing():
+            return
+        self._close_sent = True  # or never will be: nothing can follow
+        self._frames.forget()
+        self._unread = b""
+        self._lingers_until = time.monotonic() + _LONGEST_LINGER
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()  # a peer that has nothing to say closes now, and that is the end
+        else:
             self._linger_on(-1)
 
     def _linger_on(self, discarded: int) -> None:
-        assert self._lingers_until is not None
-        if self._discarded == discarded or time.monotonic() > self._lingers_until:
+        if self._discarded == discarded:
             self._close_transport()
-        else:
+        elif not self._transport.is_closing():
             asyncio.get_running_loop().call_later(_LINGER, self._linger_on, self._discarded)
+
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded > _LINGERING_FRAMES * self._relay.settings.max_frame_bytes:
+            self._close_transport()
 
     def _report_too_large(self) -> None:
         """Send the ERROR before the library's close frame with 1009 (R-123)."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -75,6 +75,15 @@ class _Span(NamedTuple):
         return self.after if self.query.ascending else self.up_to + 1
 
 
+class _Watch:
+    """A payer that nothing is charged to: it has used less than anybody, and goes first."""
+
+    def used_database(self, seconds: float, now: float) -> None: ...
+
+
+_WATCH: Final = _Watch()
+
+
 class Reader:
     """Reads over bounded pools: `pages` for long reads, `lookups` for short ones, so that slow pages never
     hold up the feed or an admission; and `replica`, where there is one, for pages in place of the primary.
@@ -101,6 +110,11 @@ class Reader:
         """The last sequence given out. Raises `StoreUnavailable`."""
         async with self._guarded(self._lookups) as connection:
             return await read_head(connection, self._known)
+
+    async def ping(self) -> None:
+        """Ask for a sign of life. Nobody's look-ups hold it up. Raises `StoreUnavailable`."""
+        async with self._guarded(self._lookups, _WATCH) as connection:
+            await read_head(connection, self._known)
 
     async def resets(self) -> list[Reset]:
         """The epochs of the log but the first. Raises `StoreUnavailable`, `StoreTimeout`."""

@@ -45,6 +45,9 @@ MAX_PAGE_BYTES = 4 * 2**20
 
 _LOOKUP_CONNECTIONS = 2
 _WITNESS_INTERVAL = 60.0
+_OTHERS_TELL_TIMEOUT = 5.0
+"""Seconds after its start in which a process waits for what others knew of a lost log: they start too."""
+_OTHERS_TELL_INTERVAL = 0.2
 
 _READER = {
     # Which partitions a page touches depends on its bounds: plan it with them.
@@ -86,6 +89,7 @@ class Store:
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
         self._witness_due_at = 0.0
+        self._others_told_at = time.monotonic() + _OTHERS_TELL_TIMEOUT
         self.secrets: RelaySecrets
         self.known = known
         """What this process knows of the log; it keeps itself up to date."""
@@ -214,6 +218,20 @@ class Store:
             await self._log.begin_epoch("cursor", mark)
             self._witness_due_at = now + _WITNESS_INTERVAL
 
+    async def good_to(self, mark: Mark) -> int | None:
+        """Up to where the log of a place agrees with this one; None where nobody knows.
+
+        A term that only another process has known is found once that one has begun anew: after a loss all do,
+        and those who are first wait for the others, for some seconds after their start and no longer. Raises
+        `StoreUnavailable`.
+        """
+        while True:
+            good_to = self.known.lineage.good_to(mark, self.known.seen)
+            if good_to is not None or time.monotonic() >= self._others_told_at:
+                return good_to
+            await asyncio.sleep(_OTHERS_TELL_INTERVAL)
+            await self.head()
+
     async def resets(self) -> list[Reset]:
         """The epochs that have begun since the log's first, oldest first."""
         return await self._reader.resets()
@@ -321,8 +339,8 @@ class Store:
             await close_quietly(connection)
 
     async def ping(self) -> None:
-        """Ask the database for a sign of life. Raises `StoreUnavailable`."""
-        await self._reader.head()
+        """Ask the database for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""
+        await self._reader.ping()
 
     async def close(self) -> None:
         """End every connection; calls that wait on one raise `StoreUnavailable`. Idempotent."""

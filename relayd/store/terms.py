@@ -117,7 +117,7 @@ async def open_term(
         if not known.adopt(lineage, head, certain):
             raise LogLost("the database has lost packets that were acknowledged")
         found, least = _judge(lineage, head, claims, witness)
-        is_exact = any(claim.is_exact for claim in claims) or known.seen > 0
+        is_exact = any(claim.is_exact for claim in claims) or known.is_followed
         if found is None and _has_moved(place, is_exact):
             found = "moved"
         if found is None and reason != "start":
@@ -131,6 +131,7 @@ async def open_term(
         tag, epoch = await connection.fetchrow(_OPEN, found or "start", now, found is not None, least)
         lineage, head = await _read(connection)
     known.lineage = lineage
+    known.is_followed = True
     known.saw(head)
     assert lineage.current.tag == tag
     if found is None:

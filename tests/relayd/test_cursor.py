@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relayd.cursor import CursorCodec, InvalidCursor
@@ -33,6 +33,8 @@ def test_a_cursor_of_the_first_format_stands_for_a_place_of_the_first_epoch(sequ
 
 @pytest.mark.req("R-154")
 @given(sequences)
+@example(100)
+@example(200)
 def test_a_cursor_says_in_which_term_its_packet_was_appended(sequence):
     terms = [Term(1, b"aaaa", 0, 1), Term(2, b"bbbb", 100, 1), Term(3, b"cccc", 200, 7)]
     codec = CursorCodec(KEY, KnownLog(Lineage(terms)))

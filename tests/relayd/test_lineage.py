@@ -134,3 +134,18 @@ def test_what_another_process_knew_places_the_terms_that_a_copy_never_had():
     assert copy.lost_terms(claim, 50) == ([b"b" * 4, b"c" * 4], 50)
     # With a log that shares nothing, nobody can say.
     assert Lineage([Term(1, b"z" * 4, 0, 1)]).lost_terms(claim, 50) == ([], 0)
+
+
+def test_a_place_behind_the_end_is_a_loss_unless_a_later_epoch_says_so():
+    lineage = Lineage([FIRST])
+    assert lineage.lacks(Mark(5, FIRST.tag, 1), head=4)
+    assert not lineage.lacks(Mark(4, FIRST.tag, 1), head=4)
+    later = Lineage([FIRST, Term(2, b"\0\0\0\2", 4, 2)])
+    assert not later.lacks(Mark(5, FIRST.tag, 1), head=9)
+
+
+def test_what_is_known_to_be_committed_never_shrinks():
+    known = KnownLog(Lineage([FIRST]))
+    known.saw(10)
+    known.saw(5)
+    assert known.mark == Mark(10, FIRST.tag, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from tests.support.bare_client import BareClient, Message, open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity, seal
@@ -250,7 +250,8 @@ async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> i
     ]
     while not until.is_set():
         made += 1
-        with contextlib.suppress(ConnectionClosed, OSError):
+        # Whoever takes ten seconds over the handshake, as a crowd on a busy machine may, is dropped.
+        with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError):
             if number % 5 == 4:  # connects, and says half a word
                 host, port = relay.http.removeprefix("http://").split(":")
                 _, writer = await asyncio.open_connection(host, int(port))

@@ -37,7 +37,7 @@ def frozen(relay: RelayProcess) -> Iterator[None]:
                 process.resume()
 
 
-async def readiness(relay: RelayProcess, status: int, timeout: float = 20.0) -> None:
+async def readiness(relay: RelayProcess, status: int, timeout: float = 60.0) -> None:
     async with asyncio.timeout(timeout):
         while (await asyncio.to_thread(relay.get, "/readyz"))[0] != status:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
@@ -53,7 +53,7 @@ async def complete(client: BareClient, author: str, packets: list) -> None:
 async def test_publishers_wait_for_the_database_and_nothing_is_lost_or_doubled(tmp_path: Path, loss):
     identity = new_identity()
     packets = [make(identity, n=n) for n in range(300)]
-    with running(RelayProcess(tmp_path, publish_timeout=30)) as relay:
+    with running(RelayProcess(tmp_path, publish_timeout=120)) as relay:
         async with open_client(relay.ws) as client, open_client(relay.ws) as reader:
             await reader.send(
                 {
@@ -84,7 +84,7 @@ async def test_publishers_wait_for_the_database_and_nothing_is_lost_or_doubled(t
                     await readiness(relay, 503)
             for packet in packets[200:]:
                 await client.send(publish_text(packet, packet.packet_id))
-            answers = [await client.expect(lambda m: m["type"] in ("OK", "ERROR"), 60) for _ in packets]
+            answers = [await client.expect(lambda m: m["type"] in ("OK", "ERROR"), 120) for _ in packets]
             assert {answer["type"] for answer in answers} == {"OK"}
             assert sorted(a["packet_id"] for a in answers) == sorted(p.packet_id for p in packets)
             assert ids_of(await reader.events("s", 300, timeout=60)) == [p.packet_id for p in packets]

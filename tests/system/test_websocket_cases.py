@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import select
+import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -31,6 +33,10 @@ LIMIT = 2 * LIMIT_PACKET + 65_536
 MASK = b"\x11\x22\x33\x44"
 DEADLINE = 10.0
 JSON = b'{"type":"CASE"}'
+UPGRADE = (
+    b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAECAwQFBgcICQoLDA0ODw==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 def frame(
@@ -252,10 +258,7 @@ async def play(port: int, path: str, sent: bytes, pieces: int) -> Seen:
     """Send the bytes and read until the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
     try:
-        writer.write(
-            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            "Sec-WebSocket-Key: AAECAwQFBgcICQoLDA0ODw==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
+        writer.write(UPGRADE % path.encode())
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 "), head
         sending = asyncio.create_task(_send(writer, sent, pieces), name="sender")
@@ -356,3 +359,38 @@ def _fault(case: Case, ours: Seen, theirs: Seen) -> str:
     if case.messages is not None and ours.messages != case.messages:
         return f"expected {case.messages} answers"
     return ""
+
+
+LAST_WORDS = {
+    "a close frame": (close(1000), b"\x88\x02\x03\xe8"),
+    "a frame that breaks the rules": (frame(TEXT, b"\xff"), b"\x88"),
+    "an HTTP request": (b"", b"HTTP/1.1 404"),
+}
+
+
+@pytest.mark.req("R-001")
+@pytest.mark.parametrize("name", LAST_WORDS)
+def test_what_comes_after_the_last_word_resets_nothing(relay: RelayProcess, name: str):
+    """The peer goes on sending after the relay has closed its side, and still reads why it was closed."""
+    sent, expected = LAST_WORDS[name]
+    port = int(relay.ws.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sent:
+            peer.sendall(UPGRADE % b"/strata")
+            with peer.makefile("rb", buffering=0) as lines:
+                while lines.readline() != b"\r\n":
+                    pass
+            challenge = peer.recv(2, socket.MSG_WAITALL)
+            size = int.from_bytes(peer.recv(2, socket.MSG_WAITALL)) if challenge[1] == 126 else challenge[1]
+            peer.recv(size, socket.MSG_WAITALL)
+        peer.sendall(sent or b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        ended = select.poll()
+        ended.register(peer, select.POLLRDHUP)
+        assert ended.poll(DEADLINE * 1000), "the relay has said its last word"
+        for _ in range(20):
+            peer.sendall(frame(TEXT, JSON))
+        said = b""
+        while data := peer.recv(2**16):
+            said += data
+        assert said.startswith(expected)

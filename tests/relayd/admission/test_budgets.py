@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from strata.protocol.errors import ErrorCode
+from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
 
-from relayd.admission.budgets import TrustAct
+from relayd.admission.budgets import TrustAct, TrustBudgets
+from relayd.store.types import TrustRow
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 BOB = Identity(bytes(32))
@@ -102,6 +103,21 @@ async def test_it_is_counted_in_the_log_so_a_restart_forgets_nothing(rig):
     again = Rig(log=rig.log, budgets=LIMITS)
     assert (await outcomes(again, edge(9, 0.9)))[0] == [ErrorCode.RATE_LIMITED]
     await again.close()
+
+
+@pytest.mark.req("R-242")
+async def test_what_is_stored_counts_before_the_feed_has_passed_it():
+    class EmptyLog:
+        async def trust_acts(self, *_: object, **__: object) -> list[TrustRow]:
+            return []
+
+    budgets = TrustBudgets(EmptyLog(), LIMITS, clock=lambda: NOW)
+    for number in range(3):
+        await budgets.take(packet := edge(number, 0.9))
+        budgets.settled(packet, NOW)
+    with pytest.raises(InvalidPacket):
+        await budgets.take(edge(3, 0.9))
+    await budgets.close()
 
 
 async def test_one_packet_sent_by_many_sessions_counts_once(rig):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from strata.protocol import packets
@@ -10,7 +12,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
-from relayd.admission.checks import judge, weigh
+from relayd.admission.checks import judge, require_chain_room, weigh
 from relayd.admission.knowledge import Known
 from relayd.policy import Policy
 from relayd.policy.rules import Lists
@@ -111,3 +113,13 @@ def _with_author(packet: Packet, did: str) -> Packet:
             return ALICE.sign(message)
 
     return packets.build(Named(), packet.content, timestamp=packet.timestamp)
+
+
+@pytest.mark.parametrize("event", ["ROTATE", "REVOKE"])
+def test_a_chain_that_is_full_has_room_for_a_revocation(event):
+    """Whoever has stolen a key must not be able to keep it by filling the chain."""
+    full = SimpleNamespace(events=[(SimpleNamespace(size_bytes=64 * 1000), 0)])
+    packet = SimpleNamespace(content_type="KEY_EVENT", content={"event": event}, size_bytes=500)
+    refused = contextlib.nullcontext() if event == "REVOKE" else pytest.raises(InvalidPacket)
+    with refused:
+        require_chain_room(cast(Any, packet), cast(Any, SimpleNamespace(chain=full)), 1000)

@@ -72,3 +72,20 @@ def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed
 def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, said):
     commits.not_stored(cast(Any, "late"))
     assert said == [("error", "late", ErrorCode.INTERNAL_ERROR, "store_unavailable"), "flush"]
+
+
+def test_what_the_feed_cannot_take_it_reads_from_the_log(said):
+    def broken(*_: object) -> None:
+        raise ValueError("no")
+
+    admission = SimpleNamespace(committed=lambda *_, **__: None)
+    tail = SimpleNamespace(committed=broken, ring=lambda sequence: said.append(("ring", sequence)))
+    commits = Commits(
+        cast(Any, admission),
+        cast(Any, tail),
+        Metrics(),
+        on_flush=lambda: said.append("flush"),
+        faults=Faults(),
+    )
+    commits.committed(Appended(6, [Disposition(Outcome.STORED, 7, NOW)]), [(row(1), cast(Any, "new"))], 0.001)
+    assert said == [("ring", 7), "flush"]

@@ -81,11 +81,12 @@ class FakeTransport:
         self.written = bytearray()
         self.waiting = 0
         self.reading = True
+        self.said_all = False
         self.closing = False
         self.aborted = False
 
     def write(self, data: bytes) -> None:
-        assert not self.aborted
+        assert not self.aborted and not self.said_all
         self.written += data
 
     def get_extra_info(self, name: str) -> tuple[str, int]:
@@ -105,6 +106,12 @@ class FakeTransport:
 
     def resume_reading(self) -> None:
         self.reading = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.said_all = True
 
     def close(self) -> None:
         self.closing = True

@@ -268,6 +268,67 @@ async def test_who_is_no_member_any_more_loses_what_members_may_and_gets_it_back
     assert rig.relay.admission.pending == 1
 
 
+async def with_subscriptions(rigs: Any, count: int, **settings: Any) -> Rig:
+    """A member's connection with so many subscriptions; a turn of the loop has time for one thing."""
+    limits = {"max_subscriptions": count, "anonymous_subscribe_limit": 0, "subscribe_limit": 0}
+    rig = await authenticated(rigs, require_auth=("subscribe",), members=(ALICE.did,), **limits, **settings)
+
+    async def page(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    cast(Any, rig.relay.store).page = page
+    for number in range(count):
+        rig.socket.data_received(frame(f'{{"type":"SUBSCRIBE","subscription_id":"{number}","gapless":true}}'))
+    assert len(rig.connection._session.subscriptions) == count
+    await asyncio.sleep(0)
+    rig.relay.slices.seconds = 0.0
+    return rig
+
+
+async def test_an_auth_ends_a_crowd_of_subscriptions_a_few_at_a_time_and_answers_then(rigs):
+    rig = await with_subscriptions(rigs, 50)
+    subscriptions = rig.connection._session.subscriptions
+    rig.challenge = await fresh_challenge(rig)
+    rig.socket.data_received(auth(rig.challenge, capabilities=["publish"]))
+    left: set[int] = set()
+    async with asyncio.timeout(60):
+        while not (said := rig.messages()):
+            left.add(len(subscriptions))
+            await asyncio.sleep(0)
+    assert len(left) > 10, "not all in one turn"
+    assert said[0]["type"] == "AUTH_OK" and not subscriptions
+    assert sorted(int(message["subscription_id"]) for message in said[1:]) == list(range(50))
+    assert rig.transport.reading
+
+
+async def test_a_reload_ends_a_crowd_of_subscriptions_a_few_at_a_time(rigs):
+    rig = await with_subscriptions(rigs, 50)
+    subscriptions = rig.connection._session.subscriptions
+    rig.relay.access.reload(dataclasses.replace(rig.relay.settings, members=(BOB.did,)))
+    rig.sweep(1)
+    assert 0 < len(subscriptions) < 50, "not all in one turn"
+    said = await until(rig, 50)
+    assert not subscriptions
+    assert sorted(int(message["subscription_id"]) for message in said) == list(range(50))
+
+
+async def test_a_connection_that_goes_while_its_subscriptions_end_leaves_none(rigs):
+    rig = await with_subscriptions(rigs, 50)
+    rig.challenge = await fresh_challenge(rig)
+    rig.socket.data_received(auth(rig.challenge, capabilities=["publish"]))
+    subscriptions = rig.connection._session.subscriptions
+    await eventually(lambda: len(subscriptions) < 40)
+    rig.socket.connection_lost(None)
+    await eventually(lambda: rig.relay.metrics.subscriptions._value.get() == 0)
+    assert len(rig.relay.fanout) == 0 and not rig.messages()
+
+
+async def fresh_challenge(rig: Rig) -> dict[str, Any]:
+    """A refused AUTH brings the next challenge."""
+    rig.socket.data_received(auth(rig.challenge))
+    return (await until(rig, 2))[-1]
+
+
 async def test_a_page_whose_origin_is_taken_off_the_list_is_sent_away(rigs):
     rig = rigs()
     rig.relay.access.judge(rig.connection._visitor, Headers([("Origin", "https://Page.example")]), 0.0)

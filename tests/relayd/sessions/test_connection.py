@@ -43,8 +43,8 @@ async def test_the_connection_beyond_the_limit_is_turned_away(rigs):
     second.connection_made(cast(asyncio.Transport, transport))
     second.data_received(HANDSHAKE)
     assert transport.written.startswith(b"HTTP/1.1 503")
-    assert transport.closing
-    assert not rig.transport.closing
+    assert transport.said_all
+    assert not rig.transport.said_all
 
 
 @pytest.mark.req("R-283", "R-316")

@@ -41,7 +41,7 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
         asking.socket.data_received(f"GET /packets/0x{'ab' * 32} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert asking._http_task is not None
         await asking._http_task
-        assert transport.closing
+        assert transport.said_all
         assert transport.written.split()[1] == expected
         body = json.loads(transport.written.partition(b"\r\n\r\n")[2])
         assert ("packet" in body) is (expected == b"200")

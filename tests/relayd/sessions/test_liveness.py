@@ -23,6 +23,16 @@ def test_a_silent_peer_is_pinged_twice_and_then_gone():
     assert look(peer, 91.0) is PeerState.GONE
 
 
+def test_each_ping_has_its_time_even_if_nobody_looked_for_long():
+    peer = liveness()
+    assert look(peer, 500.0) is PeerState.SILENT
+    for now in (501.0, 529.0):
+        assert look(peer, now) is PeerState.FINE
+    assert look(peer, 530.0) is PeerState.SILENT
+    assert look(peer, 559.0) is PeerState.FINE
+    assert look(peer, 560.0) is PeerState.GONE
+
+
 def test_any_byte_starts_over():
     peer = liveness()
     look(peer, 31.0)

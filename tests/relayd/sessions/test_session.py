@@ -58,6 +58,36 @@ def subscribe(identifier: str = "s", **members: Any) -> dict[str, Any]:
     return {"type": "SUBSCRIBE", "subscription_id": identifier, **members}
 
 
+@pytest.mark.req("R-321")
+def test_the_filters_of_subscriptions_that_have_ended_are_paid_for_no_more():
+    wanted = subscribe(filters={"types": ["POST"]})
+    opened = take(session(), wanted)
+    assert isinstance(opened, SubscriptionOpened)
+    peer = session(max_filter_bytes=opened.subscription.filter.kept_bytes)
+    for _ in range(3):
+        assert isinstance(take(peer, wanted), SubscriptionOpened)
+        assert error_of(take(peer, {**wanted, "subscription_id": "t"}))["code"] == "rate_limited"
+        assert isinstance(take(peer, wanted), SubscriptionOpened), "one that is replaced"
+        take(peer, {"type": "UNSUBSCRIBE", "subscription_id": "s"})
+
+
+@pytest.mark.req("R-285")
+def test_a_reload_grants_no_more_than_auth_ok_has_stated():
+    peer = session()
+    peer.authenticated(attempt(peer), ("publish",))
+    assert list(peer.regrant(OPEN)) == []
+    assert error_of(take(peer, subscribe()))["code"] == "unauthenticated"
+
+
+@pytest.mark.req("R-321")
+def test_nothing_is_published_by_who_holds_much_while_memory_is_short():
+    peer = session()
+    peer.is_short_of_memory = True
+    assert error_of(take(peer, PUBLISH))["code"] == "rate_limited"
+    peer.is_short_of_memory = False
+    assert isinstance(take(peer, PUBLISH), PublishReceived)
+
+
 def test_a_publish_keeps_the_packet_s_bytes():
     raw = b'{"b":1, "a":[1.0,"\\u0041"]}'
     action = session().receive_text(b'{"type":"PUBLISH","client_msg_id":"m","packet":' + raw + b"}", 0)
@@ -392,7 +422,7 @@ def test_losing_subscribe_ends_what_is_open():
     opened = take(peer, subscribe())
     assert isinstance(opened, SubscriptionOpened)
     kept = peer.authenticated(attempt(peer), ("publish", "subscribe"))
-    assert kept.ended == []
+    assert list(kept.ended) == []
     lost = peer.authenticated(attempt(peer), ("publish",))
     ((subscription, payload),) = lost.ended
     assert subscription is opened.subscription

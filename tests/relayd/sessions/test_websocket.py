@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from relayd.feed.subscription import Phase
+from relayd.http.api import HttpApi
 from relayd.sessions.connection import Connection
 from tests.relayd.sessions.connection_rig import (
     CLOSE,
@@ -88,6 +89,17 @@ async def test_nothing_is_read_from_a_peer_that_does_not_read(rigs):
     assert rig.transport.reading
 
 
+@pytest.mark.req("R-170")
+async def test_a_live_feed_is_not_taken_while_there_is_no_room_for_it(rigs):
+    rig = rigs(outbound_queue_bytes=65_536)
+    rig.socket.pause_writing()
+    assert not rig.socket.deliver(b"x", 1)
+    rig.socket.resume_writing()
+    assert rig.socket.deliver(bytes(65_537), 1)
+    assert not rig.socket.deliver(b"x", 1)
+    rig.transport.written.clear()
+
+
 @pytest.mark.req("R-181")
 async def test_what_a_peer_sent_before_its_close_frame_counts(rigs):
     rig = rigs()
@@ -101,6 +113,58 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
     rig.socket.close(1001, "going away")
     rig.socket.data_received(publish(1) + frame(struct.pack("!H", 1001), CLOSE))
     assert rig.relay.admission.pending == 0
+    assert rig.transport.said_all
+    assert not rig.socket.eof_received()  # so the transport closes
+
+
+@pytest.mark.parametrize("closed_by", ["the peer", "the relay", "a response"])
+async def test_after_the_last_word_what_comes_is_read_and_dropped(rigs, closed_by):
+    """Bytes that meet a closed socket reset the connection, and the reset overtakes the close frame."""
+    rig = rigs(max_packet_bytes=1024)
+    socket, transport = rig.socket, rig.transport
+    if closed_by == "a response":
+        api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+        socket, transport = Connection(rig.relay, api, "/strata").socket, FakeTransport()
+        socket.connection_made(cast(asyncio.Transport, transport))
+        socket.data_received(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: transport.said_all)
+        assert transport.written.startswith(b"HTTP/1.1 404")
+    else:
+        if closed_by == "the relay":
+            socket.close(1001, "going away")
+        socket.data_received(frame(struct.pack("!H", 1000), CLOSE))
+        assert [opcode for opcode, _ in rig.frames()] == [CLOSE]
+    for _ in range(6):
+        assert transport.said_all and transport.reading and not transport.closing
+        socket.data_received(publish(1) + b"\xff" * 100)
+        rig.sweep(0.25)
+    assert socket.held_bytes == rig.relay.admission.pending == 0
+    rig.sweep(0.5)
+    assert transport.closing and not transport.aborted
+    rig.sweep(6)
+    assert transport.aborted
+
+
+async def test_what_is_dropped_after_the_last_word_is_bounded_in_bytes(rigs):
+    rig = rigs(max_packet_bytes=1024)
+    limit = 8 * rig.relay.settings.max_frame_bytes
+    rig.socket.data_received(frame(struct.pack("!H", 1000), CLOSE))
+    rig.socket.data_received(bytes(limit))
+    assert not rig.transport.closing
+    rig.socket.data_received(b"x")
+    assert rig.transport.closing
+
+
+async def test_where_only_both_sides_can_close_silence_is_waited_for(rigs, clock, monkeypatch):
+    """TLS has no half of a connection to close."""
+    monkeypatch.setattr(FakeTransport, "can_write_eof", lambda _: False)
+    rig = rigs()
+    rig.socket.data_received(frame(struct.pack("!H", 1000), CLOSE))
+    for _ in range(4):
+        rig.socket.data_received(publish(1))
+        await passes(clock, 0.25)
+        assert not rig.transport.closing
+    await passes(clock, 0.25)
     assert rig.transport.closing
 
 
@@ -127,10 +191,9 @@ async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs, clock)
     for _ in range(4):
         rig.socket.data_received(bytes(1024) + publish(1))
         assert not rig.transport.closing
-        await passes(clock, 0.25)
+        rig.sweep(0.25)
     assert rig.socket.held_bytes == rig.relay.admission.pending == 0
-    await passes(clock, 0.25)
-    assert rig.transport.closing
+    assert not rig.socket.eof_received()
 
 
 async def test_whoever_goes_on_sending_after_such_a_frame_is_cut_off(rigs, clock):
@@ -138,7 +201,7 @@ async def test_whoever_goes_on_sending_after_such_a_frame_is_cut_off(rigs, clock
     rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 10 * 2**20) + bytes(4))
     for _ in range(12):
         rig.socket.data_received(bytes(1024))
-        await passes(clock, 0.25)
+        rig.sweep(0.25)
     assert rig.transport.closing
 
 

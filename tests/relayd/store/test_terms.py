@@ -91,6 +91,49 @@ async def test_a_dump_that_is_restored_is_a_log_that_may_lack_its_end(store, pac
         assert (reset.reason, reset.epoch) == ("moved", 2)
 
 
+@pytest.mark.req("R-157")
+@pytest.mark.parametrize("knows_the_end", [True, False])
+async def test_on_another_timeline_the_log_may_lack_its_end_unless_somebody_knows_it(
+    store, packet, sql, database, knows_the_end
+):
+    await store.append([packet(1)], NOW)
+    claims = [store.known.claim] if knows_the_end else []
+    await store.close()
+    await sql.execute("UPDATE log_terms SET timeline = timeline + 1")
+    async with await Store.open(database) as promoted:
+        await promoted.begin(claims)
+        assert [reset.reason for reset in await promoted.resets()] == ([] if knows_the_end else ["moved"])
+
+
+@pytest.mark.req("R-157")
+async def test_what_an_earlier_process_knew_proves_a_loss(store, packet, sql, database):
+    await store.append([packet(n) for n in range(5)], NOW)
+    claim = store.known.claim
+    await store.close()
+    await sql.execute("UPDATE log_head SET last_sequence = last_sequence - 2")
+    async with await Store.open(database) as again:
+        await again.begin([claim])
+        (reset,) = await again.resets()
+        assert (reset.reason, reset.good_to) == ("rolled_back", claim.mark.sequence - 2)
+
+
+@pytest.mark.req("R-157")
+async def test_what_another_process_knew_is_waited_for_and_not_for_long(store, packet, database):
+    """After a loss two workers begin anew, and the first is asked for a place of the second's last term."""
+    await store.append([packet(1)], NOW)
+    known = store.known.claim
+    lost = Mark(known.mark.sequence + 5, b"gone", 1)
+    claim = Claim(lost, (*known.terms, (lost.tag or b"", known.mark.sequence)))
+    await store.close()
+    async with await Store.open(database) as first, await Store.open(database) as second:
+        await first.begin()
+        asked = asyncio.create_task(first.good_to(lost))
+        await second.begin([claim])
+        assert await asked == known.mark.sequence
+        first._others_told_at = 0.0
+        assert await first.good_to(Mark(99, b"none", 1)) is None
+
+
 async def test_a_process_that_keeps_restarting_fills_nothing(database, packet, store):
     await store.append([packet(1)], NOW)
     for _ in range(40):

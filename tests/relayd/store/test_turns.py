@@ -131,3 +131,18 @@ def test_every_turn_asked_for_begins_once_and_no_more_than_there_is_room_for(ste
             waiting.remove(turn)
             under_way.append(turn)
         turns.end(under_way.pop(), 1.0)
+
+
+@pytest.mark.req("R-321")
+def test_a_piece_is_paid_at_what_it_has_cost_and_not_at_what_was_expected():
+    """One piece of ten seconds, the first of all: two thousand pieces of another's are as dear."""
+    turns = Turns(1)
+    first = turns.ask("dear")
+    assert turns.begin() is first
+    turns.end(first, 10.0)
+    again = turns.ask("dear")
+    for _ in range(1000):
+        cheap = turns.ask("cheap")
+        assert turns.begin() is cheap
+        turns.end(cheap, 0.005)
+    assert turns.begin() is again

@@ -1,0 +1,300 @@
+"""The planted bugs: each is one change of the source, and the tests that must notice it.
+
+A bug here is one that a tired person could write, in the code that the promise rests on: nothing acknowledged
+is lost, nothing is delivered twice, nobody takes what is not theirs. A change of the code may move the place
+of a bug; then the bug moves along with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BUGS", "Bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`right` stands once in `file` and is replaced by `wrong`; one of `tests` has to fail then."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+    def planted_in(self, source: str) -> str:
+        """The source with the bug in it. Raises ValueError unless its place is there exactly once."""
+        if source.count(self.right) != 1:
+            raise ValueError(f"{self.name}: found {source.count(self.right)} times in {self.file}")
+        return source.replace(self.right, self.wrong)
+
+
+def _bugs(file: str, tests: str, *changes: tuple[str, str, str]) -> list[Bug]:
+    paths = tuple(f"tests/relayd/{test}" for test in tests.split())
+    return [Bug(name, f"relayd/{file}.py", right, wrong, paths) for name, right, wrong in changes]
+
+
+_STORE = [
+    *_bugs(
+        "lineage",
+        "test_lineage.py",
+        ("a border packet is of the next term", "(self._begins, sequence)", "(self._begins, sequence + 1)"),
+        ("a place behind the end is held", "mark.sequence <= good_to", "mark.sequence <= good_to + 1"),
+        ("a loss in this epoch is none", "mark.epoch >= self.current", "mark.epoch > self.current"),
+        ("an unknown log is ours", "self._lost.get(mark.tag)", "self._lost.get(mark.tag, head)"),
+        ("two logs part where the longer ends", "good_to = min(theirs", "good_to = max(theirs"),
+        ("an older answer wins", "if not self.lineage.continues(lineage):", "if True:"),
+        ("what was seen shrinks", "if sequence > self.seen:", "if sequence != self.seen:"),
+    ),
+    *_bugs(
+        "cursor",
+        "test_cursor.py",
+        (
+            "a cursor of the other order passes",
+            "if bool(position & _DESCENDING) is ascending:",
+            "if False:",
+        ),
+        (
+            "a cursor needs no key",
+            "not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex()",
+            "raw.hex()",
+        ),
+        (
+            "the last place of a term is of the next",
+            "if sequence <= self._current_after:",
+            "if sequence < self._current_after:",
+        ),
+    ),
+    *_bugs(
+        "store/turns",
+        "store/test_turns.py",
+        ("who comes back owes nothing", "max(line.mark, self._begun_at)", "self._begun_at"),
+        ("dear work costs what cheap does", "line.mark += cost - turn.charged", "pass"),
+        ("a turn is never over", "self._free += 1", "self._free += 0"),
+    ),
+    *_bugs(
+        "store/log",
+        "store/test_log.py store/test_identities.py",
+        (
+            "a copy in the same batch is stored twice",
+            "if packet_id in seen and place.outcome is Outcome.STORED:",
+            "if False:",
+        ),
+        ("an equal packet is stored again", "place = known.get(packet.equivalence_key)", "place = None"),
+        ("an append in doubt is an empty one", "if row[1] is None:", "if False:"),
+    ),
+    *_bugs(
+        "store/terms",
+        "store/test_terms.py",
+        ("any cursor proves a loss", " and lineage.lacks(witness, head):", ":"),
+        ("a promoted standby has all", 'bool(place["other_timeline"]) and not is_exact', "False"),
+        ("a claim of a lost end is not looked at", "if lineage.lacks(claim.mark, head):", "if False:"),
+    ),
+    *_bugs(
+        "store/connection",
+        "store/test_reader.py",
+        ("a connection is used once", "self._idle.append(connection)", "connection.terminate()"),
+    ),
+]
+
+_FEED = [
+    *_bugs(
+        "feed/subscription",
+        "feed/test_subscription.py",
+        ("a walk down loses what came meanwhile", "min(snapshot, self._live_from)", "snapshot"),
+        (
+            "the last packet before live is skipped",
+            "if self.position < head:",
+            "if self.position + 1 < head:",
+        ),
+        ("a page repeats its first row", "min(up_to, self._searched - 1)", "min(up_to, self._searched)"),
+        (
+            "a limit hides that it cut",
+            "min(page_rows, self._remaining) + 1",
+            "min(page_rows, self._remaining)",
+        ),
+        (
+            "a page goes one too far",
+            "self.position = read.query.up_to\n",
+            "self.position = read.query.up_to + 1\n",
+        ),
+        (
+            "a short page counts as the last",
+            "if exhausted and read.query.up_to is not None:",
+            "if read.query.up_to is not None:",
+        ),
+        ("a full page is cut", "len(rows) > self._remaining", "len(rows) >= self._remaining"),
+        ("a live cursor leads past a gap", "self.live_cursors = not cut", "self.live_cursors = True"),
+        (
+            "a marker names where nothing was",
+            "self._searched = reached\n",
+            "self._cursor = self._searched = reached\n",
+        ),
+        ("an empty history has no place", "position = self._snapshot  #", "position = None  #"),
+        (
+            "memory serves what has expired",
+            "self.filter.matches(entry) and not _is_expired(entry, now)",
+            "self.filter.matches(entry)",
+        ),
+    ),
+    *_bugs(
+        "feed/fanout",
+        "feed/test_interest.py feed/test_subscription.py feed/test_tail.py",
+        ("live begins anywhere", " or subscription.position != self.position:", ":"),
+        (
+            "who falls behind loses a batch",
+            "subscription.leave_live(before)",
+            "subscription.leave_live(self.position)",
+        ),
+        ("what has expired goes out", "if expires_at is not None and now > expires_at:", "if False:"),
+        (
+            "what is declined goes out",
+            "if declined is not None and covers(declined, entry.packet):",
+            "if False:",
+        ),
+        ("memory has a hole", "if position < self._recent_after:", "if position < 0:"),
+    ),
+    *_bugs(
+        "feed/interest",
+        "feed/test_interest.py",
+        ("one leaves and all do", "if not group.members:", "if True:"),
+    ),
+    *_bugs(
+        "feed/filters",
+        "feed/test_interest.py feed/test_subscription.py",
+        ("since is exclusive", "packet.timestamp >= self.since", "packet.timestamp > self.since"),
+    ),
+    *_bugs(
+        "feed/tail",
+        "feed/test_tail.py",
+        (
+            "a batch with a stranger in its midst goes through",
+            "in_one_piece = entries[-1].sequence - entries[0].sequence == len(entries) - 1",
+            "in_one_piece = True",
+        ),
+        (
+            "a batch behind a gap goes through",
+            "if previous == self._end and in_one_piece:",
+            "if in_one_piece:",
+        ),
+        ("a batch goes out twice", "if entry.sequence > end]", "if entry.sequence]"),
+        ("a slow read is the end", "elif not entries and not self._coming:", "elif not self._coming:"),
+    ),
+]
+
+_ADMISSION = [
+    *_bugs(
+        "admission/budgets",
+        "admission/test_budgets.py",
+        (
+            "what is under way is free",
+            "if len(before | received.keys()) > limit:",
+            "if len(received) > limit:",
+        ),
+        ("a budget never comes back", "received_at > since\n", "received_at > 0\n"),
+        ("what was stored is free", "if act is not None and received_at is not None:", "if False:"),
+    ),
+    *_bugs(
+        "admission/gathering",
+        "admission/test_gathering.py",
+        ("a batch that fails is forgotten", "self._on_lost(jobs, error)", "pass"),
+        ("what waits behind a batch is left", "if self._waiting and self._task is None:", "if False:"),
+    ),
+    *_bugs(
+        "admission/checks",
+        "admission/test_checks.py admission/test_pipeline.py",
+        ("an identity packet has any size", "packet.size_bytes > max_identity_bytes:", "False:"),
+        ("a full chain keeps a stolen key", '(2 if packet.content.get("event") == "REVOKE" else 1)', "1"),
+        ("policy is not asked", "    policy.check(packet)\n", ""),
+    ),
+    *_bugs(
+        "admission/commits",
+        "admission/test_commits.py admission/test_pipeline.py",
+        (
+            "a duplicate goes out again",
+            "            if place.outcome is Outcome.STORED:\n",
+            "            if True:\n",
+        ),
+        ("a fault in the feed loses a batch", "self._tail.ring(entries[-1].sequence)  #", "pass  #"),
+    ),
+    *_bugs(
+        "access/limits",
+        "access/test_limits.py",
+        (
+            "one more than the limit",
+            "if full_at - now > self._window + _TOLERANCE:",
+            "if full_at - now > self._window + self._interval + _TOLERANCE:",
+        ),
+        (
+            "who is refused pays",
+            "            if not budget.has_unit(now):\n                return False\n",
+            "            pass\n",
+        ),
+    ),
+]
+
+_SESSION = [
+    *_bugs(
+        "sessions/session",
+        "sessions/test_session.py sessions/test_auth_exchange.py",
+        (
+            "a replaced filter is paid for still",
+            "(replaced.filter.kept_bytes if replaced is not None else 0)",
+            "0",
+        ),
+        ("an ended filter is paid for still", "self._filter_bytes -= subscription.filter.kept_bytes", "pass"),
+        (
+            "a reload grants what AUTH_OK did not",
+            "self._stated & grants.of(self.identity)",
+            "grants.of(self.identity)",
+        ),
+        (
+            "a peer that is one no more reads on",
+            "if subscription.signed and not self._replicates",
+            "if False",
+        ),
+        (
+            "old nonsense counts for ever",
+            "while times[0] <= now - self._limits.malformed_window:",
+            "while times[0] < 0:",
+        ),
+        ("memory is short and nobody minds", "if self.is_short_of_memory:", "if False:"),
+    ),
+    *_bugs(
+        "sessions/websocket",
+        "sessions/test_websocket.py sessions/test_connection.py",
+        (
+            "a full reader is given more",
+            "if self._paused or self._outbox_bytes > self._outbound_limit:",
+            "if False:",
+        ),
+        (
+            "words before a close are lost",
+            "(self._close_reason or self._protocol.close_rcvd is None)",
+            "True",
+        ),
+        ("a last word is cut off", "self._transport.write_eof()", "self._transport.close()"),
+    ),
+    *_bugs(
+        "sessions/liveness",
+        "sessions/test_liveness.py",
+        ("who is not listened to is silent", "if not listening:", "if False:"),
+        ("who wakes late cuts all off", "if now - self._asked_at < self.ping_interval:", "if False:"),
+    ),
+    *_bugs(
+        "frames",
+        "test_frames.py sessions/test_websocket.py",
+        ("one read is one step", "if looked_at == _MOST_FRAMES:", "if False:"),
+    ),
+    *_bugs(
+        "slices",
+        "test_slices.py",
+        (
+            "a job that comes again holds the loop",
+            "for _ in range(len(self._waiting)):",
+            "while self._waiting:",
+        ),
+    ),
+]
+
+BUGS: tuple[Bug, ...] = (*_STORE, *_FEED, *_ADMISSION, *_SESSION)

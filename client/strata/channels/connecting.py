@@ -99,7 +99,7 @@ class Relay(ChannelOpener, PacketRelay):
     def _new_node(self, identity: Signer) -> RelayNode:
         from strata.channels.messaging.relay_node import RelayNode
 
-        return RelayNode(self, identity=identity)
+        return RelayNode(self, identity=identity, is_genuine=self._is_genuine)
 
 
 def connect_pool(
@@ -136,4 +136,4 @@ class Pool(ChannelOpener, PacketPool):
     def _new_node(self, identity: Signer) -> RelayNode:
         from strata.channels.messaging.relay_node import RelayNode
 
-        return RelayNode(self, identity=identity, wall=self._wall)
+        return RelayNode(self, identity=identity, wall=self._wall, is_genuine=self._is_genuine)

@@ -65,6 +65,7 @@ class Node(RelayNode):
             identity=config.identity,
             defaults=config.channel,
             max_payload=None if limit is None else parse_size(limit),
+            is_genuine=pool._is_genuine,
         )
         self._config = config
         self._pool = pool

@@ -30,15 +30,23 @@ class EventEmitter:
     An error of a handler is logged; it stops neither the other handlers nor the emitter.
     """
 
-    def __init__(self, names: Iterable[str], *, on_change: Callable[[], None] | None = None) -> None:
-        """`on_change` is called when a handler has been added."""
-        self._handlers: dict[str, list[Handler]] = {name: [] for name in names}
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        also: Iterable[str] = (),
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """`also` are events that can be listened to and are not among `names`. `on_change` is called when a
+        handler has been added."""
+        self._names = tuple(names)
+        self._handlers: dict[str, list[Handler]] = {name: [] for name in (*self._names, *also)}
         self._on_change = on_change
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every event there can be."""
-        return tuple(self._handlers)
+        """Every event there can be, but for those that were given as `also`."""
+        return self._names
 
     def on(self, name: str, handler: Handler) -> Handler:
         """Call `handler` for each event of this name from now on; it is returned, to be given to `off`.

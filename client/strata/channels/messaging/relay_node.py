@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, Self
 
@@ -111,9 +111,12 @@ class RelayNode:
     """Carries messages as packets of one identity over a relay or a pool, which stay the caller's to close.
 
     `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
-    none of their own. With 1024 messages under way, `send` waits for one of them to end. What is received is
-    handed on as fast as the handlers of `message_received` take it: a slow one slows the subscription, and
-    the relay's store is the buffer. `dropped` counts packets without a message.
+    none of their own. `is_genuine` judges a packet inside another one by its author's keys of that time;
+    without it the key in the author's DID counts.
+
+    With 1024 messages under way, `send` waits for one of them to end. What is received is handed on as fast
+    as the handlers of `message_received` take it: a slow one slows the subscription, and the relay's store is
+    the buffer. `dropped` counts packets without a message.
 
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
     """
@@ -130,11 +133,13 @@ class RelayNode:
         defaults: object = None,
         max_payload: int | None = None,
         wall: Callable[[], float] = time.time,
+        is_genuine: Callable[[Packet], Awaitable[bool]] | None = None,
     ) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
         self.dropped = 0
         self._relays = relays
+        self._is_genuine = is_genuine
         self._identity = identity
         self._timeout = publish_timeout
         self._max_payload = max_payload
@@ -291,7 +296,7 @@ class RelayNode:
             wanted = [f"0x{message_hash.hex()}"]
             async with aclosing(self._relays.find(wanted, types=topic, since=0)) as deliveries:
                 async for delivery in deliveries:
-                    found = binding.original_of(delivery.packet)
+                    found = await self._original(delivery.packet)
             if found is None:
                 raise NodeError("the original packet cannot be had")
             original = found
@@ -372,11 +377,31 @@ class RelayNode:
             await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
 
     async def _hand_on(self, packet: Packet, topic: str) -> None:
-        message = binding.read_packet(packet, topic)
+        message = await self._read(packet, topic)
         if message is None:
             self.dropped += 1
         else:
             await self.message_events.emit(message)
+
+    async def _read(self, packet: Packet, topic: str) -> NodeMessageReceived | None:
+        """The message in a packet; None if it has none of this topic, or one its author has not signed."""
+        if "original" not in packet.content:
+            return binding.read_packet(packet, topic)
+        original = await self._original(packet)
+        return None if original is None else binding.read_packet(packet, topic, original)
+
+    async def _original(self, packet: Packet) -> Packet | None:
+        """The packet itself, or the one it embeds if that is genuine by the keys of its author."""
+        if packet.content.get("original") is None:
+            return packet
+        if self._is_genuine is None:
+            return binding.original_of(packet)
+        original = binding.embedded_in(packet)
+        try:
+            return original if original is not None and await self._is_genuine(original) else None
+        except (StrataError, OSError) as error:
+            _log.info("the keys of an author cannot be had: %s", error)
+            return None  # who lacks the message asks for it again
 
     async def history(
         self, topic: str, *, since_ms: int
@@ -392,7 +417,7 @@ class RelayNode:
         page: list[NodeMessageReceived] = []
         async with aclosing(query) as found:
             async for delivery in found:
-                message = binding.read_packet(delivery.packet, topic)
+                message = await self._read(delivery.packet, topic)
                 if message is None:
                     self.dropped += 1
                     continue
@@ -409,7 +434,7 @@ class RelayNode:
         since = int(self.wall()) - 30 * 86_400
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
             async for delivery in found:
-                message = binding.read_packet(delivery.packet, topic)
+                message = await self._read(delivery.packet, topic)
                 if message is not None:
                     yield message
 

@@ -35,6 +35,8 @@ class MessageEnvelope:
     """A proof for transports that ask for one (C-236). Relays carry none."""
     retention_seconds: int | None = None
     """How long stores should keep it; None is up to them (C-295)."""
+    again: bool = False
+    """It repeats what another participant has said: whoever sends it now did not write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,10 @@ class ReceivedEnvelope:
     payload: bytes
     ephemeral: bool = False
     author: str | None = None
-    """The signer, where the transport proves it: on relays the DID of the packet's author."""
+    """The signer, where the transport proves it: on relays the DID of the packet's author. None for a message
+    that somebody else repeats without the proof."""
     timestamp: int | None = None
-    """The time at which its author claims to have sent it, in Unix seconds."""
+    """The time at which its author claims to have sent it, in Unix seconds; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class SentChunk(Record, frozen=True, array_like=True, gc=False):
     total_chunks: int
     dispatched: bool = False
     acknowledged: bool = False
+    acknowledged_by: str | None = None
 
     @property
     def key(self) -> str:
@@ -164,6 +165,10 @@ class InboxMessage(Record, frozen=True, array_like=True, gc=False):
     payload: bytes
     received_at: int
     retrieval_hint: bytes | None = None
+    author: str | None = None
+    sent_at: int | None = None
+    lamport: int | None = None
+    sds_id: str | None = None
 
     @property
     def key(self) -> str:
@@ -186,16 +191,18 @@ class QueryMark(Record, frozen=True, array_like=True, gc=False):
 
 
 class SenderName(Record, frozen=True, array_like=True, gc=False):
-    """The sender id that was made for this channel (C-006), under the participant `(channel, "")`."""
+    """The sender id that was made for an identity in this channel (C-006), under the participant
+    `(channel, "")`. Earlier versions kept one for all identities, without an owner."""
 
     KIND: ClassVar[str] = "sender_name"
 
     sender_id: str
+    owner: str = "current"
 
     @property
     def key(self) -> str:
-        """There is one."""
-        return "current"
+        """There is one for each owner."""
+        return self.owner
 
 
 _Kind = TypeVar("_Kind", bound=Record)

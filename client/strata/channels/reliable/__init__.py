@@ -40,6 +40,7 @@ from strata.channels.reliable.errors import (
 )
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
+    CHANNEL_STATUS_EVENTS,
     ChannelEvent,
     ChunkInfo,
     EphemeralMessageDropped,
@@ -59,8 +60,11 @@ from strata.channels.reliable.events import (
     ReliableMessageReceived,
     ReliableMessageSendError,
     ReliableMessageSent,
+    SenderIdConflict,
     SendingMessage,
     SendingMessageIrrecoverableError,
+    Synced,
+    Syncing,
 )
 from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.channels.reliable.values import (
@@ -74,6 +78,7 @@ from strata.channels.reliable.values import (
 
 __all__ = [
     "CHANNEL_EVENTS",
+    "CHANNEL_STATUS_EVENTS",
     "DEFAULT_RELIABLE_CHANNEL_CONFIG",
     "AlreadyOpen",
     "AtRisk",
@@ -115,9 +120,12 @@ __all__ = [
     "ReliableMessageSendError",
     "ReliableMessageSent",
     "SegmentDoesNotFit",
+    "SenderIdConflict",
     "SendingMessage",
     "SendingMessageIrrecoverableError",
     "SyncStatus",
+    "Synced",
+    "Syncing",
     "UnknownChannel",
     "closeChannel",
     "close_channel",

@@ -16,7 +16,6 @@ from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import MessagingNode, check_content_topic
 from strata.channels.persistence.interface import ParticipantKey, Persistence
 from strata.channels.persistence.memory import MemoryPersistence
-from strata.channels.persistence.records import SenderName, put, read_records
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import WriterHealth
 from strata.channels.rate_limit.values import DEFAULT_RATE_LIMIT_CONFIG
@@ -25,12 +24,14 @@ from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
+    CHANNEL_STATUS_EVENTS,
     ChunkInfo,
     MessageReceived,
     SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.handover import Events
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.naming import name_sender
 from strata.channels.reliable.payloads import CodecPair
 from strata.channels.reliable.session import ChannelSession
 from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
@@ -77,8 +78,8 @@ class ReliableChannel:
         self._session: ChannelSession | None = None
         self._closed = False
         self._codec = CodecPair(encoder, decoder)
-        self.message_events = EventEmitter(CHANNEL_EVENTS, on_change=self._heard)
-        """Handlers by event name (C-026)."""
+        self.message_events = EventEmitter(CHANNEL_EVENTS, also=CHANNEL_STATUS_EVENTS, on_change=self._heard)
+        """Handlers by event name (C-026); `CHANNEL_STATUS_EVENTS` can be listened to as well."""
         self.config = config
         self._node = node
         self._channel_id = check_id("channel_id", channel_id)
@@ -169,16 +170,14 @@ class ReliableChannel:
 
     async def _named(self) -> str:
         """A sender id of this channel's own, the same one after a restart with a durable store (C-006)."""
-        if self.config.sender_binding == "did":
-            return self._node.transport_identity
-        key = ParticipantKey(self._channel_id, "")
-        stored = (await self._store.load(key)).records.get(SenderName.KIND, {})
-        known = read_records(SenderName, stored).get("current")
-        if known is not None:
-            return known.sender_id
-        made = SenderName(f"{self._rng.getrandbits(128):032x}")
-        await self._store.apply(key, [put(made)])
-        return made.sender_id
+        return await name_sender(
+            self._store,
+            self._channel_id,
+            self._node.transport_identity,
+            self._rng,
+            bound=self.config.sender_binding == "did",
+            device=self.config.device,
+        )
 
     def _check_sizes(self, sender_id: str) -> None:
         sds = self.config.sds or SdsConfig()
@@ -319,7 +318,7 @@ class ReliableChannel:
         return await session.handover.next()
 
     def events(self, *names: str) -> Events:
-        """The events of these names, or all of them, as an asynchronous iterator (C-027).
+        """The events of these names, or all about messages, as an asynchronous iterator (C-027).
 
         Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
         received events, and by an iterator that names one of them. One of all events only looks on.
@@ -339,7 +338,8 @@ class ReliableChannel:
         """Whether the channel can do its work."""
         session = self._session
         store = session.writer.health if session is not None else WriterHealth(0, 0, None)
-        return ChannelHealth(self.is_started(), self._node.connection_status, store)
+        conflict = None if session is None else session.engine.conflicts.current(session.now_ms())
+        return ChannelHealth(self.is_started(), self._node.connection_status, store, conflict)
 
     @property
     def statistics(self) -> ChannelStatistics:

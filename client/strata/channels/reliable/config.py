@@ -13,6 +13,7 @@ from strata.channels.messaging.node import MessagingNode
 from strata.channels.persistence.interface import Persistence
 from strata.channels.rate_limit.proof import ProofProvider
 from strata.channels.rate_limit.values import RateLimitConfig
+from strata.channels.reliable.naming import check_device
 from strata.channels.sds import SdsConfig
 from strata.channels.segmentation.splitting import SegmentationConfig
 
@@ -61,7 +62,11 @@ class ReliableChannelConfig:
     send_request_id: bool = True
     """Whether segments carry the request id, so that the receiver's events name it (C-187)."""
     sender_binding: Literal["off", "did"] = "off"
-    """`did`: a message whose sender id is a DID must be signed by it (C-287)."""
+    """`did`: a message whose sender id is a DID, or a device of one (`DID#device`), must be signed by it, and
+    the channel's own sender id is such a device (C-287)."""
+    device: str | None = None
+    """The name of this device among those of its person. With `sender_binding="did"` the sender id is
+    `DID#device`; None makes a name and keeps it in the store."""
     members: tuple[str, ...] = ()
     """The authors to hear, if they are known (C-288)."""
     retention_seconds: int | None = None
@@ -88,6 +93,8 @@ class ReliableChannelConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.retention_seconds is not None and self.retention_seconds < 1:
             raise ValueError("retention_seconds must be at least 1")
+        if self.device is not None:
+            check_device(self.device)
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}")

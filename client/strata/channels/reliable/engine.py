@@ -24,6 +24,7 @@ from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
 from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
 from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.conflicts import Conflicts
 from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
 from strata.channels.reliable.events import (
     ChannelEvent,
@@ -38,7 +39,15 @@ from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.outbox import Outbox, Repair, Sync
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalPlan
-from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
+from strata.channels.reliable.syncing import SyncNews
+from strata.channels.sds import (
+    Origin,
+    OutgoingFull,
+    OutgoingState,
+    Participant,
+    SdsMessage,
+    person_of,
+)
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
@@ -49,6 +58,8 @@ _REMEMBERED_EPHEMERALS = 4_096
 _SYNC_SECONDS = 3_600
 """There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
 _NS = 1_000_000
+_LEAST_CLOCK_MS = 1_500_000_000_000
+"""Lamport times below this are counters of other implementations, and no times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class SendPlan:
     retention_seconds: int | None
     original: bytes | None = None
     """Send the packet that a store has under this hash, as its author signed it (C-294)."""
+    again: bool = False
+    """It is what another participant has said, repeated without proof."""
 
 
 @dataclass(slots=True)
@@ -84,7 +97,8 @@ class EngineCounts:
 class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
-    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to.
+    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to. `author`
+    is the identity that the transport sees.
     """
 
     def __init__(
@@ -98,6 +112,7 @@ class ChannelEngine:
         now_ms: int,
         random: Callable[[], float],
         state: ChannelState | None = None,
+        author: str | None = None,
     ) -> None:
         state = state or ChannelState()
         sds_config = config.sds or sds.SdsConfig()
@@ -107,8 +122,10 @@ class ChannelEngine:
         self.outbox = outbox
         self.counts = EngineCounts()
         self.sds = Participant(
-            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds
+            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds, author=author
         )
+        self.conflicts = Conflicts(sender_id, author, now_ms)
+        self._sync_news = SyncNews()
         self.reassembler = Reassembler(
             self.segmentation,
             segments=state.segments.values(),
@@ -117,7 +134,12 @@ class ChannelEngine:
             fetch=self._content,
             now=now_ms,
         )
-        self.requests = Requests(config.sent_event_on, stored=state.sent_chunks.values())
+        self.requests = Requests(
+            config.sent_event_on,
+            stored=state.sent_chunks.values(),
+            place=self.sds.place,
+            bound=config.sender_binding == "did",
+        )
         self.retrieval = Retrieval(config.retrieve_frequency_ms)
         self.catching_up = CatchingUp(
             enabled=config.query_on_connect,
@@ -137,6 +159,7 @@ class ChannelEngine:
         self._last_ns = 0
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
+        self._latest_origin = Origin()
         self._max_entries = sds_config.max_received_history
         self._resume(state, now_ms)
 
@@ -273,7 +296,7 @@ class ChannelEngine:
                 original = self.sds.retrieval_hint(message_id)
                 return None if original is None else SendPlan(None, retention, original)
             case Repair():
-                return SendPlan(None, retention)
+                return SendPlan(None, retention, again=True)
         found = self.requests.find(transmission.message_id)
         return SendPlan(None if found is None else f"{found[0].request_id}:{found[1] + 1}", retention)
 
@@ -356,22 +379,28 @@ class ChannelEngine:
         *,
         hint: bytes | None = None,
         author: str | None = None,
+        sent_at: int | None = None,
     ) -> SdsMessage | None:
-        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them."""
+        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
+
+        `author` signed them and says that they were sent at `sent_at`, in Unix seconds.
+        """
         if self.config.sender_binding == "did" and not self._is_genuine(data, author):
             self.counts.senders_forged += 1
             return None
         self._latest_hint = hint
-        message = self.sds.receive(data, now_ms, hint)
+        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at))
         if message is not None:
             self.catching_up.received(now_ms)
         self._settle(now_ms)
         return message
 
     def _is_genuine(self, data: bytes, author: str | None) -> bool:
-        """Whether a sender that is a DID is the one who signed (C-287)."""
+        """Whether a sender that is a DID, or a device of one, is the one who signed (C-287)."""
         message = SdsMessage.decode(data, max_entries=self._max_entries)
-        return message is None or not message.sender_id.startswith("did:") or message.sender_id == author
+        if message is None or not message.sender_id.startswith("did:"):
+            return True
+        return person_of(message.sender_id) == author
 
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
@@ -382,7 +411,7 @@ class ChannelEngine:
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
         reassembly = self.reassembler.get_timer()
-        at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly)
+        at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly, self._sync_news.at)
         # At most one round in so long, whatever is due (C-080); missing messages are asked for apart.
         return max(at, self._last_round + self.config.process_task_min_elapse_ms)
 
@@ -433,6 +462,7 @@ class ChannelEngine:
             match event:
                 case sds.Delivered():
                     self._latest_hint = event.retrieval_hint or self._latest_hint
+                    self._latest_origin = event.origin
                     self.reassembler.receive(event.sender_id, event.message_id, event.content, now_ms)
                     self._take_whole(now_ms)
                 case sds.EphemeralReceived():
@@ -441,7 +471,7 @@ class ChannelEngine:
                     self.requests.possibly_acknowledged(event.message_id, event.count)
                 case sds.Acknowledged():
                     self.outbox.withdraw(event.message_id)
-                    self.requests.acknowledged(event.message_id)
+                    self.requests.acknowledged(event.message_id, event.sender_id)
                 case sds.DeliveryFailed():
                     self.outbox.withdraw(event.message_id)
                     self.requests.exhausted(event.message_id)
@@ -456,6 +486,16 @@ class ChannelEngine:
                 case sds.SendRepair():
                     self._note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
         self._take_whole(now_ms)
+        self._tell_conflicts(now_ms)
+        if (news := self._sync_news.look(self.sds.counts(), now_ms)) is not None:
+            self._events.append(news)
+
+    def _tell_conflicts(self, now_ms: int) -> None:
+        """Tell of another program under this sender id, and make it hear of this one."""
+        for shared in self.sds.shared():
+            if (conflict := self.conflicts.heard(shared, now_ms)) is not None:
+                self._events.append(conflict)
+                self.sds.sync_soon(now_ms)
 
     def _note_wrapped(self, name: str | None) -> None:
         if name is not None:
@@ -464,7 +504,15 @@ class ChannelEngine:
     def _take_whole(self, now_ms: int) -> None:
         for event in self.reassembler.events_received():
             if isinstance(event, Reassembled):
-                self._hand_over(event.sender_id, event.payload, event.message_hash, event.request_id, now_ms)
+                self._hand_over(
+                    event.sender_id,
+                    event.payload,
+                    event.message_hash,
+                    event.request_id,
+                    now_ms,
+                    origin=self._latest_origin,
+                    order=self.sds.place(event.message_ids),
+                )
             else:
                 self._events.append(
                     IrretrievableMessage(
@@ -504,7 +552,15 @@ class ChannelEngine:
             self.counts.ephemerals_invalid += 1
             return
         digest = segment.entire_message_hash
-        self._hand_over(event.sender_id, segment.payload, digest, segment.request_id, now_ms, ephemeral=True)
+        self._hand_over(
+            event.sender_id,
+            segment.payload,
+            digest,
+            segment.request_id,
+            now_ms,
+            origin=event.origin,
+            ephemeral=True,
+        )
 
     def _hand_over(
         self,
@@ -514,10 +570,13 @@ class ChannelEngine:
         request_id: str | None,
         now_ms: int,
         *,
+        origin: Origin,
+        order: tuple[int, str] | None = None,
         ephemeral: bool = False,
     ) -> None:
         if not self.config.receive:
             return
+        lamport, sds_id = order or (None, None)
         message = MessageReceived(
             request_id=request_id or digest.hex(),
             message_id=digest.hex(),
@@ -527,8 +586,26 @@ class ChannelEngine:
             timestamp=now_ms,
             ephemeral=ephemeral,
             hash=self._latest_hint,
+            author=origin.author,
+            sent_at=_sent_at(lamport, origin.sent_at),
+            lamport_timestamp=lamport,
+            sds_id=sds_id,
         )
         self.inbox.put(message, digest)
+
+
+def _sent_at(lamport: int | None, transmitted_at: int | None) -> int | None:
+    """The sender's time, in milliseconds: the earlier of two that are never too early.
+
+    A Lamport time is the sender's clock, unless that was behind others'. A transmission, in Unix seconds, may
+    come long after the sending.
+    """
+    counts_time = lamport is not None and lamport >= _LEAST_CLOCK_MS
+    if transmitted_at is None:
+        return lamport if counts_time else None
+    if lamport is not None and counts_time and lamport < (transmitted_at + 1) * 1000:
+        return lamport
+    return transmitted_at * 1000
 
 
 def follows_others(messages: Iterable[SdsMessage | None]) -> bool:

@@ -18,6 +18,7 @@ from strata.channels.rate_limit.values import EphemeralDropReason
 
 __all__ = [
     "CHANNEL_EVENTS",
+    "CHANNEL_STATUS_EVENTS",
     "ChannelEvent",
     "ChunkInfo",
     "EphemeralMessageDropped",
@@ -37,8 +38,11 @@ __all__ = [
     "ReliableMessageReceived",
     "ReliableMessageSendError",
     "ReliableMessageSent",
+    "SenderIdConflict",
     "SendingMessage",
     "SendingMessageIrrecoverableError",
+    "Synced",
+    "Syncing",
 ]
 
 
@@ -85,6 +89,8 @@ class MessageSent:
     request_id: str
     message_id: str
     chunk_info: ChunkInfo
+    sds_id: str | None = None
+    """The chunk's id in `log`; None for an ephemeral message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,10 @@ class MessageAcknowledged:
     message_id: str
     chunks_acknowledged: tuple[int, ...]
     total_chunks: int
+    acknowledged_by: tuple[str, ...] = ()
+    """Sender ids: of each chunk's first acknowledgement, each once."""
+    people: tuple[str, ...] = ()
+    """Their DIDs, where senders are bound to them (`sender_binding`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +133,12 @@ class SendingMessageIrrecoverableError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReceived:
-    """A whole message of another participant, once (C-046). Times are Unix milliseconds."""
+    """A whole message of another participant, once (C-046). Times are Unix milliseconds.
+
+    Sort by `order` for the order that all participants share: that of `log`. A message that comes later may
+    belong before one that is here. `author`, `sent_at` and `order` are None where nobody knows them:
+    ephemeral messages have no order.
+    """
 
     name: ClassVar[str] = "message-received"
     request_id: str
@@ -140,6 +155,26 @@ class MessageReceived:
     meta: bytes | None = None
     pubsub_topic: str = ""
     """A notion of other transports; relays have none."""
+    author: str | None = None
+    """The DID that signed it. Only `sender_binding="did"` proves that the author is the sender."""
+    sent_at: int | None = None
+    """When the sender says it sent it, by the sender's clock."""
+    lamport_timestamp: int | None = None
+    sds_id: str | None = None
+    """The id in `log`; of a message in several chunks, that of its first."""
+
+    @property
+    def device(self) -> str | None:
+        """Which of its person's devices sent it: what stands behind the `#` of a sender id `DID#device`."""
+        device = self.sender_id.partition("#")[2] if self.sender_id.startswith("did:") else ""
+        return device or None
+
+    @property
+    def order(self) -> tuple[int, str] | None:
+        """Its place in the order that all participants share: a key to sort by."""
+        if self.lamport_timestamp is None or self.sds_id is None:
+            return None
+        return self.lamport_timestamp, self.sds_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +217,8 @@ class ReliableMessageSent:
     name: ClassVar[str] = "reliable:message:sent"
     request_id: str
     message_id: str
+    order: tuple[int, str] | None = None
+    """Its place among those of `MessageReceived.order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +228,9 @@ class ReliableMessageDelivered:
     name: ClassVar[str] = "reliable:message:delivered"
     request_id: str
     message_id: str
+    acknowledged_by: tuple[str, ...] = ()
+    """As in `MessageAcknowledged`."""
+    people: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +257,48 @@ class ReliableMessageDeliveryError:
     code: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syncing:
+    """Messages are known to be missing, and looked for. Told again as the counts change, once a second."""
+
+    name: ClassVar[str] = "syncing"
+    received: int
+    """Messages of others, in SDS, that came since the channel was opened."""
+    missing: int
+    lost: int
+    """Messages that were given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """No message is known to be missing, but for those given up. The counts are those of `Syncing`."""
+
+    name: ClassVar[str] = "synced"
+    received: int
+    missing: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderIdConflict:
+    """Another program sends under this channel's sender id: the two are deaf to each other.
+
+    Told once for each, until nothing was heard of it for ten minutes. `ChannelHealth.sender_conflict` has it
+    as long as it lasts.
+    """
+
+    name: ClassVar[str] = "sender-id-conflict"
+    sender_id: str
+    author: str | None
+    """Who signed its message, if the transport proves it."""
+    sds_id: str
+    """The message that was never sent here."""
+    detected_at: int
+    """Unix milliseconds."""
+    reason: str
+    """For people."""
+
+
 EventMessageReceived = ReliableMessageReceived
 EventReliableMessageSent = ReliableMessageSent
 EventMessageSent = ReliableMessageSent
@@ -237,6 +319,9 @@ ChannelEvent = (
     | ReliableMessageDelivered
     | ReliableMessageSendError
     | ReliableMessageDeliveryError
+    | Syncing
+    | Synced
+    | SenderIdConflict
 )
 
 CHANNEL_EVENTS: tuple[str, ...] = (
@@ -254,3 +339,7 @@ CHANNEL_EVENTS: tuple[str, ...] = (
     ReliableMessageSendError.name,
     ReliableMessageDeliveryError.name,
 )
+"""Those of the documents, all about messages."""
+
+CHANNEL_STATUS_EVENTS: tuple[str, ...] = (Syncing.name, Synced.name, SenderIdConflict.name)
+"""Those about the channel as a whole: who wants to hear them names them."""

@@ -100,6 +100,10 @@ class MessageInbox:
             message.payload,
             message.timestamp,
             message.hash,
+            message.author,
+            message.sent_at,
+            message.lamport_timestamp,
+            message.sds_id,
         )
         self._changes.append(put(record))
 
@@ -140,4 +144,8 @@ class MessageInbox:
             content_topic=self._topic,
             timestamp=record.received_at,
             hash=record.retrieval_hint,
+            author=record.author,
+            sent_at=record.sent_at,
+            lamport_timestamp=record.lamport,
+            sds_id=record.sds_id,
         )

@@ -40,6 +40,7 @@ class ConfigOptions(TypedDict, total=False):
     sent_event_on: Literal["network", "participants"]
     send_request_id: bool
     sender_binding: Literal["off", "did"]
+    device: str | None
     members: tuple[str, ...]
     retention_seconds: int | None
     proof_provider: ProofProvider | None
@@ -56,6 +57,7 @@ class ConfigOptions(TypedDict, total=False):
     bloom_filter_error_rate: float
     possible_acks_threshold: int
     possible_acks_from_distinct_senders: bool
+    acknowledged_by_people: bool
     possible_ack_retry_factor: float
     lost_message_timeout_ms: int
     enable_repair: bool

@@ -14,7 +14,7 @@ message that nobody has acknowledged is remembered for a late acknowledgement as
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,7 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.sds import person_of
 
 __all__ = ["Chunk", "Request", "Requests"]
 
@@ -48,6 +49,8 @@ class Chunk:
     message_id: str
     sent: bool = False
     acknowledged: bool = False
+    acknowledged_by: str | None = None
+    """The sender id of the participant that acknowledged it first."""
 
 
 class Request:
@@ -73,6 +76,12 @@ class Request:
         """Indices of the chunks that somebody has."""
         return tuple(index for index, chunk in enumerate(self.chunks) if chunk.acknowledged)
 
+    @property
+    def acknowledged_by(self) -> tuple[str, ...]:
+        """The sender ids of those who acknowledged its chunks, each once."""
+        senders = (chunk.acknowledged_by for chunk in self.chunks)
+        return tuple(dict.fromkeys(sender for sender in senders if sender is not None))
+
     def info(self, index: int) -> ChunkInfo:
         """The chunk as events name it."""
         return ChunkInfo(index, len(self.chunks))
@@ -86,8 +95,13 @@ class Requests:
         sent_event_on: Literal["network", "participants"] = "network",
         *,
         stored: Iterable[SentChunk] = (),
+        place: Callable[[Iterable[str]], tuple[int, str] | None] = lambda _: None,
+        bound: bool = False,
     ) -> None:
-        """`stored` are the records of an earlier run."""
+        """`stored` are the records of an earlier run. `place` gives the place of SDS messages in the shared
+        order. `bound` says that sender ids are proven, so that events name people."""
+        self._place = place
+        self._bound = bound
         self._on_network = sent_event_on == "network"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._chunks: dict[str, tuple[Request, int]] = {}
@@ -139,6 +153,7 @@ class Requests:
                     request_id=request.request_id,
                     message_id=request.message_id,
                     chunk_info=request.info(index),
+                    sds_id=message_id,
                 )
             )
         if not request.chunks[index].sent:
@@ -160,7 +175,7 @@ class Requests:
                 )
             )
 
-    def acknowledged(self, message_id: str) -> None:
+    def acknowledged(self, message_id: str, sender_id: str | None = None) -> None:
         """A participant has a chunk. The transport may say only later that the chunk has gone out."""
         found = self._chunks.get(message_id)
         if found is None or found[0].chunks[found[1]].acknowledged:
@@ -169,19 +184,28 @@ class Requests:
         if not request.chunks[index].sent:
             self.sent(message_id)
         request.chunks[index].acknowledged = True
+        request.chunks[index].acknowledged_by = sender_id
         self._store(request, index)
+        senders = request.acknowledged_by
         self._events.append(
             MessageAcknowledged(
                 request_id=request.request_id,
                 message_id=request.message_id,
                 chunks_acknowledged=request.acknowledged,
                 total_chunks=len(request.chunks),
+                acknowledged_by=senders,
+                people=self._people(senders),
             )
         )
         if len(request.acknowledged) == len(request.chunks):
             self._announce_sent(request)
             self._events.append(
-                ReliableMessageDelivered(request_id=request.request_id, message_id=request.message_id)
+                ReliableMessageDelivered(
+                    request_id=request.request_id,
+                    message_id=request.message_id,
+                    acknowledged_by=senders,
+                    people=self._people(senders),
+                )
             )
             self._end(request)
 
@@ -259,12 +283,20 @@ class Requests:
 
     # Inside.
 
+    def _people(self, senders: Iterable[str]) -> tuple[str, ...]:
+        dids = (person_of(sender) for sender in senders if sender.startswith("did:"))
+        return tuple(dict.fromkeys(dids)) if self._bound else ()
+
     def _announce_sent(self, request: Request) -> None:
         due = not self._on_network or all(chunk.sent for chunk in request.chunks)
         if due and not request.announced_sent:
             request.announced_sent = True
             self._events.append(
-                ReliableMessageSent(request_id=request.request_id, message_id=request.message_id)
+                ReliableMessageSent(
+                    request_id=request.request_id,
+                    message_id=request.message_id,
+                    order=self._place(chunk.message_id for chunk in request.chunks),
+                )
             )
 
     def _store(self, request: Request, index: int) -> None:
@@ -280,6 +312,7 @@ class Requests:
                     len(request.chunks),
                     chunk.sent,
                     chunk.acknowledged,
+                    chunk.acknowledged_by,
                 )
             )
         )
@@ -307,7 +340,7 @@ class Requests:
                 )
             if record.chunk_index < len(request.chunks):
                 request.chunks[record.chunk_index] = Chunk(
-                    record.message_id, record.dispatched, record.acknowledged
+                    record.message_id, record.dispatched, record.acknowledged, record.acknowledged_by
                 )
                 self._chunks[record.message_id] = (request, record.chunk_index)
         for request in self._requests.values():

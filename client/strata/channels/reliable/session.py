@@ -80,6 +80,7 @@ class ChannelSession:
             now_ms=hub.now_ms(),
             random=rng.random,
             state=state,
+            author=hub.node.transport_identity,
         )
         self.handover = Handover(
             key.channel_id,
@@ -270,6 +271,7 @@ class ChannelSession:
             payload=payload.data,
             meta=payload.proof,
             retention_seconds=plan.retention_seconds,
+            again=plan.again,
         )
         return Dispatch(plan.request_id or secrets.token_hex(16), envelope, plan.original)
 
@@ -329,7 +331,11 @@ class ChannelSession:
             if data is None:
                 return None
             message = self.engine.receive(
-                data, self.now_ms(), hint=event.message_hash, author=event.message.author
+                data,
+                self.now_ms(),
+                hint=event.message_hash,
+                author=event.message.author,
+                sent_at=event.message.timestamp,
             )
             self.flush()
             return message

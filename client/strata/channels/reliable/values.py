@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from strata.channels.messaging.values import ConnectionStatus
 from strata.channels.persistence.writer import WriterHealth
-from strata.channels.reliable.events import ChannelEvent, MessageReceived
+from strata.channels.reliable.events import ChannelEvent, MessageReceived, SenderIdConflict
 from strata.channels.sds import SdsStatistics
 from strata.channels.segmentation.reassembly import ReassemblyStatistics
 
@@ -90,6 +90,8 @@ class ChannelHealth:
     connection: ConnectionStatus
     store: WriterHealth
     """A store that fails holds back what must not leave before it is stored; it is tried again (C-256)."""
+    sender_conflict: SenderIdConflict | None = None
+    """Another program that uses the same sender id, heard of within the last ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,16 @@ from strata.channels.sds.events import (
     EphemeralReceived,
     Lost,
     MissingFound,
+    Origin,
     PossiblyAcknowledged,
     Retransmit,
     SdsEvent,
     SdsStatistics,
+    SenderShared,
     SendRepair,
     SendSync,
 )
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
+from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage, person_of
 from strata.channels.sds.outgoing import OutgoingState
 from strata.channels.sds.participant import OutgoingFull, Participant
 from strata.channels.sds.state import Change, SdsState
@@ -44,6 +46,7 @@ __all__ = [
     "Kind",
     "Lost",
     "MissingFound",
+    "Origin",
     "OutgoingFull",
     "OutgoingState",
     "Participant",
@@ -56,4 +59,6 @@ __all__ = [
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "SenderShared",
+    "person_of",
 ]

@@ -32,6 +32,8 @@ class SdsConfig:
     """Filters of different messages that together count as an acknowledgement; with 0 no number does."""
     possible_acks_from_distinct_senders: bool = False
     """Count at most one filter of each sender (A-136)."""
+    acknowledged_by_people: bool = False
+    """Count people: an acknowledgement by another device of one's own is none."""
     possible_ack_retry_factor: float = 2.0
     lost_message_timeout_ms: int = 600_000
     """With 0 a missing message is never given up."""

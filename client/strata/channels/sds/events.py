@@ -12,6 +12,7 @@ import msgspec
 from strata.channels.sds.messages import HistoryEntry
 
 __all__ = [
+    "NO_ORIGIN",
     "AckedBy",
     "Acknowledged",
     "Delivered",
@@ -19,12 +20,14 @@ __all__ = [
     "EphemeralReceived",
     "Lost",
     "MissingFound",
+    "Origin",
     "PossiblyAcknowledged",
     "Retransmit",
     "SdsEvent",
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "SenderShared",
 ]
 
 
@@ -39,6 +42,18 @@ class AckedBy(enum.Enum):
     """Enough received filters have it (C-122)."""
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """What the transport says of the one who sent a message. SDS keeps it beside the message."""
+
+    author: str | None = None
+    """Who signed it."""
+    sent_at: int | None = None
+    """When its author says it was sent, in Unix seconds."""
+
+
+NO_ORIGIN = Origin()
+
+
 class Delivered(msgspec.Struct, frozen=True):
     """A message of another participant, delivered once and in causal order."""
 
@@ -47,6 +62,7 @@ class Delivered(msgspec.Struct, frozen=True):
     content: bytes
     lamport_timestamp: int
     retrieval_hint: bytes | None
+    origin: Origin = NO_ORIGIN
 
 
 class EphemeralReceived(msgspec.Struct, frozen=True):
@@ -55,6 +71,7 @@ class EphemeralReceived(msgspec.Struct, frozen=True):
     message_id: str
     sender_id: str
     content: bytes
+    origin: Origin = NO_ORIGIN
 
 
 class PossiblyAcknowledged(msgspec.Struct, frozen=True):
@@ -70,7 +87,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
     message_id: str
     by: AckedBy
     sender_id: str
-    """The participant that acknowledged it."""
+    """The participant that acknowledged it; of several whose filters were counted, the last."""
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True):
@@ -110,6 +127,20 @@ class SendRepair(msgspec.Struct, frozen=True):
 
     message_id: str
     data: bytes
+
+
+class SenderShared(msgspec.Struct, frozen=True):
+    """A message under the own sender id that this participant has not sent.
+
+    Another participant uses the id, or this one has sent it before its state was lost: the shell knows more.
+    `Participant.shared` gives it; it is none of the `events`.
+    """
+
+    message_id: str
+    lamport_timestamp: int
+    follows_own: bool
+    """It names a message that was sent since the start, so it was made after that."""
+    origin: Origin
 
 
 SdsEvent = (

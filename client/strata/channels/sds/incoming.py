@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.config import FAR_AHEAD_MS, SdsConfig
-from strata.channels.sds.events import Delivered, Lost, MissingFound, SdsEvent, SdsStatistics
+from strata.channels.sds.events import (
+    NO_ORIGIN,
+    Delivered,
+    Lost,
+    MissingFound,
+    Origin,
+    SdsEvent,
+    SdsStatistics,
+)
 from strata.channels.sds.history import History
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
@@ -28,7 +36,7 @@ MAX_HINT_BYTES = 256
 class Waiting:
     """A received message with dependencies that are not in the log."""
 
-    __slots__ = ("body", "hint", "lamport", "message_id", "received_at", "sender_id", "unmet")
+    __slots__ = ("body", "hint", "lamport", "message_id", "origin", "received_at", "sender_id", "unmet")
 
     def __init__(
         self,
@@ -40,6 +48,7 @@ class Waiting:
         *,
         hint: bytes | None,
         received_at: int,
+        origin: Origin = NO_ORIGIN,
     ) -> None:
         self.message_id = message_id
         self.sender_id = sender_id
@@ -48,6 +57,7 @@ class Waiting:
         self.unmet = unmet
         self.hint = hint
         self.received_at = received_at
+        self.origin = origin
 
 
 class Missing:
@@ -240,17 +250,31 @@ class Receiver:
             self._mark("lost", id_)
 
     def take(
-        self, message: SdsMessage, body: Body, unmet: dict[str, HistoryEntry], hint: bytes | None
+        self,
+        message: SdsMessage,
+        body: Body,
+        unmet: dict[str, HistoryEntry],
+        hint: bytes | None,
+        origin: Origin = NO_ORIGIN,
     ) -> None:
         """Deliver a new content message, or hold it (C-116)."""
         id_, lamport = message.message_id, message.lamport_timestamp or 0
         if not unmet:
-            self._deliver(message, body, hint)
+            self._deliver(message, body, hint, origin)
             self.met(id_)
             return
         received_at = self._clock.now
         self._incoming.hold(
-            Waiting(id_, message.sender_id, lamport, body, set(unmet), hint=hint, received_at=received_at)
+            Waiting(
+                id_,
+                message.sender_id,
+                lamport,
+                body,
+                set(unmet),
+                hint=hint,
+                received_at=received_at,
+                origin=origin,
+            )
         )
         self._mark("waiting", id_)
         self.miss(unmet.values(), limit=self._config.max_missing)
@@ -313,12 +337,13 @@ class Receiver:
         while ready:
             following: list[Waiting] = []
             for waiting in sorted(ready, key=_log_order):
-                self._deliver(SdsMessage.read(waiting.body.restore()), waiting.body, waiting.hint)
+                message = SdsMessage.read(waiting.body.restore())
+                self._deliver(message, waiting.body, waiting.hint, waiting.origin)
                 self._mark("waiting", waiting.message_id)
                 following += self._incoming.met(waiting.message_id)
             ready = following
 
-    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None) -> None:
+    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None, origin: Origin) -> None:
         """Log a message and deliver its content; the own Lamport time follows (C-117)."""
         lamport = message.lamport_timestamp or 0
         # One extreme value must not freeze the order for all (C-119, A-141).
@@ -338,7 +363,7 @@ class Receiver:
             return  # an own message, lost with an earlier state: the application knows it
         self._statistics.delivered += 1
         content = message.content or b""
-        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint))
+        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, origin))
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:

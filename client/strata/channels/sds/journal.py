@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.bodies import Archive, Keyframe
+from strata.channels.sds.events import Origin
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
 from strata.channels.sds.log import LoggedMessage
@@ -146,6 +147,8 @@ def _waiting_record(key: str, incoming: IncomingBuffer) -> Record | None:
         waiting.hint,
         waiting.received_at,
         BodyRecord.of(waiting.body),
+        waiting.origin.author,
+        waiting.origin.sent_at,
     )
 
 
@@ -202,6 +205,7 @@ def restore(
                 set(waiting.unmet),
                 hint=waiting.retrieval_hint,
                 received_at=min(waiting.received_at, now),
+                origin=Origin(waiting.author, waiting.sent_at),
             )
         )
     for missing in sorted(state.all(MissingRecord), key=lambda each: each.first_missing_at):

@@ -26,6 +26,7 @@ __all__ = [
     "check_id",
     "is_usable_id",
     "message_id",
+    "person_of",
 ]
 
 NO_CHANNEL = "0"
@@ -169,6 +170,11 @@ def message_id(sender_id: str, now_ns: int, content: bytes) -> str:
     digest = keccak.new(digest_bits=256)
     digest.update(f"{sender_id}{now_ns}".encode() + content)
     return digest.hexdigest()
+
+
+def person_of(sender_id: str) -> str:
+    """Whose device a sender is: of `did:…#device` the DID; every other sender is a person by itself."""
+    return sender_id.partition("#")[0] if sender_id.startswith("did:") else sender_id
 
 
 def is_usable_id(text: str) -> bool:

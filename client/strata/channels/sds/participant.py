@@ -12,16 +12,20 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.events import (
+    NO_ORIGIN,
     Acknowledged,
     DeliveryFailed,
     EphemeralReceived,
+    Origin,
     SdsEvent,
     SdsStatistics,
+    SenderShared,
     SendRepair,
     SendSync,
 )
@@ -29,7 +33,15 @@ from strata.channels.sds.history import History
 from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
 from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage, check_id, message_id
+from strata.channels.sds.messages import (
+    NO_CHANNEL,
+    HistoryEntry,
+    Kind,
+    SdsMessage,
+    check_id,
+    message_id,
+    person_of,
+)
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
@@ -38,6 +50,9 @@ from strata.channels.sds.timing import LamportClock, SteadyClock
 from strata.protocol.errors import StrataError
 
 __all__ = ["OutgoingFull", "Participant"]
+
+_REMEMBERED_OWN = 256
+"""Own syncs and withdrawn messages that are known when they come back."""
 
 
 class OutgoingFull(StrataError):
@@ -49,7 +64,8 @@ class Participant:
 
     `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
     times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off nothing is
-    noted for `changes()`. With it on, take them regularly, or they pile up.
+    noted for `changes()`. With it on, take them regularly, or they pile up. `author` is how the transport
+    names this participant's person, where it does (`Origin.author`).
 
     Raises `ValueError` for ids that are empty or longer than 256 bytes.
     """
@@ -64,6 +80,7 @@ class Participant:
         random: Callable[[], float],
         state: SdsState | None = None,
         track_changes: bool = True,
+        author: str | None = None,
     ) -> None:
         self.channel_id = check_id("channel_id", NO_CHANNEL if channel_id is None else channel_id)
         self.sender_id = check_id("sender_id", sender_id)
@@ -73,6 +90,10 @@ class Participant:
         self._clock = SteadyClock(now_ms)
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
+        self._author = author
+        self._shared: deque[SenderShared] = deque(maxlen=_REMEMBERED_OWN)
+        self._own_syncs: deque[int] = deque(maxlen=_REMEMBERED_OWN)
+        self._withdrawn: deque[str] = deque(maxlen=_REMEMBERED_OWN)
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -85,6 +106,7 @@ class Participant:
             self._journal.watch(self._history, self._outgoing, self._incoming, self._repair)
         if state is not None:
             self._restore(state)
+        self._own_before = self._own_count
         self._receiver = Receiver(
             config,
             self._history,
@@ -189,10 +211,16 @@ class Participant:
         entry = self._history.log.get(message_id)
         if entry is not None and entry.own and not entry.dispatched:
             self._history.withdraw(entry)
+            self._withdrawn.append(message_id)
 
     def sync_failed(self, now_ms: int) -> None:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""
         self._sync.failed(self._clock.advance(now_ms))
+
+    def sync_soon(self, now_ms: int) -> None:
+        """Send the next sync at once, unless syncs are switched off."""
+        if self.config.sync_min_interval_ms:
+            self._sync.at = min(self._sync.at, self._clock.advance(now_ms))
 
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the node can reach others. While it cannot, no timer runs (C-088)."""
@@ -201,10 +229,16 @@ class Participant:
 
     # Receiving.
 
-    def receive(self, data: bytes, now_ms: int, retrieval_hint: bytes | None = None) -> SdsMessage | None:
+    def receive(
+        self,
+        data: bytes,
+        now_ms: int,
+        retrieval_hint: bytes | None = None,
+        origin: Origin = NO_ORIGIN,
+    ) -> SdsMessage | None:
         """Take a message from the network, and return it; None if it is no message of this channel.
 
-        Never raises, whatever the bytes are.
+        `origin` is what the transport knows of its sender. Never raises, whatever the bytes are.
         """
         now = self._clock.advance(now_ms)
         message = self._decode(data)
@@ -213,14 +247,14 @@ class Participant:
         self.statistics.received += 1
         hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
         if message.sender_id == self.sender_id:
-            self._own_echo(message, data, now, hint)
+            self._own_echo(message, data, now, hint, origin)
         elif message.kind is Kind.EPHEMERAL:
             content = message.content or b""
-            self._events.append(EphemeralReceived(message.message_id, message.sender_id, content))
+            self._events.append(EphemeralReceived(message.message_id, message.sender_id, content, origin))
         elif message.kind is Kind.SYNC:
-            self._receive_sync(message, now)
+            self._receive_sync(message, now, origin)
         elif self._receiver.is_new(message.message_id, hint):
-            self._receive_content(message, data, now, hint)
+            self._receive_content(message, data, now, hint, origin)
         return message
 
     def _decode(self, data: bytes) -> SdsMessage | None:
@@ -236,31 +270,49 @@ class Participant:
             return None
         return message
 
-    def _own_echo(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
+    def _own_echo(
+        self, message: SdsMessage, data: bytes, now: int, hint: bytes | None, origin: Origin
+    ) -> None:
         """An own message comes back: it is ignored (C-111), unless it was lost with an earlier state.
 
         A lost message is logged in its place like any other, since other participants have it.
         """
         self.statistics.own_echoes += 1
         id_ = message.message_id
-        if message.kind is Kind.CONTENT and id_ not in self._history.known:
-            if id_ not in self._incoming.waiting:
-                self._receive_content(message, data, now, hint)
+        is_content = message.kind is Kind.CONTENT
+        if is_content and (id_ in self._history.known or id_ in self._incoming.waiting):
+            return
+        # Ephemeral messages tell nothing here: none is kept to compare with.
+        if is_content or message.kind is Kind.SYNC:
+            self._report_unsent(message, origin)
+        if is_content:
+            self._receive_content(message, data, now, hint, origin)
 
-    def _receive_sync(self, message: SdsMessage, now: int) -> None:
+    def _report_unsent(self, message: SdsMessage, origin: Origin) -> None:
+        """Report a message under the own sender id, unless it is an own one that is kept no longer."""
+        lamport = message.lamport_timestamp or 0
+        if message.message_id in self._withdrawn or lamport in self._own_syncs:
+            return
+        named = map(self._history.log.get, message.history_ids)
+        follows_own = any(entry is not None and entry.own > self._own_before for entry in named)
+        self._shared.append(SenderShared(message.message_id, lamport, follows_own, origin))
+
+    def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
-        self._review(message, now)
+        self._review(message, now, origin)
         # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
         self._sync.received_sync(now)
 
-    def _receive_content(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
+    def _receive_content(
+        self, message: SdsMessage, data: bytes, now: int, hint: bytes | None, origin: Origin
+    ) -> None:
         id_ = message.message_id
         own = message.sender_id == self.sender_id
         # A refused message acknowledges too. An own message acknowledges nothing (C-092).
         if not own:
-            self._review(message, now)
+            self._review(message, now, origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
             self.statistics.refused_old += 1
             return
@@ -272,25 +324,36 @@ class Participant:
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._history.filter.insert(id_)
         if not own:
-            self._sync.received_content(id_, message.sender_id, message.history_ids, now)
+            # An own device that names it spares nobody: its sender may want to hear of another person.
+            self._sync.received_content(id_, person_of(message.sender_id), message.history_ids, now)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
-        self._receiver.take(message, body, unmet, hint)
+        self._receiver.take(message, body, unmet, hint, origin)
 
-    def _review(self, message: SdsMessage, now: int) -> None:
+    def _review(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message."""
         history = message.history_ids
-        self._sync.named_by_other(history, message.sender_id)
-        if not self._outgoing.is_empty:
+        self._sync.named_by_other(history, person_of(message.sender_id))
+        counts = not self._outgoing.is_empty and self._may_acknowledge(message, origin)
+        if counts:
             for acknowledged in self._outgoing.review_history(history, message.sender_id):
                 self._acknowledged(acknowledged)
         data = self._wire_filter(message)
         if data is not None:
-            if not self._outgoing.is_empty:
+            if counts and not self._outgoing.is_empty:
                 self._review_filter(message, data, history)
             if message.kind is Kind.SYNC:
                 self._history.unreferenced.compare(data, now)
         for entry in message.repair_request:
             self._receiver.requested(entry)
+
+    def _may_acknowledge(self, message: SdsMessage, origin: Origin) -> bool:
+        """Whether this sender's acknowledgement counts; see `SdsConfig.acknowledged_by_people`."""
+        if not self.config.acknowledged_by_people:
+            return True
+        # Whoever signed it is known better than whoever it names.
+        if origin.author is not None and self._author is not None:
+            return origin.author != self._author
+        return person_of(message.sender_id) not in (person_of(self.sender_id), self._author)
 
     def _review_filter(self, message: SdsMessage, data: bytes, history: list[str]) -> None:
         named = [entry for entry in map(self._history.log.get, history) if entry is not None and entry.floor]
@@ -378,7 +441,9 @@ class Participant:
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
-            self._events.append(SendSync(self._compose(id_, entries, None).encode()))
+            sync = self._compose(id_, entries, None)
+            self._own_syncs.append(sync.lamport_timestamp or 0)
+            self._events.append(SendSync(sync.encode()))
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
@@ -412,6 +477,12 @@ class Participant:
         self._events.clear()
         return events
 
+    def shared(self) -> list[SenderShared]:
+        """The latest messages under the own sender id that were not sent here, since the last call."""
+        shared = list(self._shared)
+        self._shared.clear()
+        return shared
+
     def changes(self) -> list[Change]:
         """Changes to store in one transaction, since the last call. `ValueError` without `track_changes`."""
         if self._journal is None:
@@ -435,6 +506,23 @@ class Participant:
             return data
         kept = self._outgoing.get(message_id) or self._history.log.get(message_id)
         return None if kept is None else kept.body.restore()
+
+    def place(self, message_ids: Iterable[str]) -> tuple[int, str] | None:
+        """Where the first of these messages stands in the order of `log`: its Lamport time, then its id.
+
+        None if none of them is remembered.
+        """
+        known = ((self._history.known.get(each), each) for each in message_ids)
+        return min(((found[0], each) for found, each in known if found is not None), default=None)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Messages of others received so far (held ones among them), missing ones, and those given up."""
+        incoming = self._incoming
+        return (
+            self.statistics.delivered + len(incoming.waiting),
+            len(incoming.missing),
+            len(incoming.lost),
+        )
 
     def retrieval_hint(self, message_id: str) -> bytes | None:
         """The hint that finds a logged message in a store; None if it is not known."""

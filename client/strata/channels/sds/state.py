@@ -126,6 +126,8 @@ class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
     retrieval_hint: bytes | None
     received_at: int
     body: BodyRecord
+    author: str | None = None
+    sent_at: int | None = None
 
 
 class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):

@@ -109,8 +109,8 @@ class SimNode:
             content_topic=topic,
             payload=envelope.payload,
             ephemeral=envelope.ephemeral,
-            author=self.name,
-            timestamp=int(self.wall()),
+            author=None if envelope.again else self.name,
+            timestamp=None if envelope.again else int(self.wall()),
         )
         self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
         return request_id

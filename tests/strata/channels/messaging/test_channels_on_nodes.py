@@ -318,7 +318,7 @@ async def test_what_is_sent_again_after_two_days_is_a_new_packet_of_today_around
 async def test_a_message_in_the_name_of_another_is_dropped_and_counted_where_senders_are_bound():
     log = Log()
     async with (
-        Talker(log, ALICE, sender_binding="did") as alice,
+        Talker(log, ALICE, ALICE.did, sender_binding="did") as alice,
         Talker(log, BOB, sender_binding="did") as bob,
         Talker(log, MALLORY, ALICE.did) as mallory,  # her own signature, Alice's name
         Talker(log, CAROL, "carol") as carol,  # binds nobody

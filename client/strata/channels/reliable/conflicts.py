@@ -16,6 +16,8 @@ __all__ = ["Conflicts"]
 
 _PRESENT_MS = 600_000
 """A conflict of which nothing was heard for so long is over; until then it is told once."""
+_LEAST_GAP_MS = 60_000
+"""Between two events about different authors: a stranger can have many names."""
 _FUTURE_MS = 60_000
 """What is dated further ahead was sent with another clock, perhaps by an earlier run."""
 
@@ -42,7 +44,9 @@ class Conflicts:
             return None
         was = self.current(now_ms)
         self._heard_at = now_ms
-        if was is not None and was.author == shared.origin.author:
+        if was is not None and (
+            was.author == shared.origin.author or now_ms - was.detected_at < _LEAST_GAP_MS
+        ):
             return None
         author = shared.origin.author
         whose = "of this identity" if author == self._author else f"of {author or 'another identity'}"

@@ -3,8 +3,8 @@
     python examples/chat.py ws://127.0.0.1:7447/strata alice
 
 Start it several times under different names. One tick means that a relay has the message, two ticks that
-another participant has it. `--times` shows when each message was sent, and who signed it. End with Ctrl-D; the
-program then waits for the second tick.
+another participant has it. `--times` shows when each message was sent, and who signed it. End with Ctrl-D;
+the program then waits for the second tick.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from strata.channels.sds import (
     SdsMessage,
     person_of,
 )
+from strata.channels.sds.config import FAR_AHEAD_MS
 from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
@@ -587,25 +588,27 @@ class ChannelEngine:
             ephemeral=ephemeral,
             hash=self._latest_hint,
             author=origin.author,
-            sent_at=_sent_at(lamport, origin.sent_at),
+            sent_at=_sent_at(lamport, origin.sent_at, now_ms),
             lamport_timestamp=lamport,
             sds_id=sds_id,
         )
         self.inbox.put(message, digest)
 
 
-def _sent_at(lamport: int | None, transmitted_at: int | None) -> int | None:
-    """The sender's time, in milliseconds: the earlier of two that are never too early.
+def _sent_at(lamport: int | None, transmitted_at: int | None, now_ms: int) -> int | None:
+    """The sender's time, in milliseconds: the earlier of two that are never too early. None for nonsense.
 
     A Lamport time is the sender's clock, unless that was behind others'. A transmission, in Unix seconds, may
     come long after the sending.
     """
-    counts_time = lamport is not None and lamport >= _LEAST_CLOCK_MS
-    if transmitted_at is None:
-        return lamport if counts_time else None
-    if lamport is not None and counts_time and lamport < (transmitted_at + 1) * 1000:
-        return lamport
-    return transmitted_at * 1000
+    latest = now_ms + FAR_AHEAD_MS if transmitted_at is None else transmitted_at * 1000 + 999
+    if lamport is not None and _LEAST_CLOCK_MS <= lamport <= latest:
+        sent_at = lamport
+    elif transmitted_at is not None:
+        sent_at = transmitted_at * 1000
+    else:
+        return None
+    return sent_at if sent_at <= now_ms + FAR_AHEAD_MS else None
 
 
 def follows_others(messages: Iterable[SdsMessage | None]) -> bool:

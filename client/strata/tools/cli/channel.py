@@ -32,6 +32,7 @@ from strata.channels.persistence.interface import (
 )
 from strata.channels.reliable import (
     CHANNEL_EVENTS,
+    CHANNEL_STATUS_EVENTS,
     MessageReceived,
     ReliableChannel,
     ReliableMessageReceived,
@@ -63,7 +64,9 @@ _ACKNOWLEDGE_GRACE = 3.5
 the way to the relay."""
 _LOOK_INTERVAL = 1.0
 _OTHER_EVENTS = tuple(
-    name for name in CHANNEL_EVENTS if name not in (MessageReceived.name, ReliableMessageReceived.name)
+    name
+    for name in (*CHANNEL_EVENTS, *CHANNEL_STATUS_EVENTS)
+    if name not in (MessageReceived.name, ReliableMessageReceived.name)
 )
 
 

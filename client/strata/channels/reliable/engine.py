@@ -5,7 +5,7 @@
 
 `session` does what is in brackets, for a hook and a transport may take their time. The session tells the
 engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
-timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
+timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
 
 `outbox` holds what waits to be sent, and `data` has the bytes of each transmission.
 """
@@ -49,6 +49,8 @@ _REMEMBERED_EPHEMERALS = 4_096
 _SYNC_SECONDS = 3_600
 """There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
 _NS = 1_000_000
+_EARLIEST_MS = 1_577_836_800_000
+"""The beginning of 2020: a clock that shows less was not set since its device booted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,10 @@ class ChannelEngine:
         self._wrapped: list[str] = []
         self._ephemerals: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
-        self._last_ns = 0
+        # Ids of an earlier run do not come again, however the clock was set: its Lamport time was no earlier.
+        # A run that remembers nothing has moments of its own within each millisecond.
+        self._last_ns = (self.sds.lamport + 1) * _NS if self.sds.lamport > now_ms else 0
+        self._moment_ns = int(random() * _NS)
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
         self._max_entries = sds_config.max_received_history
@@ -239,12 +244,12 @@ class ChannelEngine:
         )
 
     def _wrap(self, content: bytes, now_ms: int) -> str:
-        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms)).message_id
+        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms, self._moment_ns)).message_id
         self._wrapped.append(message_id)
         return message_id
 
-    def _next_ns(self, now_ms: int) -> int:
-        self._last_ns = max(now_ms * _NS, self._last_ns + 1)
+    def _next_ns(self, now_ms: int, within: int = 0) -> int:
+        self._last_ns = max(now_ms * _NS + within, self._last_ns + 1)
         return self._last_ns
 
     # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
@@ -378,6 +383,17 @@ class ChannelEngine:
         self.sds.set_online(online, now_ms)
 
     # Time.
+
+    def clock_stepped(self, by_ms: int, now_ms: int) -> None:
+        """The clock was set, or the machine slept, and it is now `now_ms`: timers wait as long as before."""
+        self.sds.clock_stepped(by_ms)
+        self.reassembler.clock_stepped(by_ms)
+        self.retrieval.clock_stepped(by_ms)
+        self.catching_up.clock_stepped(by_ms)
+        self._last_round += by_ms
+        if now_ms - by_ms < _EARLIEST_MS <= now_ms:
+            # They would stand before all that they answer; no relay took them with such a time.
+            self._wrap_anew(now_ms)
 
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""

@@ -223,6 +223,11 @@ class Reassembler:
             else:
                 self._abandon(instance, AbandonReason.TIMEOUT)
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """The times of later calls have jumped by so much: partial messages are kept as long as before."""
+        for instance in self._instances.values():
+            instance.touched_at += by_ms
+
     def purge(self) -> None:
         """Drop all instances without events: the channel is closed for good."""
         for instance in list(self._instances.values()):

@@ -39,9 +39,9 @@ from strata.channels.reliable.outbox import Outbox, Repair, Sync
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalPlan
 from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
-from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
-from strata.channels.segmentation.reassembly import Reassembled, Reassembler
-from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
+from strata.channels.segmentation.messages import message_hash
+from strata.channels.segmentation.reassembly import Reassembled, Reassembler, whole_payload
+from strata.channels.segmentation.splitting import SegmentationConfig, message_contents, segment_counts
 
 __all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
 
@@ -182,10 +182,8 @@ class ChannelEngine:
             raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
         self.outbox.check_room(count)
         carried = request_id if self.config.send_request_id else None
-        digest, message_ids = b"", []
-        for segment in segment_message(payload, self.segmentation, request_id=carried):
-            digest = segment.entire_message_hash
-            message_ids.append(self._wrap(encode_segment(segment), now_ms))
+        digest, contents = message_contents(payload, self.segmentation, request_id=carried)
+        message_ids = [self._wrap(content, now_ms) for content in contents]
         self.requests.add(request_id, digest, message_ids)
         self.outbox.queue(message_ids)
 
@@ -207,8 +205,8 @@ class ChannelEngine:
             return None
         whole = replace(self.segmentation, segment_size_bytes=len(payload), enable_reed_solomon=False)
         carried = request_id if self.config.send_request_id else None
-        (segment,) = segment_message(payload, whole, request_id=carried)
-        message = self.sds.wrap_ephemeral(encode_segment(segment), self._next_ns(now_ms))
+        _, (content,) = message_contents(payload, whole, request_id=carried)
+        message = self.sds.wrap_ephemeral(content, self._next_ns(now_ms))
         return Ephemeral(request_id, digest.hex(), message.encode())
 
     def _drop_ephemeral(
@@ -510,17 +508,13 @@ class ChannelEngine:
         self._ephemerals[event.message_id] = None
         if len(self._ephemerals) > _REMEMBERED_EPHEMERALS:
             self._ephemerals.popitem(last=False)
-        try:
-            segment = decode_segment(event.content)
-        except InvalidSegment:
+        found = whole_payload(event.content, event.message_id, self.segmentation)
+        if found is None:
             self.counts.ephemerals_invalid += 1
             return
-        single = segment.data_segment_count == 1 and not segment.is_parity
-        if not single or message_hash(segment.payload) != segment.entire_message_hash:
-            self.counts.ephemerals_invalid += 1
-            return
-        digest = segment.entire_message_hash
-        self._hand_over(event.sender_id, segment.payload, digest, segment.request_id, now_ms, ephemeral=True)
+        payload, request_id = found
+        digest = message_hash(payload)
+        self._hand_over(event.sender_id, payload, digest, request_id, now_ms, ephemeral=True)
 
     def _hand_over(
         self,

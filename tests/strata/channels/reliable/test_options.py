@@ -614,7 +614,7 @@ async def test_every_keyword_opens_a_channel_and_a_wrong_one_is_refused() -> Non
         name: look_up(DEFAULT_RELIABLE_CHANNEL_CONFIG, f"{section}.{name}" if section else name)
         for section, kind in (("", ReliableChannelConfig), *SECTIONS.items())
         for name in (each.name for each in fields(kind))
-        if name not in {*SECTIONS, *NAMED_BY_THE_CALL}
+        if section or name not in {*SECTIONS, *NAMED_BY_THE_CALL}
     }
     own: dict[str, Any] = {"config": None, "profile": None, "encoder": None, "decoder": None, "rng": None}
     channel = open_channel(_Deaf(), "room", TOPIC, "alice", **given, **own)  # type: ignore[arg-type]

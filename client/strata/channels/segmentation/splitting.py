@@ -23,12 +23,16 @@ from strata.channels.segmentation.parity import ParityCodec, require_codec, shar
 from strata.protocol.errors import StrataError
 
 __all__ = [
+    "DEFAULT_SEGMENT_BYTES",
     "PayloadTooLarge",
     "SegmentationConfig",
     "message_contents",
     "segment_counts",
     "segment_message",
 ]
+
+DEFAULT_SEGMENT_BYTES = 102_400
+"""The segment size that nobody has chosen: a channel makes it smaller where the transport has less room."""
 
 
 class PayloadTooLarge(StrataError):
@@ -57,8 +61,9 @@ class SegmentationConfig:
     """What is put into SDS messages. `always`: segments, and nothing else is received. `auto`: a payload that
     fits one segment goes as it is, as channels of other makes send it, larger ones in segments; both are
     received. `off`, or `raw`: every payload goes as it is, and what is received is the payload."""
-    segment_size_bytes: int = 102_400
-    """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191)."""
+    segment_size_bytes: int = DEFAULT_SEGMENT_BYTES
+    """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191). A channel
+    makes the default fit its transport, and refuses another size that does not fit."""
     enable_reed_solomon: bool = False
     """Whether parity is sent. `strata.channels.segmentation.parity` says which programs understand it."""
     parity_rate: float = 0.125

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -54,6 +55,9 @@ _STANDS_AFTER = 5.0
 """A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
+_WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
+"""Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
+_WRONG_TIME_WAIT_MS = 10_000
 
 
 class DeliveredPacket(Protocol):
@@ -153,6 +157,8 @@ class RelayNode:
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
+        self._clock_ahead = -math.inf
+        """The wall clock above the loop's, when it was last looked at."""
         self._monitor: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -348,7 +354,7 @@ class RelayNode:
 
     async def _receive(self, topic: str) -> None:
         """Read a topic for as long as it is subscribed."""
-        since = int(self.wall())
+        since = int(self.wall()) - _OVERLAP_SECONDS
         while True:
             try:
                 subscription = self._relays.subscribe(
@@ -356,8 +362,8 @@ class RelayNode:
                     authors=self._authors[topic],
                     # The first says it exactly, to relays that have it; the second loses nothing at others,
                     # for no relay takes a packet older than that.
-                    received_since=since - _OVERLAP_SECONDS,
-                    since=since - _OVERLAP_SECONDS - packets.DEFAULT_MAX_PACKET_AGE_SECONDS,
+                    received_since=max(0, since),
+                    since=max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS),
                 )
                 stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, self._failing.pop, topic, None)
                 try:
@@ -410,7 +416,7 @@ class RelayNode:
         query = self._relays.subscribe(
             types=topic,
             authors=self._authors.get(topic, ()),
-            since=since_ms // 1000,
+            since=max(0, since_ms // 1000),
             order="desc",
             live=False,
         )
@@ -431,7 +437,7 @@ class RelayNode:
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages in these packets, found in the way that each relay supports (C-285)."""
         wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
-        since = int(self.wall()) - 30 * 86_400
+        since = max(0, int(self.wall()) - 30 * 86_400)
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
             async for delivery in found:
                 message = await self._read(delivery.packet, topic)
@@ -447,12 +453,22 @@ class RelayNode:
     async def _monitor_health(self) -> None:
         # Relays reconnect by themselves; this task only observes them.
         while True:
+            self._look_at_clock()
             status = self.connection_status
             if status is not self._status:
                 self._status = status
                 await self.health_events.emit(ConnectionStatusChange(status))
             await self._tell_health()
             await asyncio.sleep(_HEALTH_INTERVAL)
+
+    def _look_at_clock(self) -> None:
+        """Read the topics anew once the clock was set back: else they wait for packets of the future."""
+        ahead = self.wall() - asyncio.get_running_loop().time()
+        if ahead < self._clock_ahead - _OVERLAP_SECONDS:
+            for topic, task in self._topics.items():
+                task.cancel()
+                self._topics[topic] = asyncio.create_task(self._receive(topic), name=f"strata-topic {topic}")
+        self._clock_ahead = ahead
 
     async def _tell_health(self) -> None:
         for topic in {*self._topics, *self._health}:
@@ -480,6 +496,8 @@ def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> N
         code, recoverable = error.code, error.retry not in _FINAL
         if error.code == ErrorCode.RATE_LIMITED or error.retry is Retry.LATER:
             retry_after_ms = 1000 * (error.retry_after or 1)
+        elif error.code in _WRONG_TIME:
+            recoverable, retry_after_ms = True, _WRONG_TIME_WAIT_MS
     elif isinstance(error, InvalidPacket | MissingCapability | NodeError):
         recoverable = False
     elif isinstance(error, ConnectionFailed | Closed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -44,10 +45,13 @@ from strata.channels.reliable.values import (
 from strata.channels.sds import SdsConfig, SdsMessage
 from strata.channels.sds.messages import check_id
 from strata.channels.segmentation.messages import message_hash
-from strata.channels.segmentation.splitting import SegmentationConfig
+from strata.channels.segmentation.splitting import DEFAULT_SEGMENT_BYTES, SegmentationConfig
 from strata.protocol.errors import StrataError
 
 __all__ = ["ReliableChannel"]
+
+_LEAST_FITTED_BYTES = 4_096
+"""A transport with room for less is not what anybody had in mind."""
 
 
 class ReliableChannel:
@@ -137,7 +141,7 @@ class ReliableChannel:
         try:
             if hub.is_open(key):
                 raise AlreadyOpen(self._channel_id, sender_id)
-            self._check_sizes(sender_id)
+            self._fit_sizes(sender_id)
             rate_limit = self.config.rate_limit or DEFAULT_RATE_LIMIT_CONFIG
             outbox = await hub.open_outbox(key, rate_limit, self._store)
             state = ChannelState.read(await self._store.load(key))
@@ -179,14 +183,19 @@ class ReliableChannel:
             device=self.config.device,
         )
 
-    def _check_sizes(self, sender_id: str) -> None:
+    def _fit_sizes(self, sender_id: str) -> None:
+        """Make a segment size that nobody chose fit the transport, and refuse one that does not (C-035)."""
+        segmentation = self.config.segmentation or SegmentationConfig()
         sds = self.config.sds or SdsConfig()
         largest = largest_segment(
             self._largest_payload(), self._channel_id, sender_id, sds, hook_overhead=self._overhead
         )
-        size = (self.config.segmentation or SegmentationConfig()).segment_size_bytes
-        if largest is not None and size > largest:
+        size = segmentation.segment_size_bytes
+        if largest is None or size <= largest:
+            return
+        if size != DEFAULT_SEGMENT_BYTES or largest < _LEAST_FITTED_BYTES:
             raise SegmentDoesNotFit(size, largest)
+        self.config = replace(self.config, segmentation=replace(segmentation, segment_size_bytes=largest))
 
     def _largest_payload(self) -> int | None:
         repairable = self.config.sender_binding == "did"
@@ -339,9 +348,7 @@ class ReliableChannel:
         session = self._session
         store = session.writer.health if session is not None else WriterHealth(0, 0, None)
         conflict = None if session is None else session.engine.conflicts.current(session.now_ms())
-        return ChannelHealth(
-            self.is_started(), self._node.connection_status, store, sender_conflict=conflict
-        )
+        return ChannelHealth(self.is_started(), self._node.connection_status, store, sender_conflict=conflict)
 
     @property
     def statistics(self) -> ChannelStatistics:

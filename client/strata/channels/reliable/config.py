@@ -53,7 +53,8 @@ class ReliableChannelConfig:
     handled when they arrive."""
     query_on_connect: bool = True
     force_query_threshold_ms: int = 300_000
-    """A reconnection later than this after the last query asks the store for missed messages (C-170)."""
+    """A store that becomes available later than this after the last query is asked for missed messages; so
+    it is after every reconnection (C-170)."""
     query_window_ms: int = 30 * 86_400_000
     """The longest time that such a query looks back (C-173)."""
     auto_start: bool = True

@@ -5,7 +5,7 @@
 
 `session` does what is in brackets, for a hook and a transport may take their time. The session tells the
 engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
-timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
+timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
 
 `outbox` holds what waits to be sent, and `data` has the bytes of each transmission.
 """
@@ -49,9 +49,9 @@ from strata.channels.sds import (
     person_of,
 )
 from strata.channels.sds.config import FAR_AHEAD_MS
-from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
-from strata.channels.segmentation.reassembly import Reassembled, Reassembler
-from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
+from strata.channels.segmentation.messages import message_hash
+from strata.channels.segmentation.reassembly import Reassembled, Reassembler, whole_payload
+from strata.channels.segmentation.splitting import SegmentationConfig, message_contents, segment_counts
 
 __all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
 
@@ -61,6 +61,8 @@ _SYNC_SECONDS = 3_600
 _NS = 1_000_000
 _LEAST_CLOCK_MS = 1_500_000_000_000
 """Lamport times below this are counters of other implementations, and no times."""
+_EARLIEST_MS = 1_577_836_800_000
+"""The beginning of 2020: a clock that shows less was not set since its device booted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,10 @@ class ChannelEngine:
         self._wrapped: list[str] = []
         self._ephemerals: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
-        self._last_ns = 0
+        # Ids of an earlier run do not come again, however the clock was set: its Lamport time was no earlier.
+        # A run that remembers nothing has moments of its own within each millisecond.
+        self._last_ns = (self.sds.lamport + 1) * _NS if self.sds.lamport > now_ms else 0
+        self._moment_ns = int(random() * _NS)
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
         self._latest_origin = Origin()
@@ -201,10 +206,8 @@ class ChannelEngine:
             raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
         self.outbox.check_room(count)
         carried = request_id if self.config.send_request_id else None
-        digest, message_ids = b"", []
-        for segment in segment_message(payload, self.segmentation, request_id=carried):
-            digest = segment.entire_message_hash
-            message_ids.append(self._wrap(encode_segment(segment), now_ms))
+        digest, contents = message_contents(payload, self.segmentation, request_id=carried)
+        message_ids = [self._wrap(content, now_ms) for content in contents]
         self.requests.add(request_id, digest, message_ids)
         self.outbox.queue(message_ids)
 
@@ -226,8 +229,8 @@ class ChannelEngine:
             return None
         whole = replace(self.segmentation, segment_size_bytes=len(payload), enable_reed_solomon=False)
         carried = request_id if self.config.send_request_id else None
-        (segment,) = segment_message(payload, whole, request_id=carried)
-        message = self.sds.wrap_ephemeral(encode_segment(segment), self._next_ns(now_ms))
+        _, (content,) = message_contents(payload, whole, request_id=carried)
+        message = self.sds.wrap_ephemeral(content, self._next_ns(now_ms))
         return Ephemeral(request_id, digest.hex(), message.encode())
 
     def _drop_ephemeral(
@@ -263,12 +266,12 @@ class ChannelEngine:
         )
 
     def _wrap(self, content: bytes, now_ms: int) -> str:
-        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms)).message_id
+        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms, self._moment_ns)).message_id
         self._wrapped.append(message_id)
         return message_id
 
-    def _next_ns(self, now_ms: int) -> int:
-        self._last_ns = max(now_ms * _NS, self._last_ns + 1)
+    def _next_ns(self, now_ms: int, within: int = 0) -> int:
+        self._last_ns = max(now_ms * _NS + within, self._last_ns + 1)
         return self._last_ns
 
     # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
@@ -409,6 +412,17 @@ class ChannelEngine:
 
     # Time.
 
+    def clock_stepped(self, by_ms: int, now_ms: int) -> None:
+        """The clock was set, or the machine slept, and it is now `now_ms`: timers wait as long as before."""
+        self.sds.clock_stepped(by_ms)
+        self.reassembler.clock_stepped(by_ms)
+        self.retrieval.clock_stepped(by_ms)
+        self.catching_up.clock_stepped(by_ms)
+        self._last_round += by_ms
+        if now_ms - by_ms < _EARLIEST_MS <= now_ms:
+            # They would stand before all that they answer; no relay took them with such a time.
+            self._wrap_anew(now_ms)
+
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
         reassembly = self.reassembler.get_timer()
@@ -543,24 +557,14 @@ class ChannelEngine:
         self._ephemerals[event.message_id] = None
         if len(self._ephemerals) > _REMEMBERED_EPHEMERALS:
             self._ephemerals.popitem(last=False)
-        try:
-            segment = decode_segment(event.content)
-        except InvalidSegment:
+        found = whole_payload(event.content, event.message_id, self.segmentation)
+        if found is None:
             self.counts.ephemerals_invalid += 1
             return
-        single = segment.data_segment_count == 1 and not segment.is_parity
-        if not single or message_hash(segment.payload) != segment.entire_message_hash:
-            self.counts.ephemerals_invalid += 1
-            return
-        digest = segment.entire_message_hash
+        payload, request_id = found
+        digest = message_hash(payload)
         self._hand_over(
-            event.sender_id,
-            segment.payload,
-            digest,
-            segment.request_id,
-            now_ms,
-            origin=event.origin,
-            ephemeral=True,
+            event.sender_id, payload, digest, request_id, now_ms, origin=event.origin, ephemeral=True
         )
 
     def _hand_over(

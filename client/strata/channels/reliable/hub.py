@@ -31,6 +31,7 @@ from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
 from strata.channels.reliable.alarm import Alarm
+from strata.channels.reliable.clock import ChannelClock
 from strata.channels.reliable.engine import Ephemeral
 from strata.channels.reliable.errors import InvalidConfiguration
 from strata.channels.reliable.outbox import Outbox
@@ -44,6 +45,8 @@ _MAX_UNDER_WAY = 64
 _MAX_UNDER_WAY_BYTES = 4 << 20
 _ANSWER_TIMEOUT = 120.0
 _BACKOFF_BASE_MS, _BACKOFF_CAP_MS = 250, 10_000
+_LOOK_SECONDS = 5.0
+"""How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,10 @@ class HubMember(Protocol):
 
     def status_changed(self, online: bool) -> None: ...
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: see `ChannelClock`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnderWay:
@@ -112,7 +119,8 @@ class Hub:
         self._rate_limit: RateLimitConfig | None = None
         self._loop = asyncio.get_running_loop()
         self._preparing = asyncio.Lock()
-        self._started_at = node.wall() - self._loop.time()
+        self._clock = ChannelClock(node.wall, self._loop.time)
+        self._clock_watch: asyncio.TimerHandle | None = None
         self._topics: Counter[str] = Counter()
         self._outcomes = Outcomes(node)
         self._under_way: dict[_UnderWay, asyncio.Task[None] | None] = {}
@@ -145,8 +153,20 @@ class Hub:
     # Clock and status.
 
     def now_ms(self) -> int:
-        """Wall time at the start plus the time since then: it never steps."""
-        return int((self._started_at + self._loop.time()) * 1000)
+        """The time of the channels; it jumps only where `clock_stepped` says so."""
+        return self._clock.now_ms()
+
+    def _look_at_clock(self) -> None:
+        """Follow the wall clock, now and again and again."""
+        if self._clock_watch is not None:
+            self._clock_watch.cancel()
+        self._clock_watch = self._loop.call_later(_LOOK_SECONDS, self._look_at_clock)
+        by_ms = self._clock.look()
+        if by_ms:
+            _log.info("the clock was set by %+.1f s, or the machine slept", by_ms / 1000)
+            for member in list(self.members.values()):
+                member.clock_stepped(by_ms)
+            self.wake()
 
     @property
     def online(self) -> bool:
@@ -189,6 +209,7 @@ class Hub:
         self.node.message_events.on(NodeMessageReceived.name, self._on_received)
         self.node.health_events.on(ConnectionStatusChange.name, self._on_status)
         self._sender = self._loop.create_task(self._send(limiter), name="strata-channel-sender")
+        self._look_at_clock()
         return limiter
 
     def join(self, member: HubMember) -> None:
@@ -210,6 +231,8 @@ class Hub:
         self.node.message_events.off(NodeMessageReceived.name, self._on_received)
         self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
         self._outcomes.close()
+        if self._clock_watch is not None:
+            self._clock_watch.cancel()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
@@ -398,6 +421,7 @@ class Hub:
                 await member.receive(event)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
+        self._look_at_clock()  # a connection that is lost or back often means that the machine slept
         online = event.status is not ConnectionStatus.DISCONNECTED
         for member in list(self.members.values()):
             member.status_changed(online)

@@ -79,6 +79,7 @@ class ConfigOptions(TypedDict, total=False):
     max_message_bytes: int
 
     # SegmentationConfig.
+    segmentation: Literal["always", "auto", "off", "raw"]
     segment_size_bytes: int
     enable_reed_solomon: bool
     parity_rate: float

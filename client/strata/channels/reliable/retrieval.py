@@ -35,6 +35,8 @@ _MAX_BACKOFF = 32
 _OVERLAP_MS = 600_000
 """Relays file packets under their authors' times, and clocks differ."""
 _MARK_EVERY_MS = 60_000
+_ASLEEP_MS = 10_000
+"""A jump ahead by more than this may have been sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,12 @@ class Retrieval:
         self._under_way = False
         self.at = now + self._wait
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: back, the waits keep their length; ahead, whatever is due is asked for."""
+        if by_ms < 0:
+            self.at += by_ms
+            self._asked_at += by_ms
+
     @property
     def _wait(self) -> int:
         return int(self._frequency * min(2 ** max(0, self._fruitless - 1), _MAX_BACKOFF))
@@ -133,6 +141,7 @@ class CatchingUp:
         self._received_at = mark.received_at if mark is not None else 0
         self._asked = False
         self._missed = False
+        self._was_offline = False
         self._marked = mark
         self._changes: list[Change] = []
 
@@ -140,12 +149,23 @@ class CatchingUp:
         """Whether a store that has become available is to be asked (C-169, C-170, C-174)."""
         if not self._enabled:
             return False
-        return self._missed or not self._asked or now - self._succeeded_at > self._threshold
+        age = now - self._succeeded_at
+        due = self._missed or self._was_offline or not self._asked
+        return due or age > self._threshold or age < -_OVERLAP_MS
 
     @property
     def has_missed(self) -> bool:
         """Whether a message was let pass for want of room."""
         return self._missed
+
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
+        if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
+            self._missed = True
+
+    def offline(self) -> None:
+        """No store can be reached: once one can, it is to be asked, however soon (C-170)."""
+        self._was_offline = True
 
     def missed(self) -> None:
         """A message was let pass for want of room: the store is to be asked without delay."""
@@ -153,12 +173,15 @@ class CatchingUp:
 
     def begin(self, now: int) -> int:
         """A query begins; returns where its window does (C-173)."""
-        self._missed = False  # this query may not bring messages that pass from now on
+        self._missed = self._was_offline = False  # this query may not bring messages that pass from now on
         return self.since(now)
 
     def since(self, now: int) -> int:
         """Where the window of a query at this time begins."""
-        known = min(now, max(self._succeeded_at, self._received_at))
+        known = max(self._succeeded_at, self._received_at)
+        if known - now > _OVERLAP_MS:
+            known = 0  # a mark of a clock that was wrong: nobody knows what was asked for
+        known = min(now, known)
         return max(known - _OVERLAP_MS, now - self._window)
 
     def oldest(self, now: int) -> int:
@@ -174,7 +197,7 @@ class CatchingUp:
     def received(self, now: int) -> None:
         """A message came in."""
         self._received_at = now
-        if self._marked is None or now - self._marked.received_at >= _MARK_EVERY_MS:
+        if self._marked is None or abs(now - self._marked.received_at) >= _MARK_EVERY_MS:
             self._mark()
 
     def stopped(self) -> None:

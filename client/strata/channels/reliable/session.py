@@ -181,6 +181,13 @@ class ChannelSession:
             self._queries.connected(online)
             self._woken.set()
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: a machine that slept asks the store for what it missed."""
+        self.engine.clock_stepped(by_ms, self.now_ms())
+        self._queries.wake()
+        self.flush()
+        self._woken.set()
+
     # The engine's timer.
 
     async def _keep_time(self) -> None:

@@ -66,6 +66,8 @@ class StoreQueries:
 
     def connected(self, connected: bool) -> None:
         """The store has become available, or is away."""
+        if self._connected and not connected:
+            self._engine.catching_up.offline()
         self._connected = connected
         self._woken.set()
 
@@ -82,6 +84,7 @@ class StoreQueries:
                 if not caught_up and engine.catching_up.is_due(now):
                     caught_up = await self._guarded(self._catch_up())
                     if not caught_up:
+                        engine.catching_up.missed()
                         await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 caught_up = True

@@ -227,6 +227,13 @@ class Participant:
         self._clock.advance(now_ms)
         self._clock.online = online
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """Say that the times of later calls have jumped by so much, back if below 0: timers wait as before.
+
+        A jump forward that nobody tells of looks like a pause of the process, and makes due what it passes.
+        """
+        self._clock.step(by_ms)
+
     # Receiving.
 
     def receive(

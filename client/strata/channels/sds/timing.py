@@ -32,6 +32,10 @@ class SteadyClock:
         self.wall = now_ms
         return self.now
 
+    def step(self, by_ms: int) -> None:
+        """The wall clock was set, or the machine slept: that was no time at all, in either direction."""
+        self.wall += by_ms
+
     def was_at(self, moment: int) -> int:
         """The wall time of a past moment, if the clock has been online since."""
         return moment - self.now + self.wall

@@ -157,7 +157,7 @@ class SimParticipant:
         self._evidence.forget(self.name)
 
     def set_clock(self, offset: float) -> None:
-        """Set the clock, so many seconds off the true time; a running program notices at its next start."""
+        """Set the clock, so many seconds off the true time; a running program notices within seconds."""
         self.counts["clock_jumps"] += 1
         self.clock_offset = offset
         if self._node is not None:

@@ -157,6 +157,8 @@ class ChannelEngine:
             stored=state.inbox.values(),
         )
         self._wrapped: list[str] = []
+        self._amends = False
+        """Whether a message that waits may name one that was refused."""
         self._ephemerals: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
         # Ids of an earlier run do not come again, however the clock was set: its Lamport time was no earlier.
@@ -174,6 +176,7 @@ class ChannelEngine:
         outgoing = self.sds.outgoing()
         queued = [each for each in state.queue.values() if each.message_id in outgoing]
         self.outbox.restore(queued)
+        self._amends = bool(queued)
         # A message that is neither sent nor queued was on its way when the program ended.
         waiting = {each.message_id for each in queued}
         for message_id in self.sds.undispatched():
@@ -277,13 +280,17 @@ class ChannelEngine:
     # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
 
     def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn."""
+        """The SDS message to send; None if it need not go out any more, and was withdrawn, and if it has to be
+        stored first, because a message before it was refused."""
         message_id = transmission.message_id
         data: bytes | None = None
         if transmission.priority is Priority.BACKGROUND:
             background = self.outbox.background(transmission)
             data = None if background is None else background.data
         elif self.sds.is_outgoing(message_id):
+            if self._amends and self.sds.amend(message_id):
+                self._wrapped.append(message_id)
+                return None
             data = self.sds.encoded(message_id)
         if data is None:
             self.outbox.withdraw(message_id)
@@ -309,6 +316,7 @@ class ChannelEngine:
         self.outbox.sending(transmission)
         if transmission.priority is not Priority.BACKGROUND:
             self.requests.sending(transmission.message_id)
+        self._amends = self._amends and self.outbox.waits
 
     def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
         """The transport has it; a store finds it by `hint`."""
@@ -330,8 +338,9 @@ class ChannelEngine:
         self.outbox.not_sent(transmission, again=self.sds.is_outgoing(message_id))
 
     def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
-        """It can never go out (C-044, C-045). Messages that were to follow it and have not gone out yet are
-        wrapped anew, so that nobody waits for a message that never comes."""
+        """It can never go out (C-044, C-045). A message that was to follow it is amended when its turn comes,
+        so that nobody waits for a message that never comes; the payload that was made for it is out of date.
+        """
         message_id = transmission.message_id
         if transmission.priority is Priority.BACKGROUND:
             self._background_failed(transmission, now_ms)
@@ -343,7 +352,7 @@ class ChannelEngine:
             if not self.outbox.is_in_flight(each):
                 self.outbox.withdraw(each)
                 self.sds.failed(each)
-        self._wrap_anew(now_ms)
+        self._amends = True
 
     def _background_failed(self, transmission: Transmission, now_ms: int) -> None:
         background = self.outbox.background(transmission)
@@ -355,24 +364,6 @@ class ChannelEngine:
         """Send a chunk no more if its message failed while the chunk was on its way."""
         if self.requests.find(message_id) is None:
             self.sds.failed(message_id)
-
-    def _wrap_anew(self, now_ms: int) -> None:
-        held: list[tuple[str, bytes]] = []
-        for message_id in self.sds.undispatched():
-            data = self.sds.encoded(message_id)
-            message = SdsMessage.decode(data) if data is not None else None
-            if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
-                continue
-            if self.requests.find(message_id) is not None:
-                held.append((message_id, message.content))
-        for message_id, _ in held:
-            self.outbox.withdraw(message_id)
-            self.sds.failed(message_id)
-        for message_id, content in held:
-            new_id = self._wrap(content, now_ms)
-            self.requests.replace(message_id, new_id)
-            found = self.requests.find(new_id)
-            self.outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
 
     # What comes in.
 

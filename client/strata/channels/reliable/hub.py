@@ -347,6 +347,7 @@ class Hub:
             final = isinstance(error, NodeError)
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
             self._conclude(under_way, failed)
+            await asyncio.sleep(0)  # a node that refuses at once, message after message, holds up nobody else
 
     async def _hand_to_node(self, under_way: _UnderWay, request_id: str, sending: Awaitable[object]) -> None:
         """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""

@@ -19,6 +19,8 @@ from strata.channels.reliable.errors import EncodingFailed
 __all__ = ["CodecPair", "Payload", "Payloads"]
 
 _MAX_MADE = 8
+_MAX_LOOKS = 16
+"""Most transmissions that are found to be needless in one go."""
 
 
 class CodecPair:
@@ -94,6 +96,7 @@ class Payloads:
         self._flush = flush
         self._on_ready = on_ready
         self._made: dict[str, Payload] = {}
+        self._generation = 0
         self._task: asyncio.Task[None] | None = None
 
     # Going out.
@@ -101,11 +104,14 @@ class Payloads:
     def is_ready(self) -> bool:
         """Whether each transmission that may be next has its payload; where one has none, it is begun."""
         outbox = self._engine.outbox
-        while True:
+        for _ in range(_MAX_LOOKS):
             heads = outbox.heads()
             waiting = [each for each in heads if not self._is_made(each)]
             if outbox.heads() == heads:  # else some were found to be needless
                 return bool(heads) and not waiting
+        # With an encoder that refuses everything the loop would be held until the queue is empty.
+        asyncio.get_running_loop().call_soon(self._on_ready)
+        return False
 
     def take(self, transmission: Transmission) -> Payload | None:
         """The payload that was made for a transmission."""
@@ -115,6 +121,11 @@ class Payloads:
         """The payload for an SDS message. Raises `EncryptionFailed`, `EncodingFailed` and `ProofFailed`."""
         encoded = self._codec.encode(data if self._hook is None else await self._hook.encrypt(data))
         return Payload(encoded, await obtain_proof(self._provider, encoded))
+
+    def renew(self) -> None:
+        """A message was refused: payloads that are made, or are being made, may name it. Make them again."""
+        self._made.clear()
+        self._generation += 1
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """What is at work, for a channel that stops."""
@@ -143,8 +154,11 @@ class Payloads:
         return False
 
     async def _work(self, head: Transmission, data: bytes) -> None:
+        generation = self._generation
         try:
-            self._keep(head, await self.make(data))
+            payload = await self.make(data)
+            if generation == self._generation:
+                self._keep(head, payload)
         except (EncryptionFailed, ProofFailed, EncodingFailed) as error:
             self._refuse(head, error)
 
@@ -161,6 +175,7 @@ class Payloads:
 
     def _refuse(self, head: Transmission, error: EncryptionFailed | ProofFailed | EncodingFailed) -> None:
         self._engine.refused(head, self._now_ms(), str(error), type(error).__name__)
+        self.renew()
         self._flush()
 
     # Coming in.

@@ -312,6 +312,7 @@ class ChannelSession:
         else:
             self._tickets.pop(sent.message_id, None)
             self.engine.refused(sent, self.now_ms(), error.error, error.code)
+            self._payloads.renew()
         self.flush()
 
     # Receiving.

@@ -121,6 +121,20 @@ class History:
         self.archive.release(logged.body)
         self._mark("log", logged.message_id)
 
+    def amend(
+        self, logged: LoggedMessage, data: bytes, bloom_filter: bytes | None, history: Sequence[str]
+    ) -> None:
+        """Give an own message that has not gone out other bytes, with this history."""
+        before = logged.body
+        logged.body = self.archive.keep(logged.sender_id, data, bloom_filter)
+        self.archive.release(before)
+        floor, _ = self._follows(history, 0)
+        if floor < logged.run:  # what it was known to follow is not among what it names now
+            logged.run = logged.own
+        for named in history:
+            self.unreferenced.discard(named)
+        self._mark("log", logged.message_id)
+
     def _evict(self, logged: LoggedMessage) -> None:
         """The log is full: drop a message, and remember its id."""
         self.log.remove(logged.message_id)

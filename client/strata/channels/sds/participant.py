@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.events import (
@@ -212,6 +214,32 @@ class Participant:
         if entry is not None and entry.own and not entry.dispatched:
             self._history.withdraw(entry)
             self._withdrawn.append(message_id)
+
+    def amend(self, message_id: str) -> bool:
+        """Name no message that never went out, in an own message that has not gone out either (C-110).
+
+        Returns whether its bytes have changed. Its id and its Lamport time stay, so that messages that follow
+        it need no change. It names what came before it, as far as that is still there.
+        """
+        outgoing, entry = self._outgoing.get(message_id), self._history.log.get(message_id)
+        data = self.encoded(message_id)
+        if outgoing is None or entry is None or entry.dispatched or data is None:
+            return False
+        message = SdsMessage.decode(data, max_entries=max(1_000, self.config.causal_history_size))
+        if message is None or all(named in self._history.known for named in message.history_ids):
+            return False
+        before = self._history.log.recent(
+            self.config.causal_history_size, entry.lamport - 1, dispatched_only=False
+        )
+        named = tuple([each.as_history(with_sender=self.config.enable_repair) for each in before])
+        amended = replace(message, causal_history=named)
+        data = amended.encode()
+        self._wire_cache.discard(message_id)
+        self._wire_cache.put(message_id, data)
+        self._history.amend(entry, data, self._wire_filter(message), amended.history_ids)
+        outgoing.body = entry.body
+        self._mark("outgoing", message_id)
+        return True
 
     def sync_failed(self, now_ms: int) -> None:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""

@@ -264,17 +264,6 @@ def test_restored_requests_know_what_was_told() -> None:
     assert stored_chunks(again.changes_to_store(), state) == []
 
 
-def test_a_chunk_wrapped_anew_keeps_its_place() -> None:
-    state = StoredState()
-    requests = Requests()
-    requests.add("r", bytes(32), ["a", "b"])
-    requests.replace("b", "b2")
-    found = requests.find("b2")
-    assert found is not None and found[1] == 1 and requests.find("b") is None
-    records = stored_chunks(requests.changes_to_store(), state)
-    assert {record.message_id for record in records} == {"a", "b2"}
-
-
 # Sizes.
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, Self
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
     MESSAGE_EVENTS,
@@ -41,6 +42,8 @@ from strata.protocol.errors import (
     StrataError,
 )
 from strata.protocol.packets import Packet
+from strata.relays.pool.pool import PacketPool
+from strata.relays.pool.values import Position
 
 __all__ = ["DeliveredPacket", "PacketRelays", "PacketStream", "RelayNode"]
 
@@ -49,6 +52,9 @@ _log = logging.getLogger("strata.messaging")
 _OVERLAP_SECONDS = 600
 """How far back a new subscription looks at relays' clocks: they may be behind ours."""
 _PAGE_MESSAGES = 500
+_PAGE_BYTES = 4 << 20
+_RESUME_MARGIN_SECONDS = 600
+"""How far before its last packet a relay is read that knows its cursor no more."""
 _HEALTH_INTERVAL = 0.25
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
@@ -101,6 +107,7 @@ class PacketRelays(Protocol):
         authors: tuple[str, ...] = (),
         types: str = "",
         since: int | None = None,
+        until: int | None = None,
         received_since: int | None = None,
         live: bool = True,
         order: Literal["asc", "desc"] = "asc",
@@ -433,6 +440,76 @@ class RelayNode:
                     page = []
         if page:
             yield page
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: Order,
+        since_ms: int,
+        until_ms: int | None = None,
+        after: str | None = None,
+    ) -> AsyncGenerator[HistoryPage, None]:
+        """The messages of the relays in either order, from a position on; see `PagedHistory`.
+
+        Newest first, `since_ms` and `until_ms` are about authors' times. Oldest first, `since_ms` is about
+        the time at which relays received a packet: what was sent late, or by a slow clock, is read too.
+        """
+        places = read_position(after)
+        query: dict[str, Any] = {"since": max(0, since_ms // 1000)}
+        if order == "asc":
+            query["received_since"] = query["since"]
+            query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
+        if until_ms is not None:
+            query["until"] = until_ms // 1000
+        found = self._relays.subscribe(
+            types=topic,
+            authors=self._authors.get(topic, ()),
+            order=order,
+            live=False,
+            **query,
+            **self._resumed(places),
+        )
+        page: list[NodeMessageReceived] = []
+        size = 0
+        async with aclosing(found):
+            async for delivery in found:
+                message = binding.read_packet(delivery.packet, topic)
+                places |= self._place(delivery)
+                if message is None:
+                    self.dropped += 1
+                    continue
+                page.append(message)
+                size += len(message.message.payload)
+                if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
+                    places |= self._places(found)
+                    yield HistoryPage(page, write_position(places))
+                    page, size = [], 0
+            places |= self._places(found)
+        yield HistoryPage(page, write_position(places))
+
+    def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
+        """The options of a subscription that goes on from these places."""
+        if isinstance(self._relays, PacketPool):
+            known = {url: Position(place.cursor, place.received_at) for url, place in places.items()}
+            return {"positions": known} if known else {}
+        place = places.get(getattr(self._relays, "url", ""))
+        if place is None:
+            return {}
+        since = max(0, place.received_at - _RESUME_MARGIN_SECONDS)
+        return {"cursor": place.cursor, "cursor_fallback_since": since}
+
+    def _place(self, delivery: DeliveredPacket) -> dict[str, Place]:
+        """Where a delivery leaves its relay, if there is one relay."""
+        cursor = getattr(delivery, "cursor", None)
+        if cursor is None or isinstance(self._relays, PacketPool):
+            return {}
+        return {getattr(self._relays, "url", ""): Place(cursor, getattr(delivery, "received_at", 0))}
+
+    def _places(self, found: PacketStream) -> dict[str, Place]:
+        """Where the relays of a pool stand after the packet last taken."""
+        positions: dict[str, Position] = getattr(found, "positions", {})
+        return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages in these packets, found in the way that each relay supports (C-285)."""

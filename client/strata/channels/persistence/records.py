@@ -183,6 +183,10 @@ class QueryMark(Record, frozen=True, array_like=True, gc=False):
 
     succeeded_at: int
     received_at: int
+    position: str | None = None
+    """Where the reading is to go on, in the words of the node."""
+    joined_from: int = 0
+    """Messages from before this time were never wanted; 0: all are."""
 
     @property
     def key(self) -> str:

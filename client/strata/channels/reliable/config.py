@@ -57,6 +57,11 @@ class ReliableChannelConfig:
     it is after every reconnection (C-170)."""
     query_window_ms: int = 30 * 86_400_000
     """The longest time that such a query looks back (C-173)."""
+    join: Literal["history", "now"] = "history"
+    """What a participant that is new to the channel wants of what was said: all, or with `now` nothing.
+    With `now` nothing waits for a message from before, either."""
+    since: int | None = None
+    """A new participant wants what was said since this time, in Unix seconds, and nothing from before."""
     auto_start: bool = True
     sent_event_on: Literal["network", "participants"] = "network"
     """When `reliable:message:sent` is told: the transport has all chunks, or a participant has (C-051)."""
@@ -96,6 +101,8 @@ class ReliableChannelConfig:
             raise ValueError("retention_seconds must be at least 1")
         if self.device is not None:
             check_device(self.device)
+        if self.since is not None and (self.join == "now" or self.since < 0):
+            raise ValueError("since is a time in Unix seconds, for join='history'")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}")
@@ -108,6 +115,7 @@ _CHOICES = {
     "sent_event_on": ("network", "participants"),
     "sender_binding": ("off", "did"),
     "hand_over": ("once", "again"),
+    "join": ("history", "now"),
 }
 _SECTIONS: dict[str, type[Any]] = {
     "sds": SdsConfig,

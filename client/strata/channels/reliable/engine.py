@@ -23,6 +23,7 @@ from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
 from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
+from strata.channels.reliable.catching_up import CatchingUp, Joining
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.conflicts import Conflicts
 from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
@@ -30,6 +31,7 @@ from strata.channels.reliable.events import (
     ChannelEvent,
     ChunkInfo,
     EphemeralMessageDropped,
+    HistoryGap,
     IrretrievableMessage,
     MessageReceived,
     MessageSent,
@@ -38,9 +40,10 @@ from strata.channels.reliable.events import (
 from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.outbox import Outbox, Repair, Sync
 from strata.channels.reliable.requests import Requests
-from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalPlan
+from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
 from strata.channels.reliable.syncing import SyncNews
 from strata.channels.sds import (
+    HistoryEntry,
     Origin,
     OutgoingFull,
     OutgoingState,
@@ -53,7 +56,7 @@ from strata.channels.segmentation.messages import message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler, whole_payload
 from strata.channels.segmentation.splitting import SegmentationConfig, message_contents, segment_counts
 
-__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
+__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan"]
 
 _REMEMBERED_EPHEMERALS = 4_096
 _SYNC_SECONDS = 3_600
@@ -63,6 +66,10 @@ _LEAST_CLOCK_MS = 1_500_000_000_000
 """Lamport times below this are counters of other implementations, and no times."""
 _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
+_MAX_NAMED = 1_000
+"""Most messages that the event of a gap names."""
+_EDGE_MS = 60_000
+"""Those who talked at the end of a gap had heard of one another within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,7 @@ class ChannelEngine:
             threshold_ms=config.force_query_threshold_ms,
             window_ms=config.query_window_ms,
             mark=state.query_marks.get("current"),
+            joining=Joining(config.join, 1000 * (config.since or 0)),
         )
         self.inbox = MessageInbox(
             content_topic,
@@ -168,6 +176,7 @@ class ChannelEngine:
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
         self._latest_origin = Origin()
+        self._gap: HistoryGap | None = None
         self._max_entries = sds_config.max_received_history
         self._resume(state, now_ms)
 
@@ -280,8 +289,10 @@ class ChannelEngine:
     # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
 
     def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn, and if it has to be
-        stored first, because a message before it was refused."""
+        """The SDS message to send; None if it need not go out any more, and was withdrawn.
+
+        None also if it has to be stored first, because a message before it was refused.
+        """
         message_id = transmission.message_id
         data: bytes | None = None
         if transmission.priority is Priority.BACKGROUND:
@@ -365,6 +376,24 @@ class ChannelEngine:
         if self.requests.find(message_id) is None:
             self.sds.failed(message_id)
 
+    def _wrap_anew(self, now_ms: int) -> None:
+        held: list[tuple[str, bytes]] = []
+        for message_id in self.sds.undispatched():
+            data = self.sds.encoded(message_id)
+            message = SdsMessage.decode(data) if data is not None else None
+            if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
+                continue
+            if self.requests.find(message_id) is not None:
+                held.append((message_id, message.content))
+        for message_id, _ in held:
+            self.outbox.withdraw(message_id)
+            self.sds.failed(message_id)
+        for message_id, content in held:
+            new_id = self._wrap(content, now_ms)
+            self.requests.replace(message_id, new_id)
+            found = self.requests.find(new_id)
+            self.outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
+
     # What comes in.
 
     def receive(
@@ -375,20 +404,78 @@ class ChannelEngine:
         hint: bytes | None = None,
         author: str | None = None,
         sent_at: int | None = None,
+        stored: bool = False,
     ) -> SdsMessage | None:
         """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
 
-        `author` signed them and says that they were sent at `sent_at`, in Unix seconds.
+        `author` signed them and says that they were sent at `sent_at`, in Unix seconds. `stored`: they are
+        read from a store, and not heard.
         """
         if self.config.sender_binding == "did" and not self._is_genuine(data, author):
             self.counts.senders_forged += 1
             return None
         self._latest_hint = hint
-        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at))
-        if message is not None:
+        refused = self.sds.statistics.refused_full
+        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at), stored=stored)
+        if self.sds.statistics.refused_full != refused:
+            self.catching_up.missed(stored=stored)
+        elif message is not None and not stored:
             self.catching_up.received(now_ms)
         self._settle(now_ms)
         return message
+
+    def pass_over(self, data: bytes, now_ms: int) -> None:
+        """Decrypted bytes from before this participant's part: the message is not wanted, nor what it names.
+
+        Never raises for them.
+        """
+        message = SdsMessage.decode(data, max_entries=self._max_entries)
+        if message is not None and message.channel_id == self.sds.channel_id and message.has_usable_ids:
+            ids = [*message.history_ids, message.message_id] if message.content else message.history_ids
+            self.sds.pass_over(ids, now_ms)
+            self._settle(now_ms)
+
+    def front(self, *, heard: bool) -> list[HistoryEntry]:
+        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        return self.sds.front(0 if self._gap is None else self._gap.to_time + _EDGE_MS, heard=heard)
+
+    def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
+        """No store has these missing messages, behind which everything begins that waits: wait no longer.
+
+        They belong to a gap, or are from before this participant's part.
+        """
+        gone = list(ids)
+        if self.catching_up.is_young(now_ms) and self.config.join == "now":
+            self.sds.pass_over(gone, now_ms)
+        elif gone:
+            self._add_to_gap(gone)
+            self.sds.release(gone, now_ms)
+        self._settle(now_ms)
+
+    def _add_to_gap(self, gone: list[str]) -> None:
+        gap = self._gap
+        if gap is None:
+            first = self.sds.first_waiting()
+            if first is None:
+                return
+            before = self.sds.last_before(first.lamport)
+            gap = HistoryGap(
+                channel_id=self.sds.channel_id,
+                from_time=None if before is None else before.lamport,
+                to_time=first.lamport,
+                from_id=None if before is None else before.message_id,
+                to_id=first.message_id,
+                message_ids=(),
+                at_least=0,
+            )
+        named = (*gap.message_ids, *gone)[:_MAX_NAMED]
+        self._gap = replace(gap, message_ids=named, at_least=gap.at_least + len(gone))
+
+    def tell_gap(self) -> None:
+        """A reading has come to its end: the gap that it came upon is told, whole, in one event."""
+        if self._gap is not None:
+            self._events.append(self._gap)
+            self._gap = None
 
     def _is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID, or a device of one, is the one who signed (C-287)."""
@@ -604,8 +691,3 @@ def _sent_at(lamport: int | None, transmitted_at: int | None, now_ms: int) -> in
     else:
         return None
     return sent_at if sent_at <= now_ms + FAR_AHEAD_MS else None
-
-
-def follows_others(messages: Iterable[SdsMessage | None]) -> bool:
-    """Whether a page of history has a message of this channel that names others (C-171)."""
-    return any(message is not None and message.causal_history for message in messages)

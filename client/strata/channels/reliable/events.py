@@ -27,6 +27,7 @@ __all__ = [
     "EventMessageSent",
     "EventReliableMessageSent",
     "FailureStage",
+    "HistoryGap",
     "IrretrievableMessage",
     "MessageAcknowledged",
     "MessagePossiblyAcknowledged",
@@ -191,6 +192,30 @@ class IrretrievableMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryGap:
+    """A stretch of the history that no relay has any more. The channel goes on behind it.
+
+    Its times are those of the order that all participants share, in Unix milliseconds as far as their clocks
+    are right. A message of the gap that another participant still supplies is handed over late.
+    """
+
+    name: ClassVar[str] = "history-gap"
+    channel_id: str
+    from_time: int | None
+    """When the last message that is here before the gap was sent; None: it begins with the channel."""
+    to_time: int
+    """When the first message behind the gap was sent."""
+    from_id: str | None
+    """The SDS id of the last message before the gap."""
+    to_id: str
+    """The SDS id of the first message behind it."""
+    message_ids: tuple[str, ...]
+    """The messages of the gap that others name, at most 1 000."""
+    at_least: int
+    """How many messages are named: the gap has so many or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EphemeralMessageDropped:
     """An ephemeral message was not sent, for the rate limit's sake (C-057)."""
 
@@ -313,6 +338,7 @@ ChannelEvent = (
     | SendingMessageIrrecoverableError
     | MessageReceived
     | IrretrievableMessage
+    | HistoryGap
     | EphemeralMessageDropped
     | ReliableMessageReceived
     | ReliableMessageSent
@@ -332,6 +358,7 @@ CHANNEL_EVENTS: tuple[str, ...] = (
     SendingMessageIrrecoverableError.name,
     MessageReceived.name,
     IrretrievableMessage.name,
+    HistoryGap.name,
     EphemeralMessageDropped.name,
     ReliableMessageReceived.name,
     ReliableMessageSent.name,

@@ -36,6 +36,8 @@ class ConfigOptions(TypedDict, total=False):
     query_on_connect: bool
     force_query_threshold_ms: int
     query_window_ms: int
+    join: Literal["history", "now"]
+    since: int | None
     auto_start: bool
     sent_event_on: Literal["network", "participants"]
     send_request_id: bool
@@ -60,6 +62,7 @@ class ConfigOptions(TypedDict, total=False):
     acknowledged_by_people: bool
     possible_ack_retry_factor: float
     lost_message_timeout_ms: int
+    hold_back_ms: int
     enable_repair: bool
     repair_t_min_ms: int
     repair_t_max_ms: int

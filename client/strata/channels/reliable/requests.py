@@ -259,6 +259,13 @@ class Requests:
         self._end(request)
         return [chunk.message_id for chunk in request.chunks]
 
+    def replace(self, message_id: str, new_id: str) -> None:
+        """A chunk that never went out was wrapped anew."""
+        request, index = self._chunks.pop(message_id)
+        self._changes.append(remove(SentChunk, message_id))
+        request.chunks[index].message_id = new_id
+        self._store(request, index)
+
     def events(self) -> list[ChannelEvent]:
         """The events since the last call."""
         events, self._events = self._events, []

@@ -91,7 +91,13 @@ class ChannelSession:
             on_taken=self._on_taken,
         )
         self._queries = StoreQueries(
-            hub.node, self.engine, receive=self.receive, flush=self.flush, now_ms=hub.now_ms
+            hub.node,
+            self.engine,
+            receive=self._receive_stored,
+            pass_over=self._pass_over,
+            flush=self.flush,
+            changed=self.sync_changed,
+            now_ms=hub.now_ms,
         )
         self._payloads = Payloads(
             self.engine,
@@ -329,6 +335,13 @@ class ChannelSession:
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport once there is room for it (C-072)."""
+        await self._queries.joined()
+        return await self._receive(event, stored=False)
+
+    async def _receive_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
+        return await self._receive(event, stored=True)
+
+    async def _receive(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
         async with self._receiving:
             while self.started and self._is_full():
                 self._room.clear()
@@ -344,9 +357,17 @@ class ChannelSession:
                 hint=event.message_hash,
                 author=event.message.author,
                 sent_at=event.message.timestamp,
+                stored=stored,
             )
             self.flush()
             return message
+
+    async def _pass_over(self, event: NodeMessageReceived) -> None:
+        """A stored message from before this participant's part in the channel."""
+        data = await self._payloads.read(event.message.payload)
+        if data is not None:
+            self.engine.pass_over(data, self.now_ms())
+            self.flush()
 
     def _is_full(self) -> bool:
         behind = bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED
@@ -354,9 +375,13 @@ class ChannelSession:
 
     # Looking.
 
+    def sync_changed(self) -> None:
+        """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""
+
     def sync_status(self) -> SyncStatus:
         """The value of `ReliableChannel.sync_status`."""
-        engine = self.engine
+        engine, queries = self.engine, self._queries
+        released = engine.sds.released()
         since = engine.sds.missing_since()
         return SyncStatus(
             outstanding=tuple(
@@ -371,13 +396,21 @@ class ChannelSession:
                 for request in engine.requests
             ),
             missing=tuple(
-                MissingMessage(each.message_id, each.sender_id, each.retrieval_hint, since[each.message_id])
+                MissingMessage(
+                    each.message_id,
+                    each.sender_id,
+                    each.retrieval_hint,
+                    since[each.message_id],
+                    each.message_id in released,
+                )
                 for each in engine.sds.missing()
             ),
             queued=self.outbox.queued,
             partial_messages=engine.reassembler.statistics.partial_messages,
             inbox=len(engine.inbox) + (self.handover.in_hand is not None),
             rate_limit_utilization=self.outbox.utilisation(self.now_ms()),
+            caught_up=queries.caught_up,
+            syncing=engine.catching_up.progress(self.now_ms()) if queries.is_reading else None,
         )
 
     def statistics(self) -> ChannelStatistics:

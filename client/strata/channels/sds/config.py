@@ -36,7 +36,10 @@ class SdsConfig:
     """Count people: an acknowledgement by another device of one's own is none."""
     possible_ack_retry_factor: float = 2.0
     lost_message_timeout_ms: int = 600_000
-    """With 0 a missing message is never given up."""
+    """How long a missing message is looked for; with 0 it is never given up."""
+    hold_back_ms: int = 0
+    """How long a message waits for a missing one that it follows. Then it is delivered, and the search for
+    the missing one goes on. With 0 it waits until the missing one is given up."""
     enable_repair: bool = True
     repair_t_min_ms: int = 30_000
     repair_t_max_ms: int = 120_000

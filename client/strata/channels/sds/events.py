@@ -174,6 +174,8 @@ class SdsStatistics:
     """Messages from before the horizon, perhaps delivered already (`strata.channels.sds.log.KnownIds`)."""
     refused_full: int = 0
     """Messages for which the incoming buffer had no room."""
+    unwanted: int = 0
+    """Messages from before this participant's part in the channel."""
     retransmissions: int = 0
     repairs_sent: int = 0
     syncs_sent: int = 0

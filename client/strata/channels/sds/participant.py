@@ -32,7 +32,7 @@ from strata.channels.sds.events import (
     SendSync,
 )
 from strata.channels.sds.history import History
-from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
+from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver, Waiting
 from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.messages import (
@@ -270,10 +270,13 @@ class Participant:
         now_ms: int,
         retrieval_hint: bytes | None = None,
         origin: Origin = NO_ORIGIN,
+        *,
+        stored: bool = False,
     ) -> SdsMessage | None:
         """Take a message from the network, and return it; None if it is no message of this channel.
 
-        `origin` is what the transport knows of its sender. Never raises, whatever the bytes are.
+        `origin` is what the transport knows of its sender. `stored`: it was read from a store, and not
+        heard. Never raises, whatever the bytes are.
         """
         now = self._clock.advance(now_ms)
         message = self._decode(data)
@@ -289,7 +292,7 @@ class Participant:
         elif message.kind is Kind.SYNC:
             self._receive_sync(message, now, origin)
         elif self._receiver.is_new(message.message_id, hint):
-            self._receive_content(message, data, now, hint, origin)
+            self._receive_content(message, data, now, hint, origin, stored=stored)
         return message
 
     def _decode(self, data: bytes) -> SdsMessage | None:
@@ -341,7 +344,14 @@ class Participant:
         self._sync.received_sync(now)
 
     def _receive_content(
-        self, message: SdsMessage, data: bytes, now: int, hint: bytes | None, origin: Origin
+        self,
+        message: SdsMessage,
+        data: bytes,
+        now: int,
+        hint: bytes | None,
+        origin: Origin,
+        *,
+        stored: bool = False,
     ) -> None:
         id_ = message.message_id
         own = message.sender_id == self.sender_id
@@ -352,7 +362,8 @@ class Participant:
             self.statistics.refused_old += 1
             return
         unmet = self._receiver.unmet(message)
-        if unmet and not self._incoming.has_room(len(data), len(unmet)):
+        wanted = id_ in self._incoming.missing
+        if unmet and not self._incoming.has_room(len(data), len(unmet), wanted=wanted):
             self.statistics.refused_full += 1
             return
         self._receiver.arrived(id_)
@@ -362,7 +373,7 @@ class Participant:
             # An own device that names it spares nobody: its sender may want to hear of another person.
             self._sync.received_content(id_, person_of(message.sender_id), message.history_ids, now)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
-        self._receiver.take(message, body, unmet, hint, origin)
+        self._receiver.take(message, body, unmet, hint, origin, stored=stored)
 
     def _review(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message."""
@@ -421,6 +432,33 @@ class Participant:
         if outgoing.owns_body:
             self._history.archive.release(outgoing.body)
         self._mark("outgoing", outgoing.message_id)
+
+    # What is not there to be had.
+
+    def front(self, edge: int = 0, *, heard: bool = True) -> list[HistoryEntry]:
+        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        return list(self._incoming.front(edge, heard=heard).values())
+
+    def release(self, ids: Iterable[str], now_ms: int) -> None:
+        """Deliver what waits for these missing messages alone. They stay wanted; giving up is no news."""
+        self._clock.advance(now_ms)
+        self._receiver.release(ids, told=True)
+
+    def pass_over(self, ids: Iterable[str], now_ms: int) -> None:
+        """Neither want these messages nor wait for them; they are dropped should they arrive."""
+        self._clock.advance(now_ms)
+        for id_ in ids:
+            self._receiver.pass_over(id_)
+
+    def last_before(self, lamport: int) -> LoggedMessage | None:
+        """The latest logged message of an earlier Lamport time."""
+        found = self._history.log.recent(1, lamport - 1, dispatched_only=False)
+        return found[0] if found else None
+
+    def first_waiting(self) -> Waiting | None:
+        """The first message, in the order that all share, that waits for others."""
+        waiting = self._incoming.waiting.values()
+        return min(waiting, key=lambda each: (each.lamport, each.message_id), default=None)
 
     # Timers.
 
@@ -567,6 +605,10 @@ class Participant:
     def missing(self) -> list[HistoryEntry]:
         """Messages that others name and that have not arrived, longest missing first."""
         return [missing.entry for missing in self._incoming.missing.values()]
+
+    def released(self) -> frozenset[str]:
+        """Those of the missing messages that nobody waits for any more."""
+        return frozenset(id_ for id_, missing in self._incoming.missing.items() if missing.released)
 
     def missing_since(self) -> dict[str, int]:
         """When each missing message was first found missing, in wall milliseconds."""

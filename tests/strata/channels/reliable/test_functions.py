@@ -999,6 +999,7 @@ async def test_handlers_come_and_go_by_the_names_of_the_documents(caplog: Any) -
         "sending-message-irrecoverable-error",
         "message-received",
         "irretrievable-message",
+        "history-gap",
         "ephemeral-message-dropped",
     }
     world = World()

@@ -591,7 +591,7 @@ async def test_the_sync_status_follows_a_message_from_queue_to_acknowledgement()
     world = World()
     node = world.node("alice")
     alice = await world.open("alice", segment_size_bytes=10)
-    assert alice.sync_status().is_synced
+    await until(lambda: alice.sync_status().is_synced)  # its history is read
     world.network.cut("alice", world.network.relays[0])
     request_id = await alice.send(b"a message of three pieces")
     status = alice.sync_status()

@@ -330,7 +330,7 @@ def own_page(node: ScriptedNode, n: int, *, follows: bool) -> list[NodeMessageRe
 
 @pytest.mark.req("C-171")
 @virtually
-async def test_a_query_ends_with_the_first_page_that_has_a_message_with_history() -> None:
+async def test_a_query_goes_to_the_end_whatever_the_pages_hold() -> None:
     node = ScriptedNode()
 
     def foreign(n: int) -> list[NodeMessageReceived]:
@@ -338,7 +338,7 @@ async def test_a_query_ends_with_the_first_page_that_has_a_message_with_history(
 
     node.pages = [foreign(9), foreign(8), own_page(node, 7, follows=True), own_page(node, 6, follows=True)]
     async with opened(node, retrieve_frequency_ms=0):
-        assert [query.pages for query in node.queries] == [3]
+        assert [query.pages for query in node.queries] == [4]
 
 
 @pytest.mark.req("C-171")
@@ -353,16 +353,16 @@ async def test_a_query_reads_on_past_messages_without_history() -> None:
 
 @pytest.mark.req("C-172")
 @virtually
-async def test_newer_pages_are_read_first_and_older_gaps_closed_by_hints() -> None:
+async def test_older_pages_are_read_first_and_nothing_has_to_wait() -> None:
     node = ScriptedNode()
     messages = chain(node, 4)
     by_id = {SdsMessage.decode(e.message.payload).message_id: e for e in node.stored.values()}  # type: ignore[union-attr]
     node.pages = [[by_id[each.message_id]] for each in reversed(messages)]
-    async with opened(node) as (_, told):
-        await asyncio.sleep(2)
-        assert [query.pages for query in node.queries] == [1]  # the newest page named what is older
-        assert [len(hashes) for _, hashes in node.fetches] == [1, 1, 1]
+    async with opened(node, max_waiting=1) as (channel, told):
+        await settle()
+        assert [query.pages for query in node.queries] == [4] and node.fetches == []
         assert told.payloads == [b"bob 0", b"bob 1", b"bob 2", b"bob 3"]
+        assert channel.statistics.sds.refused_full == 0
 
 
 @pytest.mark.req("C-173")

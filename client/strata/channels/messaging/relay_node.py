@@ -474,7 +474,7 @@ class RelayNode:
         size = 0
         async with aclosing(found):
             async for delivery in found:
-                message = binding.read_packet(delivery.packet, topic)
+                message = await self._read(delivery.packet, topic)
                 places |= self._place(delivery)
                 if message is None:
                     self.dropped += 1

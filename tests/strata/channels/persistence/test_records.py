@@ -132,10 +132,10 @@ def test_a_field_added_later_is_read_past_and_a_missing_optional_one_is_filled()
     state = StoredState()
     fields = ["m1", "r1", b"h", 0, 1]
     state.apply([Put("sent_chunk", "m1", msgspec.msgpack.encode(fields))])
-    state.apply([Put("sent_chunk", "m2", msgspec.msgpack.encode([*fields, True, True, "later"]))])
+    state.apply([Put("sent_chunk", "m2", msgspec.msgpack.encode([*fields, True, True, "bob", "later"]))])
     assert ChannelState.read(state).sent_chunks == {
         "m1": SentChunk("m1", "r1", b"h", 0, 1),
-        "m2": SentChunk("m1", "r1", b"h", 0, 1, True, True),
+        "m2": SentChunk("m1", "r1", b"h", 0, 1, True, True, "bob"),
     }
 
 

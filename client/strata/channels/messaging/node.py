@@ -56,6 +56,10 @@ class MessagingNode(Protocol):
     hub: object = None
     """What the channels of this node share. The channels set it; a node only has the attribute."""
 
+    receipts: bool = False
+    """Whether channels list receipts in place of filters where everybody does (decision 0046). A node may
+    lack the attribute; then they do not."""
+
     @property
     def transport_identity(self) -> str:
         """The identity that the transport sees; nodes that share it share its limits (C-234)."""

@@ -85,6 +85,7 @@ class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
     `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to.
+    `receipts` is as for `Participant`.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ChannelEngine:
         now_ms: int,
         random: Callable[[], float],
         state: ChannelState | None = None,
+        receipts: bool = False,
     ) -> None:
         state = state or ChannelState()
         sds_config = config.sds or sds.SdsConfig()
@@ -107,7 +109,13 @@ class ChannelEngine:
         self.outbox = outbox
         self.counts = EngineCounts()
         self.sds = Participant(
-            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds
+            channel_id,
+            sender_id,
+            sds_config,
+            now_ms=now_ms,
+            random=random,
+            state=state.sds,
+            receipts=receipts,
         )
         self.reassembler = Reassembler(
             self.segmentation,

@@ -38,6 +38,7 @@ _log = logging.getLogger("strata.reliable")
 _SETTLE_TIMEOUT = 5.0
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
+_LATE_MS, _MOST_LATE_MS = 250, 2_000
 _MAX_UNSTORED = 20_000
 """Most changes that the store has not confirmed; with more the channel reads no further."""
 
@@ -80,6 +81,7 @@ class ChannelSession:
             now_ms=hub.now_ms(),
             random=rng.random,
             state=state,
+            receipts=getattr(hub.node, "receipts", False),  # nodes of other authors may lack the attribute
         )
         self.handover = Handover(
             key.channel_id,
@@ -185,6 +187,11 @@ class ChannelSession:
     async def _keep_time(self) -> None:
         while True:
             self._woken.clear()
+            late = self.now_ms() - self._armed_for
+            if late > _LATE_MS:
+                # The loop is behind: what has arrived meanwhile may spare what is due. Else a crowd of
+                # participants in one process asks for more and more, the slower it is.
+                await asyncio.sleep(min(late, _MOST_LATE_MS) / 1000)
             if self.engine.get_timer() <= self.now_ms():
                 self.engine.handle_timer(self.now_ms())
                 self.flush()

@@ -37,6 +37,8 @@ class AckedBy(enum.Enum):
     """A received history names a message that follows it, and the filter has it (C-123)."""
     FILTERS = "filters"
     """Enough received filters have it (C-122)."""
+    RECEIPT = "receipt"
+    """A received list of receipts has it (`strata.channels.sds.receipts`)."""
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -146,3 +148,5 @@ class SdsStatistics:
     retransmissions: int = 0
     repairs_sent: int = 0
     syncs_sent: int = 0
+    overfull_filters: int = 0
+    """Received filters with so many bits that they say nothing: their acknowledgements were ignored."""

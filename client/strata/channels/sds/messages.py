@@ -63,6 +63,8 @@ class SdsMessage(msgspec.Struct, frozen=True):
     bloom_filter: bytes | None = None
     repair_request: tuple[HistoryEntry, ...] = ()
     content: bytes | None = None
+    receipts: bytes | None = None
+    """Messages that the sender has received; additive (`strata.channels.sds.receipts`)."""
 
     @property
     def kind(self) -> Kind | None:
@@ -98,6 +100,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             bloom_filter=self.bloom_filter,
             repair_request=[_entry_fields(entry) for entry in self.repair_request],
             content=self.content,
+            receipts=self.receipts,
         )
         data: bytes = wire.SerializeToString(deterministic=True)
         return data
@@ -128,6 +131,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             wire.bloom_filter if wire.HasField("bloom_filter") else None,
             tuple([_entry(entry) for entry in wire.repair_request]),
             wire.content if wire.HasField("content") else None,
+            wire.receipts if wire.HasField("receipts") else None,
         )
 
 
@@ -216,6 +220,7 @@ def _classes() -> tuple[Any, Any]:
     _add(message, "bloom_filter", 12, _Field.TYPE_BYTES, "optional")
     _add(message, "repair_request", 13, _Field.TYPE_MESSAGE, "repeated")
     _add(message, "content", 20, _Field.TYPE_BYTES, "optional")
+    _add(message, "receipts", 1001, _Field.TYPE_BYTES, "optional")  # ours alone: others skip it
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return (

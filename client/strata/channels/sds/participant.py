@@ -12,7 +12,9 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import islice
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.config import SdsConfig
@@ -31,6 +33,7 @@ from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage, check_id, message_id
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.receipts import MAX_IN_CONTENT, MAX_IN_SYNC, read_receipts, write_receipts
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
 from strata.channels.sds.sync import SyncSchedule
@@ -38,6 +41,11 @@ from strata.channels.sds.timing import LamportClock, SteadyClock
 from strata.protocol.errors import StrataError
 
 __all__ = ["OutgoingFull", "Participant"]
+
+_PLAIN_FOR_MS = 3_600_000
+"""Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+_SMALL_BYTES = 16_384
+"""Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
 
 class OutgoingFull(StrataError):
@@ -49,7 +57,9 @@ class Participant:
 
     `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
     times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off nothing is
-    noted for `changes()`. With it on, take them regularly, or they pile up.
+    noted for `changes()`. With it on, take them regularly, or they pile up. With `receipts` the participant
+    lists what it received, and leaves out its filter while all that it hears do the same
+    (`strata.channels.sds.receipts`); without, its messages are those of the document, byte for byte.
 
     Raises `ValueError` for ids that are empty or longer than 256 bytes.
     """
@@ -64,6 +74,7 @@ class Participant:
         random: Callable[[], float],
         state: SdsState | None = None,
         track_changes: bool = True,
+        receipts: bool = False,
     ) -> None:
         self.channel_id = check_id("channel_id", NO_CHANNEL if channel_id is None else channel_id)
         self.sender_id = check_id("sender_id", sender_id)
@@ -73,6 +84,9 @@ class Participant:
         self._clock = SteadyClock(now_ms)
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
+        self._receipts = receipts
+        self._plain_heard_at = -math.inf
+        """Until when, by Lamport time, somebody was heard who lists nothing."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -133,7 +147,11 @@ class Participant:
         id_ = message_id(self.sender_id, now_ns, content)
         if id_ in self._history.known:
             raise ValueError("this content was wrapped at this time before")
-        message = self._compose(id_, self._recent(dispatched_only=False), content)
+        # A large message may fill its packet to the last byte.
+        listed = list(islice(self._sync.debts, MAX_IN_CONTENT if len(content) <= _SMALL_BYTES else 0))
+        message = self._compose(
+            id_, self._recent(dispatched_only=False), listed, content, with_filter=self._filters
+        )
         data = message.encode()
         body = self._history.archive.keep(self.sender_id, data, message.bloom_filter)
         self._wire_cache.put(id_, data)
@@ -151,7 +169,7 @@ class Participant:
             now=now,
             own=self._own_count,
         )
-        self._sync.sent(named, now)
+        self._sync.sent(self._paid(named, listed), now, with_filter=self._filters)
         return message
 
     def wrap_ephemeral(self, content: bytes, now_ns: int) -> SdsMessage:
@@ -221,7 +239,19 @@ class Participant:
             self._receive_sync(message, now)
         elif self._receiver.is_new(message.message_id, hint):
             self._receive_content(message, data, now, hint)
+        elif self._lists:
+            self._sent_again(message, now, hint)
         return message
+
+    def _sent_again(self, message: SdsMessage, now: int, hint: bytes | None) -> None:
+        """A message came again, perhaps because its sender has not heard of the acknowledgement."""
+        config = self.config
+        held = self._history.log.get(message.message_id)
+        tries = config.acknowledgement_timeout_ms * (config.max_retransmissions + 1)
+        age = self._clock.wall - (message.lamport_timestamp or 0)
+        copy = held is not None and hint is not None and hint == held.hint
+        if not copy and age <= tries * config.possible_ack_retry_factor:
+            self._sync.sent_again(message.message_id, message.sender_id, now)
 
     def _decode(self, data: bytes) -> SdsMessage | None:
         if len(data) > self.config.max_message_bytes:
@@ -249,11 +279,11 @@ class Participant:
 
     def _receive_sync(self, message: SdsMessage, now: int) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
-        self._review(message, now)
+        useful = self._review(message, now)
         # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
-        self._sync.received_sync(now)
+        self._sync.received_sync(message.sender_id, now, needless=not (useful or unmet))
 
     def _receive_content(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
         id_ = message.message_id
@@ -272,27 +302,48 @@ class Participant:
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._history.filter.insert(id_)
         if not own:
-            self._sync.received_content(id_, message.sender_id, message.history_ids, now)
+            # A filter acknowledges with a message those that it follows (C-123), a list only itself.
+            stands_for = () if self._lists else message.history_ids
+            self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint)
 
-    def _review(self, message: SdsMessage, now: int) -> None:
-        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message."""
-        history = message.history_ids
-        self._sync.named_by_other(history, message.sender_id)
+    def _review(self, message: SdsMessage, now: int) -> bool:
+        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
+
+        Returns whether it told anything.
+        """
+        if message.receipts is None:
+            self._plain_heard_at = max(
+                self._plain_heard_at, min(message.lamport_timestamp or 0, self._clock.wall)
+            )
+        history, receipts = message.history_ids, read_receipts(message.receipts)
+        useful = bool(message.repair_request)
+        useful |= 0 < self._sync.named_by_other(
+            history, receipts if self._lists else frozenset(), message.sender_id
+        )
         if not self._outgoing.is_empty:
-            for acknowledged in self._outgoing.review_history(history, message.sender_id):
-                self._acknowledged(acknowledged)
+            acknowledged = self._outgoing.review_history(history, message.sender_id)
+            acknowledged += self._outgoing.review_receipts(receipts, message.sender_id)
+            for each in acknowledged:
+                self._acknowledged(each)
+            useful |= bool(acknowledged)
         data = self._wire_filter(message)
         if data is not None:
             if not self._outgoing.is_empty:
                 self._review_filter(message, data, history)
             if message.kind is Kind.SYNC:
                 self._history.unreferenced.compare(data, now)
+        elif message.kind is Kind.SYNC and message.receipts is not None:
+            self._history.unreferenced.compare_receipts(receipts, message.sender_id, now)
         for entry in message.repair_request:
             self._receiver.requested(entry)
+        return useful
 
     def _review_filter(self, message: SdsMessage, data: bytes, history: list[str]) -> None:
+        if self._parameters.is_overfull(data):
+            self.statistics.overfull_filters += 1
+            return
         named = [entry for entry in map(self._history.log.get, history) if entry is not None and entry.floor]
         runs = [(entry.run, entry.floor) for entry in named]
         lamport = message.lamport_timestamp or 0
@@ -374,11 +425,42 @@ class Participant:
         lacked = self._history.unreferenced.take_lacked([entry.message_id for entry in recent])
         entries = [entry for entry in map(self._history.log.get, lacked) if entry is not None] + recent
         asks = self._repair.requests.next_at <= now
-        self._sync.sent([entry.message_id for entry in entries], now)
+        listed, with_filter = self._news()
+        needless = not self._sync.debts and not lacked and not asks
+        named = [entry.message_id for entry in entries]
+        self._sync.sent(self._paid(named, listed), now, with_filter=with_filter, needless=needless)
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
-            self._events.append(SendSync(self._compose(id_, entries, None).encode()))
+            message = self._compose(id_, entries, listed, None, with_filter=with_filter)
+            self._events.append(SendSync(message.encode()))
+
+    # Receipts and filters.
+
+    @property
+    def _lists(self) -> bool:
+        """Whether receipts are enough: everybody who was heard lately lists them."""
+        return self._receipts and self._clock.wall - self._plain_heard_at > _PLAIN_FOR_MS
+
+    @property
+    def _filters(self) -> bool:
+        """Whether each message must carry the filter."""
+        return not self._lists
+
+    def _news(self) -> tuple[list[str], bool]:
+        """What a sync lists, and whether it needs the filter: all that is owed, and all that is unreferenced.
+
+        By the latter others see what is lacking here, as they do by a filter (decision 0014).
+        """
+        if not self._receipts:
+            return [], True
+        debts = self._sync.debts
+        news = list(dict.fromkeys([*debts, *self._history.unreferenced.dispatched()]))
+        return news[:MAX_IN_SYNC], self._filters or debts.overflown or len(news) > MAX_IN_SYNC
+
+    def _paid(self, named: list[str], listed: list[str]) -> list[str]:
+        """The messages that an own message acknowledges to everybody."""
+        return named + listed if self._lists else named
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
@@ -388,7 +470,15 @@ class Participant:
             self.config.causal_history_size, limit, dispatched_only=dispatched_only
         )
 
-    def _compose(self, id_: str, named: list[LoggedMessage], content: bytes | None) -> SdsMessage:
+    def _compose(
+        self,
+        id_: str,
+        named: list[LoggedMessage],
+        listed: list[str],
+        content: bytes | None,
+        *,
+        with_filter: bool,
+    ) -> SdsMessage:
         """A content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
         requests = self._repair.take_requests(self._clock.now)
         for entry in requests:
@@ -398,10 +488,12 @@ class Participant:
             id_,
             self.channel_id,
             self._lamport.tick(self._clock.wall),
-            tuple([entry.as_history(with_sender=self.config.enable_repair) for entry in named]),
-            self._history.filter.to_bytes(),
+            # Others may repair what we do not: they need the senders, whatever this participant does.
+            tuple([entry.as_history(with_sender=True) for entry in named]),
+            self._history.filter.to_bytes() if with_filter else None,
             requests,
             content,
+            write_receipts(listed) if self._receipts else None,
         )
 
     # What the shell takes and asks.

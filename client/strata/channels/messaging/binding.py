@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Any
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
@@ -37,6 +38,8 @@ PROFILE = "reliable-channel/1"
 EPHEMERAL_SECONDS = 60
 """How long a relay serves an ephemeral message (C-185)."""
 
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
+"""Many channels of one process may read a packet: the last small ones are read once."""
 _EXPIRES_BYTES = len(b'"expires_at":,') + 12
 _EPHEMERAL_BYTES = len(b'"ephemeral":true,')
 _ORIGINAL_BYTES = len(b'"original":')
@@ -88,6 +91,10 @@ def build_repair(
 
 def read_packet(packet: Packet, topic: str) -> NodeMessageReceived | None:
     """The message in a verified packet; None if it is not a message of this topic (C-284, C-286)."""
+    return (_read_small if packet.size_bytes <= _MAX_REMEMBERED_BYTES else _read)(packet, topic)
+
+
+def _read(packet: Packet, topic: str) -> NodeMessageReceived | None:
     content = packet.content
     if packet.content_type != topic or content.get("profile") != PROFILE:
         return None
@@ -110,6 +117,9 @@ def read_packet(packet: Packet, topic: str) -> NodeMessageReceived | None:
             timestamp=packet.timestamp,
         ),
     )
+
+
+_read_small = lru_cache(_MAX_REMEMBERED)(_read)
 
 
 def original_of(packet: Packet) -> Packet | None:

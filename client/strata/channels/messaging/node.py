@@ -51,15 +51,13 @@ class MessagingNode(Protocol):
 
     Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
     `strata.channels.messaging.outcomes` makes a value of that.
+
+    A node may have an attribute `receipts`. If it is True, channels list receipts in place of filters while
+    everybody does (decision 0046).
     """
 
     hub: object = None
     """What the channels of this node share. The channels set it; a node only has the attribute."""
-
-    receipts: bool = False
-    """Whether channels list receipts in place of filters where everybody does (decision 0046). A node may
-    lack the attribute; then they do not."""
-
     @property
     def transport_identity(self) -> str:
         """The identity that the transport sees; nodes that share it share its limits (C-234)."""

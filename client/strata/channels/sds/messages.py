@@ -108,9 +108,16 @@ class SdsMessage(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
         """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
-        if len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes):
-            return _decode_small(data, max_entries)
-        return _decode(data, max_entries)
+        return _decode_small(data, max_entries)[0] if _is_small(data) else _decode(data, max_entries)
+
+    @classmethod
+    def decode_usable(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
+        """The same; None too for a message of no kind, or with ids that cannot be kept."""
+        if _is_small(data):
+            message, usable = _decode_small(data, max_entries)
+            return message if usable else None
+        message = _decode(data, max_entries)
+        return message if _is_usable(message) else None
 
     @classmethod
     def read(cls, data: bytes) -> SdsMessage:
@@ -145,7 +152,18 @@ def _decode(data: bytes, max_entries: int) -> SdsMessage | None:
     return SdsMessage._of(wire)
 
 
-_decode_small = functools.lru_cache(_MAX_REMEMBERED)(_decode)
+@functools.lru_cache(_MAX_REMEMBERED)
+def _decode_small(data: bytes, max_entries: int) -> tuple[SdsMessage | None, bool]:
+    message = _decode(data, max_entries)
+    return message, _is_usable(message)
+
+
+def _is_small(data: bytes) -> bool:
+    return len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes)
+
+
+def _is_usable(message: SdsMessage | None) -> bool:
+    return message is not None and message.kind is not None and message.has_usable_ids
 
 
 def _parsed(data: bytes) -> Any:

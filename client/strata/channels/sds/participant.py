@@ -257,8 +257,8 @@ class Participant:
         if len(data) > self.config.max_message_bytes:
             self.statistics.oversized += 1
             return None
-        message = SdsMessage.decode(data, max_entries=self.config.max_received_history)
-        if message is None or message.kind is None or not message.has_usable_ids:
+        message = SdsMessage.decode_usable(data, max_entries=self.config.max_received_history)
+        if message is None:
             self.statistics.undecodable += 1
             return None
         if message.channel_id != self.channel_id:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Any
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
@@ -40,6 +41,8 @@ PROFILE = "reliable-channel/1"
 EPHEMERAL_SECONDS = 60
 """How long a relay serves an ephemeral message (C-185)."""
 
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
+"""Many channels of one process may read a packet: the last small ones are read once."""
 _EXPIRES_BYTES = len(b'"expires_at":,') + 12
 _EPHEMERAL_BYTES = len(b'"ephemeral":true,')
 _ORIGINAL_BYTES = len(b'"original":')
@@ -97,6 +100,12 @@ def read_packet(packet: Packet, topic: str, original: Packet | None = None) -> N
     `original` is the packet that it embeds, if that was found genuine by the keys of its author; without it
     the key in its author's DID has to have signed it.
     """
+    if original is None and packet.size_bytes <= _MAX_REMEMBERED_BYTES:
+        return _read_small(packet, topic)
+    return _read(packet, topic, original)
+
+
+def _read(packet: Packet, topic: str, original: Packet | None = None) -> NodeMessageReceived | None:
     content = packet.content
     if packet.content_type != topic or content.get("profile") != PROFILE:
         return None
@@ -120,6 +129,9 @@ def read_packet(packet: Packet, topic: str, original: Packet | None = None) -> N
             timestamp=None if again else carrier.timestamp,
         ),
     )
+
+
+_read_small = lru_cache(_MAX_REMEMBERED)(_read)
 
 
 def original_of(packet: Packet) -> Packet | None:

@@ -51,6 +51,9 @@ class MessagingNode(Protocol):
 
     Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
     `strata.channels.messaging.outcomes` makes a value of that.
+
+    A node may have an attribute `receipts`. If it is True, channels list receipts in place of filters while
+    everybody does (decision 0046).
     """
 
     hub: object = None

@@ -134,6 +134,8 @@ class RelayNode:
 
     hub: object = None
     """What the channels of this node share; see `MessagingNode`."""
+    receipts: bool = True
+    """Channels may list receipts in place of filters; see `MessagingNode`."""
 
     def __init__(
         self,

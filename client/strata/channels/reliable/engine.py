@@ -108,7 +108,7 @@ class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
     `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to. `author`
-    is the identity that the transport sees.
+    is the identity that the transport sees. `receipts` is as for `Participant`.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class ChannelEngine:
         random: Callable[[], float],
         state: ChannelState | None = None,
         author: str | None = None,
+        receipts: bool = False,
     ) -> None:
         state = state or ChannelState()
         sds_config = config.sds or sds.SdsConfig()
@@ -132,7 +133,14 @@ class ChannelEngine:
         self.outbox = outbox
         self.counts = EngineCounts()
         self.sds = Participant(
-            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds, author=author
+            channel_id,
+            sender_id,
+            sds_config,
+            now_ms=now_ms,
+            random=random,
+            state=state.sds,
+            author=author,
+            receipts=receipts,
         )
         self.conflicts = Conflicts(sender_id, author, now_ms)
         self._sync_news = SyncNews()

@@ -38,6 +38,9 @@ _log = logging.getLogger("strata.reliable")
 _SETTLE_TIMEOUT = 5.0
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
+_LATE_MS, _MAX_PAUSE_MS = 250, 2_000
+_MAX_BEHIND_MS = 60_000
+"""Timers wait so long for a process that is behind, and no longer."""
 _MAX_UNSTORED = 20_000
 """Most changes that the store has not confirmed; with more the channel reads no further."""
 
@@ -81,6 +84,7 @@ class ChannelSession:
             random=rng.random,
             state=state,
             author=hub.node.transport_identity,
+            receipts=getattr(hub.node, "receipts", False),  # nodes of other authors may lack the attribute
         )
         self.handover = Handover(
             key.channel_id,
@@ -199,12 +203,25 @@ class ChannelSession:
     async def _keep_time(self) -> None:
         while True:
             self._woken.clear()
+            await self._keep_up()
             if self.engine.get_timer() <= self.now_ms():
                 self.engine.handle_timer(self.now_ms())
                 self.flush()
             self._armed_for = self.engine.get_timer()
             wait = (self._armed_for - self.now_ms()) / 1000
             await self._woken.wait(max(wait, 0.001) if wait < 1e9 else None)
+
+    async def _keep_up(self) -> None:
+        """Wait while this process is behind, for what has arrived meanwhile may spare what is due.
+
+        Else a crowd of participants in one process sends more and more, the slower the process is.
+        """
+        waited, late = 0, self.now_ms() - self._armed_for
+        while late > _LATE_MS and waited < _MAX_BEHIND_MS:
+            pause, began_at = min(int(late), _MAX_PAUSE_MS), self.now_ms()
+            await asyncio.sleep(pause / 1000)
+            took = self.now_ms() - began_at
+            waited, late = waited + took, took - pause
 
     # Changes go to the store; their events are told and their messages sent once they are durable.
 

@@ -40,6 +40,8 @@ class AckedBy(enum.Enum):
     """A received history names a message that follows it, and the filter has it (C-123)."""
     FILTERS = "filters"
     """Enough received filters have it (C-122)."""
+    RECEIPT = "receipt"
+    """A received list of receipts has it (`strata.channels.sds.receipts`)."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -179,3 +181,5 @@ class SdsStatistics:
     retransmissions: int = 0
     repairs_sent: int = 0
     syncs_sent: int = 0
+    overfull_filters: int = 0
+    """Received filters with so many bits that they say nothing: their acknowledgements were ignored."""

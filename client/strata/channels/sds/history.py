@@ -11,17 +11,19 @@ ones, and the peer's ordinary detection of gaps does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from strata.channels.sds.bloom import BloomParameters, RollingFilter
 from strata.channels.sds.bodies import Archive, Body
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.log import KnownIds, LoggedMessage, MessageLog
 from strata.channels.sds.outgoing import OutgoingBuffer
+from strata.channels.sds.receipts import receipt
 
 __all__ = ["History", "Unreferenced"]
 
-_MAX_UNREFERENCED = 128
+_MAX_UNREFERENCED = 1_024
 
 
 class History:
@@ -197,20 +199,43 @@ class Unreferenced:
         """Take back an unreferenced message of an earlier run."""
         self._since[message_id] = since
 
+    def dispatched(self) -> list[str]:
+        """The unreferenced messages that others may have, oldest first."""
+        found = [self._log.get(message_id) for message_id in self._since]
+        return [logged.message_id for logged in found if logged is not None and logged.dispatched]
+
     def compare(self, bloom_filter: bytes, now: int) -> None:
         """Note which unreferenced messages a peer lacks, by its filter."""
+        contains, positions = self._parameters.contains, self._parameters.positions
+        for message_id in self._settled(now):
+            if not contains(bloom_filter, positions(message_id)):
+                self._note_lacked(message_id)
+
+    def compare_receipts(self, receipts: Collection[bytes], sender_id: str, now: int) -> None:
+        """The same by a sync without a filter, which lists all that is unreferenced for its sender."""
+        for message_id in self._settled(now):
+            if receipt(message_id) not in receipts:
+                self._note_lacked(message_id, sender_id)
+
+    def _settled(self, now: int) -> Iterator[str]:
+        """The messages that should have reached everybody by now; those that prove nothing are dropped."""
         # A peer's filter has at least the last half of what it is sized for: older messages prove nothing.
         oldest = self._log.last_arrival - self._parameters.capacity // 4
-        for message_id, since in list(self._since.items()):
-            if now - since < self._grace:
-                break
+        for message_id in list(self._since):
             logged = self._log.get(message_id)
-            if logged is None or logged.arrival < oldest:
-                self.discard(message_id)
-            elif logged.dispatched and not self._parameters.contains(
-                bloom_filter, self._parameters.positions(message_id)
-            ):
-                self._lacked[message_id] = None
+            if logged is not None and logged.arrival >= oldest:
+                break
+            self.discard(message_id)
+        return (
+            message_id
+            for message_id, _ in takewhile(lambda each: now - each[1] >= self._grace, self._since.items())
+        )
+
+    def _note_lacked(self, message_id: str, sender_id: str = "") -> None:
+        """A peer lacks this message, unless it sent the message itself."""
+        logged = self._log.get(message_id)
+        if logged is not None and logged.dispatched and logged.sender_id != sender_id:
+            self._lacked[message_id] = None
 
     def take_lacked(self, named: Iterable[str]) -> list[str]:
         """The oldest messages that some peer lacks, to name in a sync beside `named`."""

@@ -64,6 +64,8 @@ class SdsMessage(msgspec.Struct, frozen=True):
     bloom_filter: bytes | None = None
     repair_request: tuple[HistoryEntry, ...] = ()
     content: bytes | None = None
+    receipts: bytes | None = None
+    """Messages that the sender has received; additive (`strata.channels.sds.receipts`)."""
 
     @property
     def kind(self) -> Kind | None:
@@ -99,6 +101,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             bloom_filter=self.bloom_filter,
             repair_request=[_entry_fields(entry) for entry in self.repair_request],
             content=self.content,
+            receipts=self.receipts,
         )
         data: bytes = wire.SerializeToString(deterministic=True)
         return data
@@ -106,9 +109,16 @@ class SdsMessage(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
         """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
-        if len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes):
-            return _decode_small(data, max_entries)
-        return _decode(data, max_entries)
+        return _decode_small(data, max_entries)[0] if _is_small(data) else _decode(data, max_entries)
+
+    @classmethod
+    def decode_usable(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
+        """The same; None too for a message of no kind, or with ids that cannot be kept."""
+        if _is_small(data):
+            message, usable = _decode_small(data, max_entries)
+            return message if usable else None
+        message = _decode(data, max_entries)
+        return message if _is_usable(message) else None
 
     @classmethod
     def read(cls, data: bytes) -> SdsMessage:
@@ -129,6 +139,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             wire.bloom_filter if wire.HasField("bloom_filter") else None,
             tuple([_entry(entry) for entry in wire.repair_request]),
             wire.content if wire.HasField("content") else None,
+            wire.receipts if wire.HasField("receipts") else None,
         )
 
 
@@ -142,7 +153,18 @@ def _decode(data: bytes, max_entries: int) -> SdsMessage | None:
     return SdsMessage._of(wire)
 
 
-_decode_small = functools.lru_cache(_MAX_REMEMBERED)(_decode)
+@functools.lru_cache(_MAX_REMEMBERED)
+def _decode_small(data: bytes, max_entries: int) -> tuple[SdsMessage | None, bool]:
+    message = _decode(data, max_entries)
+    return message, _is_usable(message)
+
+
+def _is_small(data: bytes) -> bool:
+    return len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes)
+
+
+def _is_usable(message: SdsMessage | None) -> bool:
+    return message is not None and message.kind is not None and message.has_usable_ids
 
 
 def _parsed(data: bytes) -> Any:
@@ -222,6 +244,7 @@ def _classes() -> tuple[Any, Any]:
     _add(message, "bloom_filter", 12, _Field.TYPE_BYTES, "optional")
     _add(message, "repair_request", 13, _Field.TYPE_MESSAGE, "repeated")
     _add(message, "content", 20, _Field.TYPE_BYTES, "optional")
+    _add(message, "receipts", 1001, _Field.TYPE_BYTES, "optional")  # ours alone: others skip it
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return (

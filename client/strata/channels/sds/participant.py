@@ -12,8 +12,10 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -45,6 +47,7 @@ from strata.channels.sds.messages import (
     person_of,
 )
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.receipts import MAX_IN_CONTENT, MAX_IN_SYNC, read_receipts, write_receipts
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
 from strata.channels.sds.sync import SyncSchedule
@@ -55,6 +58,10 @@ __all__ = ["OutgoingFull", "Participant"]
 
 _REMEMBERED_OWN = 256
 """Own syncs and withdrawn messages that are known when they come back."""
+_PLAIN_FOR_MS = 3_600_000
+"""Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+_SMALL_BYTES = 16_384
+"""Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
 
 class OutgoingFull(StrataError):
@@ -67,7 +74,9 @@ class Participant:
     `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
     times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off nothing is
     noted for `changes()`. With it on, take them regularly, or they pile up. `author` is how the transport
-    names this participant's person, where it does (`Origin.author`).
+    names this participant's person, where it does (`Origin.author`). With `receipts` the participant
+    lists what it received, and leaves out its filter while all that it hears do the same
+    (`strata.channels.sds.receipts`); without, its messages are those of the document, byte for byte.
 
     Raises `ValueError` for ids that are empty or longer than 256 bytes.
     """
@@ -83,6 +92,7 @@ class Participant:
         state: SdsState | None = None,
         track_changes: bool = True,
         author: str | None = None,
+        receipts: bool = False,
     ) -> None:
         self.channel_id = check_id("channel_id", NO_CHANNEL if channel_id is None else channel_id)
         self.sender_id = check_id("sender_id", sender_id)
@@ -96,6 +106,9 @@ class Participant:
         self._shared: deque[SenderShared] = deque(maxlen=_REMEMBERED_OWN)
         self._own_syncs: deque[int] = deque(maxlen=_REMEMBERED_OWN)
         self._withdrawn: deque[str] = deque(maxlen=_REMEMBERED_OWN)
+        self._receipts = receipts
+        self._plain_heard_at = -math.inf
+        """Until when, by Lamport time, somebody was heard who lists nothing."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -157,7 +170,11 @@ class Participant:
         id_ = message_id(self.sender_id, now_ns, content)
         if id_ in self._history.known:
             raise ValueError("this content was wrapped at this time before")
-        message = self._compose(id_, self._recent(dispatched_only=False), content)
+        # A large message may fill its packet to the last byte.
+        listed = list(islice(self._sync.debts, MAX_IN_CONTENT if len(content) <= _SMALL_BYTES else 0))
+        message = self._compose(
+            id_, self._recent(dispatched_only=False), listed, content, with_filter=self._filters
+        )
         data = message.encode()
         body = self._history.archive.keep(self.sender_id, data, message.bloom_filter)
         self._wire_cache.put(id_, data)
@@ -175,7 +192,7 @@ class Participant:
             now=now,
             own=self._own_count,
         )
-        self._sync.sent(named, now)
+        self._sync.sent(self._paid(named, listed), now, with_filter=self._filters)
         return message
 
     def wrap_ephemeral(self, content: bytes, now_ns: int) -> SdsMessage:
@@ -293,14 +310,26 @@ class Participant:
             self._receive_sync(message, now, origin)
         elif self._receiver.is_new(message.message_id, hint):
             self._receive_content(message, data, now, hint, origin, stored=stored)
+        elif self._lists:
+            self._sent_again(message, now, hint)
         return message
+
+    def _sent_again(self, message: SdsMessage, now: int, hint: bytes | None) -> None:
+        """A message came again, perhaps because its sender has not heard of the acknowledgement."""
+        config = self.config
+        held = self._history.log.get(message.message_id)
+        tries = config.acknowledgement_timeout_ms * (config.max_retransmissions + 1)
+        age = self._clock.wall - (message.lamport_timestamp or 0)
+        copy = held is not None and hint is not None and hint == held.hint
+        if not copy and age <= tries * config.possible_ack_retry_factor:
+            self._sync.sent_again(message.message_id, message.sender_id, now)
 
     def _decode(self, data: bytes) -> SdsMessage | None:
         if len(data) > self.config.max_message_bytes:
             self.statistics.oversized += 1
             return None
-        message = SdsMessage.decode(data, max_entries=self.config.max_received_history)
-        if message is None or message.kind is None or not message.has_usable_ids:
+        message = SdsMessage.decode_usable(data, max_entries=self.config.max_received_history)
+        if message is None:
             self.statistics.undecodable += 1
             return None
         if message.channel_id != self.channel_id:
@@ -337,11 +366,11 @@ class Participant:
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
-        self._review(message, now, origin)
+        useful = self._review(message, now, origin)
         # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
-        self._sync.received_sync(now)
+        self._sync.received_sync(message.sender_id, now, needless=not (useful or unmet))
 
     def _receive_content(
         self,
@@ -370,27 +399,44 @@ class Participant:
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._history.filter.insert(id_)
         if not own:
-            # An own device that names it spares nobody: its sender may want to hear of another person.
-            self._sync.received_content(id_, person_of(message.sender_id), message.history_ids, now)
+            # A filter acknowledges with a message those that it follows (C-123), a list only itself.
+            stands_for = () if self._lists else message.history_ids
+            self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint, origin, stored=stored)
 
-    def _review(self, message: SdsMessage, now: int, origin: Origin) -> None:
-        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message."""
-        history = message.history_ids
-        self._sync.named_by_other(history, person_of(message.sender_id))
+    def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
+        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
+
+        Returns whether it told anything.
+        """
+        if message.receipts is None:
+            self._plain_heard_at = max(
+                self._plain_heard_at, min(message.lamport_timestamp or 0, self._clock.wall)
+            )
+        history, receipts = message.history_ids, read_receipts(message.receipts)
+        useful = bool(message.repair_request)
+        useful |= 0 < self._sync.named_by_other(
+            history, receipts if self._lists else frozenset(), message.sender_id
+        )
         counts = not self._outgoing.is_empty and self._may_acknowledge(message, origin)
         if counts:
-            for acknowledged in self._outgoing.review_history(history, message.sender_id):
-                self._acknowledged(acknowledged)
+            acknowledged = self._outgoing.review_history(history, message.sender_id)
+            acknowledged += self._outgoing.review_receipts(receipts, message.sender_id)
+            for each in acknowledged:
+                self._acknowledged(each)
+            useful |= bool(acknowledged)
         data = self._wire_filter(message)
         if data is not None:
             if counts and not self._outgoing.is_empty:
                 self._review_filter(message, data, history)
             if message.kind is Kind.SYNC:
                 self._history.unreferenced.compare(data, now)
+        elif message.kind is Kind.SYNC and message.receipts is not None:
+            self._history.unreferenced.compare_receipts(receipts, message.sender_id, now)
         for entry in message.repair_request:
             self._receiver.requested(entry)
+        return useful
 
     def _may_acknowledge(self, message: SdsMessage, origin: Origin) -> bool:
         """Whether this sender's acknowledgement counts; see `SdsConfig.acknowledged_by_people`."""
@@ -402,6 +448,9 @@ class Participant:
         return person_of(message.sender_id) not in (person_of(self.sender_id), self._author)
 
     def _review_filter(self, message: SdsMessage, data: bytes, history: list[str]) -> None:
+        if self._parameters.is_overfull(data):
+            self.statistics.overfull_filters += 1
+            return
         named = [entry for entry in map(self._history.log.get, history) if entry is not None and entry.floor]
         runs = [(entry.run, entry.floor) for entry in named]
         lamport = message.lamport_timestamp or 0
@@ -510,13 +559,43 @@ class Participant:
         lacked = self._history.unreferenced.take_lacked([entry.message_id for entry in recent])
         entries = [entry for entry in map(self._history.log.get, lacked) if entry is not None] + recent
         asks = self._repair.requests.next_at <= now
-        self._sync.sent([entry.message_id for entry in entries], now)
+        listed, with_filter = self._news()
+        needless = not self._sync.debts and not lacked and not asks
+        named = [entry.message_id for entry in entries]
+        self._sync.sent(self._paid(named, listed), now, with_filter=with_filter, needless=needless)
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
-            sync = self._compose(id_, entries, None)
-            self._own_syncs.append(sync.lamport_timestamp or 0)
-            self._events.append(SendSync(sync.encode()))
+            message = self._compose(id_, entries, listed, None, with_filter=with_filter)
+            self._own_syncs.append(message.lamport_timestamp or 0)
+            self._events.append(SendSync(message.encode()))
+
+    # Receipts and filters.
+
+    @property
+    def _lists(self) -> bool:
+        """Whether receipts are enough: everybody who was heard lately lists them."""
+        return self._receipts and self._clock.wall - self._plain_heard_at > _PLAIN_FOR_MS
+
+    @property
+    def _filters(self) -> bool:
+        """Whether each message must carry the filter."""
+        return not self._lists
+
+    def _news(self) -> tuple[list[str], bool]:
+        """What a sync lists, and whether it needs the filter: all that is owed, and all that is unreferenced.
+
+        By the latter others see what is lacking here, as they do by a filter (decision 0014).
+        """
+        if not self._receipts:
+            return [], True
+        debts = self._sync.debts
+        news = list(dict.fromkeys([*debts, *self._history.unreferenced.dispatched()]))
+        return news[:MAX_IN_SYNC], self._filters or debts.overflown or len(news) > MAX_IN_SYNC
+
+    def _paid(self, named: list[str], listed: list[str]) -> list[str]:
+        """The messages that an own message acknowledges to everybody."""
+        return named + listed if self._lists else named
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
@@ -526,7 +605,15 @@ class Participant:
             self.config.causal_history_size, limit, dispatched_only=dispatched_only
         )
 
-    def _compose(self, id_: str, named: list[LoggedMessage], content: bytes | None) -> SdsMessage:
+    def _compose(
+        self,
+        id_: str,
+        named: list[LoggedMessage],
+        listed: list[str],
+        content: bytes | None,
+        *,
+        with_filter: bool,
+    ) -> SdsMessage:
         """A content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
         requests = self._repair.take_requests(self._clock.now)
         for entry in requests:
@@ -536,10 +623,12 @@ class Participant:
             id_,
             self.channel_id,
             self._lamport.tick(self._clock.wall),
-            tuple([entry.as_history(with_sender=self.config.enable_repair) for entry in named]),
-            self._history.filter.to_bytes(),
+            # Others may repair what we do not: they need the senders, whatever this participant does.
+            tuple([entry.as_history(with_sender=True) for entry in named]),
+            self._history.filter.to_bytes() if with_filter else None,
             requests,
             content,
+            write_receipts(listed) if self._receipts else None,
         )
 
     # What the shell takes and asks.

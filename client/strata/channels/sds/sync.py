@@ -5,9 +5,14 @@ acknowledge only with its next periodic sync, long after the sender has begun to
 message that was received and not yet acknowledged is a *debt*. While there is a debt, the next sync comes
 within half the acknowledgement timeout.
 
-A message names `causal_history_size` others and carries a filter. It pays for the messages that it names and
-for those that they follow. The other debts are in the filter alone, and need as many messages as the sender
+A message names `causal_history_size` others and lists or filters what it received beside them. It pays for
+the messages that it names and lists. Debts that are in its filter alone need as many messages as the sender
 counts filters for.
+
+An own device that names a message pays nobody's debt to another person, so debts are between people.
+
+The more participants there are, the longer each waits (`strata.channels.sds.pace`). So syncs come as often in
+a crowd as between two, and a few of them acknowledge for all.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,13 +20,15 @@ counts filters for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from strata.channels.sds.config import SdsConfig
+from strata.channels.sds.messages import person_of
+from strata.channels.sds.pace import Pace
+from strata.channels.sds.receipts import Debts
 
 __all__ = ["SyncSchedule"]
 
-_MAX_DEBTS = 256
 _MIN_GAP_MS = 1_000
 """The least time between an own message and the sync after it."""
 
@@ -32,47 +39,66 @@ class SyncSchedule:
     def __init__(self, config: SdsConfig, random: Callable[[], float], now: int) -> None:
         self._interval = config.sync_min_interval_ms
         self._grace = config.acknowledgement_timeout_ms / 2
-        self._filters_needed = max(1, config.possible_acks_threshold)
         self._random = random
-        self._debts: dict[str, tuple[str, int]] = {}
-        """Received messages that no later one names: sender, and how many more filters must carry each."""
+        self._pace = Pace(self._interval, lambda: self._random())
+        self.debts = Debts(max(1, config.possible_acks_threshold))
+        """Received messages that nobody has acknowledged as far as one knows."""
         self._in_debt_since = now
+        self._chance = 0.0
+        """Where in the time of grace the sync for the present debts comes."""
         self.at: float = math.inf
         """When the next sync is due; never if they are switched off (C-034)."""
         self._schedule(now, 1.0)
 
-    def received_content(self, message_id: str, sender_id: str, history: Iterable[str], now: int) -> None:
-        """A content message came: it is a debt, and stands for the messages that it follows."""
-        # A debt keeps its age when a later message stands for it: else a steady stream delays it for ever.
-        if not self._debts:
-            self._in_debt_since = now
-        for named in history:
-            self._debts.pop(named, None)
-        if len(self._debts) < _MAX_DEBTS:
-            self._debts[message_id] = (sender_id, self._filters_needed)
+    def received_content(
+        self, message_id: str, sender_id: str, now: int, *, stands_for: Iterable[str] = ()
+    ) -> None:
+        """A content message came: it is a debt, and may stand for messages that it follows."""
+        self._pace.heard(sender_id, now)
+        self._pace.passed(now, needless=False)
+        had_debts = bool(self.debts)
+        self.debts.pay(stands_for)
+        self._owe(message_id, sender_id, now, had_debts)
         self._schedule(now, 0.5)
 
-    def received_sync(self, now: int) -> None:
-        """Another participant's sync does for now what an own sync would do."""
+    def sent_again(self, message_id: str, sender_id: str, now: int) -> None:
+        """The sender of a received message has not heard of that: it is a debt once more."""
+        self._owe(message_id, sender_id, now, bool(self.debts))
+        if self._interval:
+            self.at = min(self.at, self._pay_by(now))
+
+    def _owe(self, message_id: str, sender_id: str, now: int, had_debts: bool) -> None:
+        # A debt keeps its age when a later message stands for it: else a steady stream delays it for ever.
+        if not had_debts:
+            self._in_debt_since, self._chance = now, self._random()
+        self.debts.add(message_id, person_of(sender_id))
+
+    def received_sync(self, sender_id: str, now: int, *, needless: bool = True) -> None:
+        """Another participant's sync does for now what an own sync would do.
+
+        `needless` says that it told nothing new.
+        """
+        self._pace.heard(sender_id, now)
+        self._pace.passed(now, needless=needless)
         self._schedule(now, 1.0)
 
-    def named_by_other(self, history: Iterable[str], sender_id: str) -> None:
-        """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133)."""
-        for message_id in history:
-            debt = self._debts.get(message_id)
-            if debt is not None and debt[0] != sender_id:
-                del self._debts[message_id]
+    def named_by_other(self, history: Iterable[str], receipts: Collection[bytes], sender_id: str) -> int:
+        """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133).
 
-    def sent(self, history: Iterable[str], now: int) -> None:
-        """An own content or sync message names these, and carries the filter."""
-        for message_id in history:
-            self._debts.pop(message_id, None)
-        self._debts = {
-            message_id: (sender_id, left - 1)
-            for message_id, (sender_id, left) in self._debts.items()
-            if left > 1
-        }
-        self._in_debt_since = now
+        Returns how many of them were debts.
+        """
+        person = person_of(sender_id)
+        return self.debts.pay(history, payer=person) + self.debts.pay_listed(receipts, person)
+
+    def sent(
+        self, history: Iterable[str], now: int, *, with_filter: bool = True, needless: bool = False
+    ) -> None:
+        """An own message names or lists these, and may carry the filter. A sync may have been needless."""
+        self.debts.pay(history)
+        if with_filter:
+            self.debts.filter_sent()
+        self._pace.passed(now, needless=needless)
+        self._in_debt_since, self._chance = now, self._random()
         self._schedule(now, 1.0)
         self.at = max(self.at, now + _MIN_GAP_MS)
 
@@ -81,11 +107,13 @@ class SyncSchedule:
         self._schedule(now, 2.0)
 
     def _schedule(self, now: int, factor: float) -> None:
-        """Delay by `random() × interval × factor` (C-135), within the grace of a debt (C-136)."""
+        """Delay by `random() × interval × factor`, at the pace (C-135), in the grace of a debt (C-136)."""
         if not self._interval:
             return
-        chance = self._random()
-        self.at = now + chance * self._interval * factor
-        if self._debts and self.at > self._in_debt_since + self._grace:
+        self.at = now + self._pace.delay(factor)
+        if self.debts and self.at > self._in_debt_since + self._grace:
             # Not all participants at the latest moment: the first one spares the others.
-            self.at = max(now, self._in_debt_since + self._grace * (1 + chance) / 2)
+            self.at = self._pay_by(now)
+
+    def _pay_by(self, now: int) -> float:
+        return max(now, self._in_debt_since + self._pace.within(self._grace, self._chance))

@@ -49,6 +49,7 @@ class SimNode:
         self.clock_offset = clock_offset
         self.defaults = defaults
         self.hub: object = None
+        self.receipts = True
         self.unplugged = False
         self._network = network
         self._process = Process.current()

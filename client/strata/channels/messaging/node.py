@@ -51,9 +51,6 @@ class MessagingNode(Protocol):
 
     Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
     `strata.channels.messaging.outcomes` makes a value of that.
-
-    A node may have an attribute `receipts`. If it is True, channels list receipts in place of filters while
-    everybody does (decision 0046).
     """
 
     hub: object = None
@@ -62,6 +59,8 @@ class MessagingNode(Protocol):
     if not TYPE_CHECKING:  # a node may lack it
         read = None
         """A method that reads the store in either order and from a place on: `PagedHistory`."""
+        receipts = False
+        """Whether channels list receipts in place of filters while everybody does (decision 46)."""
 
     @property
     def transport_identity(self) -> str:

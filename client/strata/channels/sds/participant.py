@@ -351,11 +351,11 @@ class Participant:
             return
         # Ephemeral messages tell nothing here: none is kept to compare with.
         if is_content or message.kind is Kind.SYNC:
-            self._report_unsent(message, origin)
+            self._report_unsent(message, now, origin)
         if is_content:
             self._receive_content(message, data, now, hint, origin)
 
-    def _report_unsent(self, message: SdsMessage, origin: Origin) -> None:
+    def _report_unsent(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """Report a message under the own sender id, unless it is an own one that is kept no longer."""
         lamport = message.lamport_timestamp or 0
         if message.message_id in self._withdrawn or lamport in self._own_syncs:
@@ -363,6 +363,7 @@ class Participant:
         named = map(self._history.log.get, message.history_ids)
         follows_own = any(entry is not None and entry.own > self._own_before for entry in named)
         self._shared.append(SenderShared(message.message_id, lamport, follows_own, origin))
+        self._sync.sender_is_shared(now)
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
@@ -569,6 +570,8 @@ class Participant:
             message = self._compose(id_, entries, listed, None, with_filter=with_filter)
             self._own_syncs.append(message.lamport_timestamp or 0)
             self._events.append(SendSync(message.encode()))
+        else:
+            self._sync.said(now)
 
     # Receipts and filters.
 
@@ -615,6 +618,7 @@ class Participant:
         with_filter: bool,
     ) -> SdsMessage:
         """A content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
+        self._sync.said(self._clock.now)
         requests = self._repair.take_requests(self._clock.now)
         for entry in requests:
             self._mark("request", entry.message_id)

@@ -31,6 +31,7 @@ __all__ = ["SyncSchedule"]
 
 _MIN_GAP_MS = 1_000
 """The least time between an own message and the sync after it."""
+_TELLS, _TELL_AGAIN_MS = 3, 600_000
 
 
 class SyncSchedule:
@@ -44,6 +45,10 @@ class SyncSchedule:
         self.debts = Debts(max(1, config.possible_acks_threshold))
         """Received messages that nobody has acknowledged as far as one knows."""
         self._in_debt_since = now
+        self._tell_by = math.inf
+        self._told_at = -math.inf
+        self._tells = 0
+        """When another program under the own sender id has to hear of this one, and how often yet."""
         self._chance = 0.0
         """Where in the time of grace the sync for the present debts comes."""
         self.at: float = math.inf
@@ -82,6 +87,25 @@ class SyncSchedule:
         self._pace.passed(now, needless=needless)
         self._schedule(now, 1.0)
 
+    def sender_is_shared(self, now: int) -> None:
+        """Another program sends under the own sender id: it is to hear of this one soon.
+
+        A few times, for one may be lost, and then not for long: what each of the two sends is news to the
+        other.
+        """
+        if self._interval and now - self._told_at > _TELL_AGAIN_MS:
+            self._told_at, self._tells = now, _TELLS
+            self._tell_soon(now)
+
+    def said(self, now: int) -> None:
+        """An own message goes out."""
+        self._tells = max(0, self._tells - 1)
+        self._tell_soon(now)
+
+    def _tell_soon(self, now: int) -> None:
+        self._tell_by = now + _MIN_GAP_MS * (1 + self._random()) if self._tells else math.inf
+        self.at = min(self.at, self._tell_by)
+
     def named_by_other(self, history: Iterable[str], receipts: Collection[bytes], sender_id: str) -> int:
         """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133).
 
@@ -114,6 +138,7 @@ class SyncSchedule:
         if self.debts and self.at > self._in_debt_since + self._grace:
             # Not all participants at the latest moment: the first one spares the others.
             self.at = self._pay_by(now)
+        self.at = min(self.at, max(now, self._tell_by))
 
     def _pay_by(self, now: int) -> float:
         return max(now, self._in_debt_since + self._pace.within(self._grace, self._chance))

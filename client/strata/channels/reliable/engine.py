@@ -253,8 +253,10 @@ class ChannelEngine:
     # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
 
     def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn, and if it has to be
-        stored first, because a message before it was refused."""
+        """The SDS message to send; None if it need not go out any more, and was withdrawn.
+
+        None too if it has to be stored first, because it was amended after a refusal.
+        """
         message_id = transmission.message_id
         data: bytes | None = None
         if transmission.priority is Priority.BACKGROUND:

@@ -26,6 +26,7 @@ __all__ = [
     "EventMessageSent",
     "EventReliableMessageSent",
     "FailureStage",
+    "InboxFull",
     "IrretrievableMessage",
     "MessageAcknowledged",
     "MessagePossiblyAcknowledged",
@@ -217,6 +218,20 @@ class ReliableMessageDeliveryError:
     code: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxFull:
+    """The program takes no messages, and no more are kept for it: the channel reads no further until it does.
+
+    Told once, and again when the inbox was emptied and is full again. Until the program takes messages, the
+    others' messages stay at the relays, and the channel acknowledges none of them. It does not hear the
+    acknowledgement of its own either. A program that only sends says `receive=False`.
+    """
+
+    name: ClassVar[str] = "inbox-full"
+    messages: int
+    size_bytes: int
+
+
 EventMessageReceived = ReliableMessageReceived
 EventReliableMessageSent = ReliableMessageSent
 EventMessageSent = ReliableMessageSent
@@ -237,6 +252,7 @@ ChannelEvent = (
     | ReliableMessageDelivered
     | ReliableMessageSendError
     | ReliableMessageDeliveryError
+    | InboxFull
 )
 
 CHANNEL_EVENTS: tuple[str, ...] = (
@@ -253,4 +269,5 @@ CHANNEL_EVENTS: tuple[str, ...] = (
     ReliableMessageDelivered.name,
     ReliableMessageSendError.name,
     ReliableMessageDeliveryError.name,
+    InboxFull.name,
 )

@@ -1000,6 +1000,7 @@ async def test_handlers_come_and_go_by_the_names_of_the_documents(caplog: Any) -
         "message-received",
         "irretrievable-message",
         "ephemeral-message-dropped",
+        "inbox-full",  # an addition: no document has it
     }
     world = World()
     alice, bob = await world.pair()

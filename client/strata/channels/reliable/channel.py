@@ -45,7 +45,7 @@ from strata.channels.reliable.values import (
 )
 from strata.channels.sds import SdsConfig, SdsMessage
 from strata.channels.sds.messages import check_id
-from strata.channels.segmentation.messages import message_hash
+from strata.channels.segmentation.messages import MAX_REQUEST_ID_BYTES, message_hash
 from strata.channels.segmentation.splitting import SegmentationConfig
 from strata.protocol.errors import StrataError
 
@@ -292,21 +292,29 @@ class ReliableChannel:
 
     # Sending.
 
-    async def send(self, payload: bytes) -> str:
+    async def send(self, payload: bytes, *, request_id: str | None = None) -> str:
         """Give a message to the channel; returns its request id once it is stored (C-012).
 
         Events tell what becomes of the message. With a durable store it is also sent again after a restart.
         Cancelling stops the wait and not the message.
 
+        `request_id`, of up to 128 bytes, is one that the program chooses. A second call with the same id and
+        payload sends nothing more and returns once the first message is stored: so the program may repeat a
+        call whose end it did not see, after a restart with a durable store too. The channel remembers the
+        last 10 000 ids, and those of all messages that are not acknowledged, but not of refused ones.
+
         Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` with
-        too much on its way already, `PersistenceError` while the store is out of order, `NotStarted`,
-        `ChannelNotOpen`. The event `sending-message-irrecoverable-error` tells of the refusal too.
+        too much on its way already, `RequestIdInUse` for an id that another payload has, `PersistenceError`
+        while the store is out of order, `NotStarted`, `ChannelNotOpen`, and `ValueError` for an id of another
+        length. The event `sending-message-irrecoverable-error` tells of the refusal too. Raises
+        `ChannelFailed` if the channel closes itself meanwhile: then the message may be sent or not.
         """
-        request_id = self._request_id()
+        chosen = request_id is not None
+        request_id = self._request_id() if request_id is None else _check_request_id(request_id)
         try:
             session = self._open_session(started=True)
             session.check_store()
-            session.engine.send(payload, request_id, session.now_ms())
+            session.engine.send(payload, request_id, session.now_ms(), chosen=chosen)
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
@@ -453,3 +461,9 @@ class ReliableChannel:
         if started and not self._session.accepting:
             raise NotStarted
         return self._session
+
+
+def _check_request_id(request_id: str) -> str:
+    if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
+        raise ValueError(f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes")
+    return request_id

@@ -156,9 +156,9 @@ async def close_channels(node: MessagingNode) -> None:
         raise NotSent(tuple(request for each in unsent for request in each.requests), refused)
 
 
-async def send(channel: ReliableChannel, payload: bytes) -> str:
+async def send(channel: ReliableChannel, payload: bytes, *, request_id: str | None = None) -> str:
     """`channel.send` as a function."""
-    return await channel.send(payload)
+    return await channel.send(payload, request_id=request_id)
 
 
 createReliableChannel = create_reliable_channel

@@ -252,6 +252,10 @@ class Requests:
         changes, self._changes = self._changes, []
         return changes
 
+    def get(self, request_id: str) -> Request | None:
+        """The message of this request id, if it is still followed."""
+        return self._requests.get(request_id)
+
     @property
     def unsent(self) -> tuple[str, ...]:
         """The requests of which the transport does not have every chunk, oldest first."""

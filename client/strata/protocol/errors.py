@@ -49,6 +49,9 @@ it; a built-in class in brackets is a second base.
     │   strata.channels.reliable
     ├── ReliableError                       a reliable channel cannot do what was asked:
     │   ├── NotStarted                      the client was not started
+    │   ├── NotSent                         messages have not gone out, or were refused
+    │   ├── RequestIdInUse (ValueError)     the request id was given to another message
+    │   ├── ChannelFailed                   a task of the channel failed, and the channel is closed
     │   ├── ChannelNotOpen                  the channel is not open
     │   ├── AlreadyOpen                     the participant has the channel open already
     │   ├── UnknownChannel                  no channel of this id is open here

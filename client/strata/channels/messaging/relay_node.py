@@ -293,7 +293,10 @@ class RelayNode:
 
         try:
             await self._relays.publish(packet, timeout=self._timeout, on_stored=stored)
-        except (StrataError, OSError) as error:
+        except Exception as error:
+            # Whatever it is, the channel that waits for the outcome has to hear of it.
+            if not isinstance(error, StrataError | OSError):
+                _log.exception("a message could not be published")
             for task in propagated:
                 await task
             await self.message_events.emit(_failure(request_id, packet.digest, error))
@@ -324,7 +327,9 @@ class RelayNode:
                     retention_seconds=retention_seconds,
                 )
             )
-        except (StrataError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, StrataError | OSError):
+                _log.exception("a message could not be published again")
             await self.message_events.emit(_failure(request_id, None, error))
             return
         await self._publish(packet, request_id)
@@ -383,9 +388,13 @@ class RelayNode:
                 finally:
                     stands.cancel()
                 return  # closed by the relay object
-            except (StrataError, OSError) as error:
+            except Exception as error:
                 if isinstance(error, Closed):
                     return
+                if not isinstance(error, StrataError | OSError):
+                    _log.exception(
+                        "reading %s failed", topic
+                    )  # a fault of ours must not end the reading unseen
                 self._failing[topic] += 1
                 _log.warning("%s cannot be read: %s", topic, error)
                 bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))

@@ -25,6 +25,7 @@ __all__ = [
     "QueryMark",
     "QueuedSend",
     "Record",
+    "RequestName",
     "SegmentsFinished",
     "SegmentsGivenUp",
     "SenderName",
@@ -67,6 +68,20 @@ class SentChunk(Record, frozen=True, array_like=True, gc=False):
     def key(self) -> str:
         """The SDS message id."""
         return self.message_id
+
+
+class RequestName(Record, frozen=True, array_like=True, gc=False):
+    """A request id that a program chose, and the hash of the message it named: a repetition sends nothing."""
+
+    KIND: ClassVar[str] = "request_name"
+
+    request_id: str
+    message_hash: bytes
+
+    @property
+    def key(self) -> str:
+        """The request id."""
+        return self.request_id
 
 
 class PartialSegment(Record, frozen=True, array_like=True, gc=False):

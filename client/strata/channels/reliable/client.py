@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from strata.channels.reliable.errors import (
     InvalidConfiguration,
     InvalidEnvelope,
     MessageTooLarge,
+    NotSent,
     UnknownChannel,
 )
 from strata.channels.reliable.events import ReliableEnvelope
@@ -27,6 +29,7 @@ __all__ = [
     "ReliableClient",
     "closeChannel",
     "close_channel",
+    "close_channels",
     "createReliableChannel",
     "create_reliable_channel",
     "make_channel",
@@ -137,9 +140,25 @@ async def close_channel(channel: ReliableChannel, *, purge: bool = False) -> Non
     await channel.close(purge=purge)
 
 
-async def send(channel: ReliableChannel, payload: bytes) -> str:
+async def close_channels(node: MessagingNode) -> None:
+    """Close all channels that are open on a node, at once, as `ReliableChannel.close`.
+
+    Raises what one of them raises, when all are closed; the `NotSent` of several are one.
+    """
+    closing = [each.close_with_node() for each in ReliableClient(node).channels]
+    errors = [each for each in await asyncio.gather(*closing, return_exceptions=True) if each is not None]
+    unsent = [each for each in errors if isinstance(each, NotSent)]
+    for error in errors:
+        if not isinstance(error, NotSent):
+            raise error
+    if unsent:
+        refused = {key: reason for each in unsent for key, reason in each.refused.items()}
+        raise NotSent(tuple(request for each in unsent for request in each.requests), refused)
+
+
+async def send(channel: ReliableChannel, payload: bytes, *, request_id: str | None = None) -> str:
     """`channel.send` as a function."""
-    return await channel.send(payload)
+    return await channel.send(payload, request_id=request_id)
 
 
 createReliableChannel = create_reliable_channel

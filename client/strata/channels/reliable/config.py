@@ -82,15 +82,23 @@ class ReliableChannelConfig:
 
     receive: bool = True
     """False for a channel that only sends: received messages keep it in step, and are not kept to be read."""
-    hand_over: Literal["once", "again"] = "once"
-    """What a crash does to the message that a program is working on. `once` is at most once: the message is
-    never handed over again, and a crash can lose it. `again` is at least once: the message is handed over
-    again unless the program has asked for the next one."""
+    hand_over: Literal["at_most_once", "at_least_once", "once", "again"] = "at_most_once"
+    """What a crash does to a message that the program works on. `at_most_once`: the message is never handed
+    over again, and a crash can lose it. `at_least_once`: the message is handed over again until it is
+    acknowledged (`ReliableChannel.ack`). `once` and `again` are older names of these two."""
+    auto_ack: bool = True
+    """With `at_least_once`: a message is acknowledged when its handlers have returned, or when the program
+    asks for the next one. False: by `ack` alone."""
+    drain_timeout_ms: int = 10_000
+    """How long `stop`, `close` and the end of `async with` wait for messages to go out."""
     max_inbox_messages: int = 10_000
     """Most messages kept for a program that does not take them; then the channel reads no further."""
     max_inbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hand_over", _HAND_OVER.get(self.hand_over, self.hand_over))
+        if not self.drain_timeout_ms >= 0:
+            raise ValueError("drain_timeout_ms must not be negative")
         for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
             if not getattr(self, name) >= 0:  # not a number fails this too
                 raise ValueError(f"{name} must not be negative")
@@ -114,8 +122,12 @@ class ReliableChannelConfig:
 _CHOICES = {
     "sent_event_on": ("network", "participants"),
     "sender_binding": ("off", "did"),
-    "hand_over": ("once", "again"),
+    "hand_over": ("at_most_once", "at_least_once"),
     "join": ("history", "now"),
+}
+_HAND_OVER: Mapping[str, Literal["at_most_once", "at_least_once"]] = {
+    "once": "at_most_once",
+    "again": "at_least_once",
 }
 _SECTIONS: dict[str, type[Any]] = {
     "sds": SdsConfig,

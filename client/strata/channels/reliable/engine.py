@@ -26,7 +26,7 @@ from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Tra
 from strata.channels.reliable.catching_up import CatchingUp, Joining
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.conflicts import Conflicts
-from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
+from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge, RequestIdInUse
 from strata.channels.reliable.events import (
     ChannelEvent,
     ChunkInfo,
@@ -39,6 +39,7 @@ from strata.channels.reliable.events import (
 )
 from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.outbox import Outbox, Repair, Sync
+from strata.channels.reliable.request_names import RequestNames
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
 from strata.channels.reliable.syncing import SyncNews
@@ -158,6 +159,7 @@ class ChannelEngine:
             place=self.sds.place,
             bound=config.sender_binding == "did",
         )
+        self.request_names = RequestNames(state.request_names.values())
         self.retrieval = Retrieval(config.retrieve_frequency_ms)
         self.catching_up = CatchingUp(
             enabled=config.query_on_connect,
@@ -214,13 +216,17 @@ class ChannelEngine:
 
     # What the application sends.
 
-    def send(self, payload: bytes, request_id: str, now_ms: int) -> None:
+    def send(self, payload: bytes, request_id: str, now_ms: int, *, chosen: bool = False) -> None:
         """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).
 
-        Raises `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`: nothing was registered.
+        With `chosen` the program chose the request id, and a repetition registers nothing. Raises
+        `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`, `RequestIdInUse`: nothing was
+        registered.
         """
         if not payload:
             raise EmptyPayload
+        if chosen and self._is_repeated(payload, request_id):
+            return
         count = sum(segment_counts(len(payload), self.segmentation))
         if count > self.sds.room:
             raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
@@ -229,7 +235,16 @@ class ChannelEngine:
         digest, contents = message_contents(payload, self.segmentation, request_id=carried)
         message_ids = [self._wrap(content, now_ms) for content in contents]
         self.requests.add(request_id, digest, message_ids)
+        if chosen:
+            self.request_names.add(request_id, digest)
         self.outbox.queue(message_ids)
+
+    def _is_repeated(self, payload: bytes, request_id: str) -> bool:
+        digest = message_hash(payload)
+        followed = self.requests.get(request_id)
+        if followed is not None and followed.message_hash != digest:
+            raise RequestIdInUse(request_id)
+        return self.request_names.is_repeated(request_id, digest) or followed is not None
 
     def send_ephemeral(
         self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None
@@ -299,7 +314,7 @@ class ChannelEngine:
     def data(self, transmission: Transmission) -> bytes | None:
         """The SDS message to send; None if it need not go out any more, and was withdrawn.
 
-        None also if it has to be stored first, because a message before it was refused.
+        None too if it has to be stored first, because it was amended after a refusal.
         """
         message_id = transmission.message_id
         data: bytes | None = None
@@ -367,6 +382,8 @@ class ChannelEngine:
             return
         self.outbox.sent(transmission)
         self.outbox.withdraw(message_id)
+        if (found := self.requests.find(message_id)) is not None:
+            self.request_names.forget(found[0].request_id)
         for each in {message_id, *self.requests.failed(message_id, error, code)}:
             if not self.outbox.is_in_flight(each):
                 self.outbox.withdraw(each)
@@ -550,6 +567,7 @@ class ChannelEngine:
             *sds_changes(self.sds.changes()),
             *self.reassembler.changes_to_store(),
             *self.requests.changes_to_store(),
+            *self.request_names.changes_to_store(),
             *self.catching_up.changes_to_store(),
             *self.inbox.changes_to_store(),
             *self.outbox.changes_to_store(),

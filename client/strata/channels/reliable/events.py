@@ -28,6 +28,7 @@ __all__ = [
     "EventReliableMessageSent",
     "FailureStage",
     "HistoryGap",
+    "InboxFull",
     "IrretrievableMessage",
     "MessageAcknowledged",
     "MessagePossiblyAcknowledged",
@@ -324,6 +325,20 @@ class SenderIdConflict:
     """For people."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxFull:
+    """The program takes no messages, and no more are kept for it: the channel reads no further until it does.
+
+    Told once, and again when the inbox was emptied and is full again. Until the program takes messages, the
+    others' messages stay at the relays, and the channel acknowledges none of them. It does not hear the
+    acknowledgement of its own either. A program that only sends says `receive=False`.
+    """
+
+    name: ClassVar[str] = "inbox-full"
+    messages: int
+    size_bytes: int
+
+
 EventMessageReceived = ReliableMessageReceived
 EventReliableMessageSent = ReliableMessageSent
 EventMessageSent = ReliableMessageSent
@@ -348,6 +363,7 @@ ChannelEvent = (
     | Syncing
     | Synced
     | SenderIdConflict
+    | InboxFull
 )
 
 CHANNEL_EVENTS: tuple[str, ...] = (
@@ -365,6 +381,7 @@ CHANNEL_EVENTS: tuple[str, ...] = (
     ReliableMessageDelivered.name,
     ReliableMessageSendError.name,
     ReliableMessageDeliveryError.name,
+    InboxFull.name,
 )
 """Those of the documents, all about messages."""
 

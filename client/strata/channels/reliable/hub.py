@@ -30,10 +30,10 @@ from strata.channels.persistence.records import EpochCount, read_records
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
-from strata.channels.reliable.alarm import Alarm
+from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.clock import ChannelClock
 from strata.channels.reliable.engine import Ephemeral
-from strata.channels.reliable.errors import InvalidConfiguration
+from strata.channels.reliable.errors import ChannelFailed, InvalidConfiguration
 from strata.channels.reliable.outbox import Outbox
 from strata.protocol.errors import StrataError
 
@@ -98,6 +98,10 @@ class HubMember(Protocol):
         """The time has jumped: see `ChannelClock`."""
         ...
 
+    def failed(self, task: str, error: BaseException) -> None:
+        """Something that the hub did for this channel, or all that it does, has failed: close the channel."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnderWay:
@@ -132,6 +136,8 @@ class Hub:
         self._guests = 0
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
+        self.failure: BaseException | None = None
+        """The error that ended the sender, and with it the work of this hub."""
 
     @classmethod
     def enter(cls, node: MessagingNode) -> Hub:
@@ -148,7 +154,7 @@ class Hub:
         """The hub of a node, if any channel is open on it."""
         hub = getattr(node, "hub", None)  # nodes of other authors may be older than the attribute
         # A node that wraps another may pass on the attribute of the inner one.
-        return hub if isinstance(hub, Hub) and hub.node is node else None
+        return hub if isinstance(hub, Hub) and hub.node is node and hub.failure is None else None
 
     # Clock and status.
 
@@ -203,17 +209,32 @@ class Hub:
         counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
         limiter = self._limiter = RateLimiter(config, counted=counted)
         self._rate_limit = config
-        self._counts = ChangeWriter(persistence, key)
+        self._counts = ChangeWriter(persistence, key, on_fault=self._fail)
         if (limit := self.node.declared_limit()) is not None:
             limiter.learn_limit(*limit)  # C-221
         self.node.message_events.on(NodeMessageReceived.name, self._on_received)
         self.node.health_events.on(ConnectionStatusChange.name, self._on_status)
         self._sender = self._loop.create_task(self._send(limiter), name="strata-channel-sender")
         self._look_at_clock()
+        self._sender.add_done_callback(self._sender_ended)
         return limiter
 
+    def _sender_ended(self, task: asyncio.Task[None]) -> None:
+        if self._guests:  # else the hub ended it
+            self._fail(end_of(task))
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Nothing more can be sent for any channel: each is told, and closes."""
+        self.failure = error or RuntimeError("it has ended")
+        if self.node.hub is self:
+            self.node.hub = None
+        for member in list(self.members.values()):
+            member.failed("the sender of the node", self.failure)
+
     def join(self, member: HubMember) -> None:
-        """A channel has been opened."""
+        """A channel has been opened. Raises `ChannelFailed` if nothing can be sent any more."""
+        if self.failure is not None:
+            raise ChannelFailed("the sender of the node", self.failure)
         self.members[member.outbox.lane] = member
 
     async def leave(self, member: HubMember | None = None) -> None:
@@ -227,7 +248,8 @@ class Hub:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        self.node.hub = None
+        if self.node.hub is self:
+            self.node.hub = None
         self.node.message_events.off(NodeMessageReceived.name, self._on_received)
         self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
         self._outcomes.close()
@@ -283,10 +305,11 @@ class Hub:
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises as the node does."""
-        sending = self.node.send(envelope, request_id=ephemeral.request_id)
+        name = self._free_name(ephemeral.request_id)
+        sending = self.node.send(envelope, request_id=name)
         under_way = _UnderWay(member, ephemeral, len(envelope.payload))
         try:
-            await self._hand_to_node(under_way, ephemeral.request_id, sending)
+            await self._hand_to_node(under_way, name, sending)
         except BaseException:
             self._end(under_way)
             raise
@@ -319,16 +342,20 @@ class Hub:
         full = len(self._under_way) >= _MAX_UNDER_WAY or self._bytes_under_way >= _MAX_UNDER_WAY_BYTES
         if full or not self.online:
             return None
-        ready = {lane for lane, member in self.members.items() if member.is_ready()}
+        ready = {lane for lane, member in list(self.members.items()) if _is_ready(member)}
         return limiter.take(self.now_ms(), ready=ready) if ready else None
 
     async def _dispatch(self, transmission: Transmission) -> None:
         member = self.members[transmission.lane]
-        dispatch = member.dispatch(transmission)
+        dispatch = None
+        try:
+            dispatch = member.dispatch(transmission)
+        except Exception as error:  # the fault of one channel is no other's
+            member.failed("sending", error)
         self._store_counts()
         if dispatch is None:
             return
-        name, envelope = dispatch.request_id, dispatch.envelope
+        name, envelope = self._free_name(dispatch.request_id), dispatch.envelope
         if dispatch.original is None:
             sending: Awaitable[object] = self.node.send(envelope, request_id=name)
         else:
@@ -348,6 +375,14 @@ class Hub:
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
             self._conclude(under_way, failed)
             await asyncio.sleep(0)  # a node that refuses at once, message after message, holds up nobody else
+
+    def _free_name(self, request_id: str) -> str:
+        """A name for a request to the node: the programs of two channels may choose one request id."""
+        name, number = request_id, 1
+        while self._outcomes.is_waiting(name):
+            number += 1
+            name = f"{request_id}:{number}"
+        return name
 
     async def _hand_to_node(self, under_way: _UnderWay, request_id: str, sending: Awaitable[object]) -> None:
         """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""
@@ -388,7 +423,10 @@ class Hub:
             return
         if isinstance(outcome, NodeMessageSent):
             self._failures = 0
-            under_way.member.accepted(under_way.sent, outcome.message_hash)
+            try:
+                under_way.member.accepted(under_way.sent, outcome.message_hash)
+            except Exception as error:
+                under_way.member.failed("noting what was sent", error)
             return
         if outcome.recoverable and self._limiter is not None:
             wait = outcome.retry_after_ms
@@ -396,7 +434,10 @@ class Hub:
                 wait = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(self._failures, 6))
                 self._failures += 1
             self._limiter.pause(self.now_ms(), wait)  # C-232
-        under_way.member.not_accepted(under_way.sent, outcome)
+        try:
+            under_way.member.not_accepted(under_way.sent, outcome)
+        except Exception as error:
+            under_way.member.failed("noting what was not sent", error)
 
     def _store_counts(self) -> None:
         limit = self._rate_limit
@@ -416,17 +457,32 @@ class Hub:
         members = [member for member in self.members.values() if member.content_topic == topic]
         for member in members:
             # One that has no room makes the node wait, and no other channel (C-082).
-            if len(members) > 1 and member.is_full:
-                member.pass_over()
-            else:
-                await member.receive(event)
+            try:
+                if len(members) > 1 and member.is_full:
+                    member.pass_over()
+                else:
+                    await member.receive(event)
+            except Exception as error:
+                member.failed("receiving", error)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
         self._look_at_clock()  # a connection that is lost or back often means that the machine slept
         online = event.status is not ConnectionStatus.DISCONNECTED
         for member in list(self.members.values()):
-            member.status_changed(online)
+            try:
+                member.status_changed(online)
+            except Exception as error:
+                member.failed("noting the connection", error)
         self.wake()
+
+
+def _is_ready(member: HubMember) -> bool:
+    """Whether a channel is ready; False for one that fails to say."""
+    try:
+        return member.is_ready()
+    except Exception as error:
+        member.failed("preparing what is sent next", error)
+        return False
 
 
 def _lane(key: ParticipantKey) -> str:

@@ -47,7 +47,9 @@ class ConfigOptions(TypedDict, total=False):
     retention_seconds: int | None
     proof_provider: ProofProvider | None
     receive: bool
-    hand_over: Literal["once", "again"]
+    hand_over: Literal["at_most_once", "at_least_once", "once", "again"]
+    auto_ack: bool
+    drain_timeout_ms: int
     max_inbox_messages: int
     max_inbox_bytes: int
 

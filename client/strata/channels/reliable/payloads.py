@@ -12,6 +12,7 @@ from collections.abc import Callable
 from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
 from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.alarm import end_of
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.errors import EncodingFailed
@@ -82,9 +83,10 @@ class Payloads:
         is_stored: Callable[[Transmission], bool],
         flush: Callable[[], None],
         on_ready: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         """`is_stored` tells whether the step that made a transmission is durable. `flush` stores the engine's
-        changes. `on_ready` is called when a hook has done its work."""
+        changes. `on_ready` is called when a hook has done its work, `on_fault` when it ended otherwise."""
         self.undecodable = 0
         self.undecryptable = 0
         self._engine = engine
@@ -95,6 +97,7 @@ class Payloads:
         self._is_stored = is_stored
         self._flush = flush
         self._on_ready = on_ready
+        self._on_fault = on_fault
         self._made: dict[str, Payload] = {}
         self._generation = 0
         self._task: asyncio.Task[None] | None = None
@@ -128,8 +131,12 @@ class Payloads:
         self._generation += 1
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is at work, for a channel that stops."""
-        return [] if self._task is None else [self._task]
+        """What is at work, for a channel that stops: the channel ends it."""
+        if self._task is None:
+            return []
+        self._task.remove_done_callback(self._done)
+        task, self._task = self._task, None
+        return [task]
 
     def _is_made(self, head: Transmission) -> bool:
         if not self._is_stored(head):
@@ -164,9 +171,11 @@ class Payloads:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled():
-            task.result()  # a fault of ours must not pass unseen
+        error = end_of(task)
+        if error is None:
             self._on_ready()
+        else:
+            self._on_fault(error)
 
     def _keep(self, head: Transmission, payload: Payload) -> None:
         if len(self._made) >= _MAX_MADE:  # payloads of withdrawn transmissions stay behind

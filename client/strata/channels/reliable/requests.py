@@ -105,6 +105,9 @@ class Requests:
         self._on_network = sent_event_on == "network"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._chunks: dict[str, tuple[Request, int]] = {}
+        self._unsent: dict[str, int] = {}
+        """By request: how many chunks the transport does not have yet, where it does not have all."""
+        self._departed: list[str] = []
         self._undelivered: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
         self._changes: list[Change] = []
@@ -124,6 +127,7 @@ class Requests:
         """Follow a message from now on."""
         request = Request(request_id, message_hash, [Chunk(message_id) for message_id in message_ids])
         self._requests[request_id] = request
+        self._unsent[request_id] = len(message_ids)
         for index in range(len(message_ids)):
             self._store(request, index)
         return request
@@ -158,6 +162,9 @@ class Requests:
             )
         if not request.chunks[index].sent:
             request.chunks[index].sent = True
+            self._unsent[request.request_id] -= 1
+            if not self._unsent[request.request_id]:
+                self._depart(request)
             self._store(request, index)
             if self._on_network:
                 self._announce_sent(request)
@@ -276,6 +283,20 @@ class Requests:
         changes, self._changes = self._changes, []
         return changes
 
+    def get(self, request_id: str) -> Request | None:
+        """The message of this request id, if it is still followed."""
+        return self._requests.get(request_id)
+
+    @property
+    def unsent(self) -> tuple[str, ...]:
+        """The requests of which the transport does not have every chunk, oldest first."""
+        return tuple(self._unsent)
+
+    def departed(self) -> list[str]:
+        """The requests that have left `unsent` since the last call: they are out, or never will be."""
+        departed, self._departed = self._departed, []
+        return departed
+
     def mark_undelivered(self, message_id: str) -> None:
         """A store says that this chunk's retransmissions were used up; the program was told of it before."""
         if (found := self._chunks.get(message_id)) is not None and not found[0].undelivered:
@@ -323,8 +344,13 @@ class Requests:
         if len(self._undelivered) > _MAX_UNDELIVERED:
             self._end(self._requests[next(iter(self._undelivered))])
 
+    def _depart(self, request: Request) -> None:
+        if self._unsent.pop(request.request_id, None) is not None:
+            self._departed.append(request.request_id)
+
     def _end(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
+        self._depart(request)
         self._undelivered.pop(request.request_id, None)
         for chunk in request.chunks:
             self._chunks.pop(chunk.message_id, None)
@@ -344,4 +370,6 @@ class Requests:
                 )
                 self._chunks[record.message_id] = (request, record.chunk_index)
         for request in self._requests.values():
-            request.announced_sent = self._on_network and all(chunk.sent for chunk in request.chunks)
+            if lacking := sum(not chunk.sent for chunk in request.chunks):
+                self._unsent[request.request_id] = lacking
+            request.announced_sent = self._on_network and not lacking

@@ -11,7 +11,9 @@ import logging
 import math
 import random
 import secrets
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter
@@ -20,9 +22,16 @@ from strata.channels.persistence.interface import Change, ParticipantKey, Persis
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.alarm import Alarm
+from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.config import ReliableChannelConfig
+from strata.channels.reliable.departures import Departures
 from strata.channels.reliable.engine import ChannelEngine, Ephemeral
+from strata.channels.reliable.errors import ChannelFailed, NotSent
+from strata.channels.reliable.events import (
+    InboxFull,
+    ReliableMessageSendError,
+    SendingMessageIrrecoverableError,
+)
 from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.hub import Dispatch, Hub
 from strata.channels.reliable.outbox import Outbox
@@ -41,6 +50,7 @@ _NEVER = 2**63
 _LATE_MS, _MAX_PAUSE_MS = 250, 2_000
 _MAX_BEHIND_MS = 60_000
 """Timers wait so long for a process that is behind, and no longer."""
+_REFUSALS = (ReliableMessageSendError.name, SendingMessageIrrecoverableError.name)
 _MAX_UNSTORED = 20_000
 """Most changes that the store has not confirmed; with more the channel reads no further."""
 
@@ -69,11 +79,24 @@ class ChannelSession:
         self.content_topic = content_topic
         self.outbox = outbox
         self.started = False
+        self.accepting = False
+        """Whether messages may be sent: a channel that stops sends what it has, and takes no more."""
+        self.failure: ChannelFailed | None = None
+        """What closed the channel, if a task of it ended with an error."""
         self.channel = channel
+        self._emitter = emitter
+        self._failing: asyncio.Task[None] | None = None
+        self._closed = False
         self._config = config
         self._hub = hub
         self.now_ms = hub.now_ms
-        self.writer = ChangeWriter(store, key, on_written=self._on_written, on_health=self._on_store_health)
+        self.writer = ChangeWriter(
+            store,
+            key,
+            on_written=self._on_written,
+            on_health=self._on_store_health,
+            on_fault=lambda error: self.fail("the writer", error),
+        )
         self.engine = ChannelEngine(
             key.channel_id,
             key.sender_id,
@@ -91,9 +114,11 @@ class ChannelSession:
             self.engine.inbox,
             self.writer,
             emitter,
-            once=config.hand_over == "once",
+            at_most_once=config.hand_over == "at_most_once",
+            auto_ack=config.auto_ack,
             on_taken=self._on_taken,
         )
+        self._departures = Departures(self.engine.requests)
         self._queries = StoreQueries(
             hub.node,
             self.engine,
@@ -112,20 +137,24 @@ class ChannelSession:
             is_stored=self._is_stored,
             flush=self.flush,
             on_ready=hub.wake,
+            on_fault=lambda error: self.fail("the hook", error),
         )
         self._unsubmitted: list[Change] = []
         self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
         """By message: the submission that must be durable before it goes out."""
         self._room = asyncio.Event()
+        self._told_full = False
         self._woken = Alarm()
         self._armed_for = math.inf
         self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._teller = asyncio.create_task(self.handover.run(), name=f"strata-events {self.channel_id}")
+        self._called: dict[asyncio.Task[None], str] = {}
+        """What each task is called in an error."""
         self.engine.set_online(False, hub.now_ms())
         hub.join(self)
+        self._teller = self._begin("events", self.handover.run(), "the task that tells events")
         self.flush()
 
     # Starting and stopping.
@@ -140,53 +169,152 @@ class ChannelSession:
             except BaseException:
                 self.started = False
                 raise
+            self.check()
+            self.accepting = True
             self._tasks = [
-                asyncio.create_task(self._keep_time(), name=f"strata-timers {self.channel_id}"),
-                asyncio.create_task(self._queries.run(), name=f"strata-store-queries {self.channel_id}"),
+                self._begin("timers", self._keep_time(), "the task of the timers"),
+                self._begin("store-queries", self._queries.run(), "the task that asks the store"),
             ]
             self.status_changed(self._hub.online)
             self._hub.wake()
 
-    async def stop(self) -> None:
+    async def drain(self, timeout: float | None) -> None:
+        """Wait until all messages are out: see `ReliableChannel.drain`."""
+        await self._departures.drain(timeout if self.started else 0)
+
+    async def stop(self, timeout: float) -> tuple[str, ...]:
+        """Wait so many seconds for messages to go out, then end the work. Returns those that are not out."""
         async with self._lifecycle:
-            if not self.started:
-                return
-            self.started = False
-            self._room.set()
-            await self._end_tasks([*self._tasks, *self._payloads.tasks()])
-            self._tasks = []
-            await self._hub.unsubscribe(self.content_topic)
-            for sent in await self._hub.settled(self, _SETTLE_TIMEOUT):
+            if self.started:
+                self.accepting = False
+                clock = asyncio.get_running_loop().time
+                began_at = clock()
+                try:
+                    await self._departures.settle(timeout)
+                finally:
+                    await self._halt(max(0.0, _SETTLE_TIMEOUT - (clock() - began_at)))
+            return self.engine.requests.unsent
+
+    async def _halt(self, settle_timeout: float) -> None:
+        self.started = False
+        self._room.set()
+        self._departures.end()
+        await self._end_tasks([*self._tasks, *self._payloads.tasks()])
+        self._tasks = []
+        await self._hub.unsubscribe(self.content_topic)
+        left = await self._hub.settled(self, settle_timeout)
+        if self.failure is None:
+            for sent in left:
                 if isinstance(sent, Transmission):
                     self.engine.not_dispatched(sent, self.now_ms())
             self.engine.set_online(False, self.now_ms())
             self.engine.catching_up.stopped()
             self.flush()
 
-    async def close(self) -> None:
-        await self.stop()
-        self.handover.put_back()
-        self.flush()
+    async def close(self, timeout: float) -> NotSent | None:
+        """Stop and let go of everything. Returns the messages that are not out, if there are any.
+
+        Raises the `ChannelFailed` of a channel that has closed itself.
+        """
+        try:
+            if self.failure is None:
+                await self.stop(timeout)
+        finally:
+            if self._failing is None and self.failure is not None:
+                await self._give_up()
+            elif self._failing is None:
+                self.handover.put_back()
+                self.flush()
+                await self._let_go()
+            else:
+                await asyncio.shield(self._failing)
+        self.check()
+        unsent, refused = self.engine.requests.unsent, self._departures.take_refused()
+        return NotSent(unsent, refused) if unsent or refused else None
+
+    async def _let_go(self) -> None:
+        self._closed = True
         try:
             await self.writer.close()
         finally:
             if self._teller is not asyncio.current_task():
+                self._teller.remove_done_callback(self._task_ended)
                 self._teller.cancel()
                 await asyncio.wait([self._teller])
-                await self.handover.drain()
-            self.handover.end()
+                if self.failure is None:
+                    await self.handover.drain()
+            self.handover.end(self.failure)
             await self._hub.leave(self)
+
+    # Tasks, and what becomes of a channel when one of them fails.
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None], called: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"strata-{name} {self.channel_id}")
+        self._called[task] = called
+        task.add_done_callback(self._task_ended)
+        return task
 
     async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
         others = [task for task in tasks if task is not asyncio.current_task()]
         for task in others:
+            task.remove_done_callback(self._task_ended)
+            self._called.pop(task, None)
             task.cancel()
         if others:
             await asyncio.wait(others)
 
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task has ended that nobody ended: no task may do so unseen."""
+        called = self._called.pop(task, task.get_name())
+        error = end_of(task)
+        if error is not None:
+            self.fail(called, error)
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """Close the channel: a task of it has ended with this error. Everyone who waits gets the error.
+
+        Nothing more is stored: after a step that was not finished the memory may contradict itself, and the
+        store has the last step that was.
+        """
+        if self.failure is not None or self._closed:
+            _log.debug("%s: %s failed too: %r", self.channel_id, task, error)
+            return
+        failure = self.failure = ChannelFailed(task, error)
+        self.accepting = False
+        self._departures.end(failure)
+        self.handover.fail(failure)
+        self.writer.release(failure)
+        self._room.set()
+        if isinstance(error, asyncio.CancelledError):  # as at the end of the loop, where no task may begin
+            _log.debug("%s: %s", self.channel_id, failure)
+            return
+        _log.error("%s: %s", self.channel_id, failure, exc_info=error)
+        self._failing = asyncio.create_task(self._give_up(), name=f"strata-failed {self.channel_id}")
+
+    async def _give_up(self) -> None:
+        async with self._lifecycle:
+            try:
+                if self.started:
+                    await self._halt(0)
+            except Exception:
+                _log.exception("%s: the channel could not be stopped in good order", self.channel_id)
+            try:
+                await self._let_go()
+            except Exception as error:
+                _log.error("%s: the last changes could not be stored: %r", self.channel_id, error)
+
+    def check(self) -> None:
+        """Raise the error that has closed the channel, if one has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def failed(self, task: str, error: BaseException) -> None:
+        """The hub has met an error that is this channel's."""
+        self.fail(task, error)
+
     def status_changed(self, online: bool) -> None:
         """The node reaches a relay again, or none any more (C-088)."""
-        if self.started:
+        if self._works:
             self.engine.set_online(online, self.now_ms())
             self._queries.connected(online)
             self._woken.set()
@@ -227,6 +355,8 @@ class ChannelSession:
 
     def flush(self) -> None:
         """Store the changes of one step of the engine, and tell its events once they are durable."""
+        if self.failure is not None:
+            return
         self._unsubmitted += self.engine.changes()
         if self._unsubmitted:
             try:
@@ -242,7 +372,9 @@ class ChannelSession:
             self._unsubmitted_ids = []
         else:
             ticket = self.writer.submitted
-        self.handover.tell(self.engine.events(), ticket, self.engine.inbox.newest)
+        events = self.engine.events()
+        self._departures.note(events, heard=any(map(self._emitter.count, _REFUSALS)))
+        self.handover.tell(events, ticket, self.engine.inbox.newest)
         # A message makes several steps: a task is woken only for work that is due before its own timer.
         if self.outbox.waits:
             self._hub.wake()
@@ -271,8 +403,11 @@ class ChannelSession:
     def _on_store_health(self, health: WriterHealth) -> None:
         if health.failures == 0:
             self.flush()
+        elif self.writer.has_failed:
+            self._departures.end(health.error)
 
     def _on_taken(self) -> None:
+        self._told_full = self._told_full and len(self.engine.inbox) > 0
         self.flush()
         self._room.set()
 
@@ -284,7 +419,7 @@ class ChannelSession:
 
     def is_ready(self) -> bool:
         """Whether the next transmission of each queue can go out at once."""
-        return self.started and self._payloads.is_ready()
+        return self._works and self._payloads.is_ready()
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
         """What the hub is to send now, as the engine plans it."""
@@ -319,6 +454,8 @@ class ChannelSession:
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None:
         """The transport has it."""
+        if self.failure is not None:
+            return
         if isinstance(sent, Ephemeral):
             self.engine.ephemeral_sent(sent)
         else:
@@ -328,6 +465,8 @@ class ChannelSession:
 
     def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None:
         """The transport refused it, or did not answer (C-292)."""
+        if self.failure is not None:
+            return
         if isinstance(sent, Ephemeral):
             self.engine.ephemeral_failed(sent, error.error, error.code)
         elif error.recoverable:
@@ -343,10 +482,11 @@ class ChannelSession:
     @property
     def is_full(self) -> bool:
         """Whether `receive` would wait for room."""
-        return self.started and self._is_full()
+        return self._works and self._is_full()
 
     def pass_over(self) -> None:
         """Let a message pass for want of room: other channels wait for the topic, and the relays have it."""
+        self._tell_full()
         self.engine.catching_up.missed()
         self._queries.wake()
 
@@ -360,13 +500,14 @@ class ChannelSession:
 
     async def _receive(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
         async with self._receiving:
-            while self.started and self._is_full():
+            while self._works and self._is_full():
+                self._tell_full()
                 self._room.clear()
                 await self._room.wait()
-            if not self.started:
+            if not self._works:
                 return None
             data = await self._payloads.read(event.message.payload)
-            if data is None:
+            if data is None or self.failure is not None:
                 return None
             message = self.engine.receive(
                 data,
@@ -385,6 +526,23 @@ class ChannelSession:
         if data is not None:
             self.engine.pass_over(data, self.now_ms())
             self.flush()
+
+    def _tell_full(self) -> None:
+        inbox = self.engine.inbox
+        if inbox.is_full and not self._told_full:
+            self._told_full = True
+            event = InboxFull(messages=len(inbox), size_bytes=inbox.size_bytes)
+            _log.warning(
+                "%s: %d received messages wait for the program, and no further one is read or acknowledged; "
+                "a program that only sends says receive=False",
+                self.channel_id,
+                event.messages,
+            )
+            self.handover.tell([event], 0, inbox.newest)
+
+    @property
+    def _works(self) -> bool:
+        return self.started and self.failure is None
 
     def _is_full(self) -> bool:
         behind = bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED

@@ -90,7 +90,7 @@ class AtRisk:
     """
 
     message: MessageReceived | None
-    """With `hand_over="once"`: it leaves the store and is not with the program yet."""
+    """With `hand_over="at_most_once"`: it leaves the store and is not with the program yet."""
     events: tuple[ChannelEvent, ...]
 
 
@@ -104,6 +104,10 @@ class ChannelHealth:
     """A store that fails holds back what must not leave before it is stored; it is tried again (C-256)."""
     sender_conflict: SenderIdConflict | None = None
     """Another program that uses the same sender id, heard of within the last ten minutes."""
+    inbox_full: bool = False
+    """The program takes no messages, so that the channel reads and acknowledges nothing: see `InboxFull`."""
+    error: Exception | None = None
+    """The `ChannelFailed` of a channel that has closed itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,15 +104,15 @@ class SimParticipant:
         async for message in channel:
             again = first and bool(self.received) and message.request_id == self.received[-1].request_id
             first = False
-            if again and channel.config.hand_over == "again":
+            if again and channel.config.hand_over == "at_least_once":
                 self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
                 continue
             works = self._rng.random() < _WORKS and not self._evidence.concluding
-            if works and channel.config.hand_over == "again":
+            if works and channel.config.hand_over == "at_least_once":
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
             self.received.append(message)
             self._evidence.took(self.name, message)
-            if works and channel.config.hand_over == "once":
+            if works and channel.config.hand_over == "at_most_once":
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
 
     def _count(self, event: NamedEvent) -> None:

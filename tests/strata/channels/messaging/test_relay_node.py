@@ -186,6 +186,7 @@ OUTCOMES = [
     (RequestTimeout("PUBLISH", 30), True, None),
     (ConnectionFailed("gone"), True, None),
     (OSError("no route"), True, None),
+    (RuntimeError("a fault of the client"), True, None),
     (REFUSED("invalid_signature", "no"), False, None),
     (REFUSED("packet_too_large", "no", max_bytes=10), False, None),
     (REFUSED("blocked_author", "no"), False, None),
@@ -358,11 +359,12 @@ async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_ar
 
 
 @pytest.mark.req("C-265", "C-266")
+@pytest.mark.parametrize("failure", [RequestTimeout("SUBSCRIBE", 30), RuntimeError("a fault of the client")])
 @virtual
-async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so():
+async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so(failure):
     log = Log()
     relays = MadeRelays(log)
-    relays.failure = RequestTimeout("SUBSCRIBE", 30)
+    relays.failure = failure
     async with node_over(relays) as node:
         told = Told(node)
         await node.subscribe([TOPIC])

@@ -1001,6 +1001,7 @@ async def test_handlers_come_and_go_by_the_names_of_the_documents(caplog: Any) -
         "irretrievable-message",
         "history-gap",
         "ephemeral-message-dropped",
+        "inbox-full",  # an addition: no document has it
     }
     world = World()
     alice, bob = await world.pair()

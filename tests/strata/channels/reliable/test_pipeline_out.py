@@ -374,7 +374,7 @@ async def test_what_follows_a_refused_message_keeps_its_id_and_names_what_went_o
 
     node = ScriptedNode(answer=answer)
     store = MemoryPersistence()
-    async with opened(node, persistence=store) as (channel, told):
+    async with opened(node, persistence=store) as (channel, _):
         node.connection_status = ConnectionStatus.DISCONNECTED
         for number in range(6):
             await channel.send(b"%d" % number)
@@ -414,7 +414,7 @@ async def test_what_was_refused_before_a_restart_is_not_named_after_it(
         await node.set_status(ConnectionStatus.CONNECTED)
         await settle()
         assert len(told.of(ReliableMessageSendError)) == 1
-        await channel.stop()
+        await channel.stop(timeout=0)
     async with opened(again, persistence=store) as (channel, told):
         await settle()
         assert [sent.segment.payload for sent in again.sent] == [b"2", b"3"]

@@ -71,8 +71,10 @@ class CatchingUp:
         window_ms: int,
         mark: QueryMark | None = None,
         joining: Joining | None = None,
+        now: int = 0,
     ) -> None:
         """`mark` is the record of an earlier run; without one the participant is new to the channel."""
+        self._opened_at = now // 1000 * 1000  # authors tell seconds
         joining = joining or Joining()
         self._enabled = enabled
         self._threshold = threshold_ms
@@ -169,7 +171,6 @@ class CatchingUp:
     def succeeded(self, now: int, *, progress: bool = True) -> None:
         """The reading has come to its end. It began at `now`; `progress`: it brought something new."""
         self._asked = True
-        self._joins_now = False
         if self._missed:
             self._fruitless = 0 if progress else self._fruitless + 1
             wait = min(_RETRY_MS << min(self._fruitless - 1, 8), _MAX_RETRY_MS) if self._fruitless else 0
@@ -180,10 +181,11 @@ class CatchingUp:
         self._succeeded_at = now
         self._mark()
 
-    def joined(self, now: int) -> None:
-        """A new participant that wants no history begins here."""
-        self.from_ms = now
-        self.succeeded(now)
+    def joined(self) -> int:
+        """A new participant that wants no history begins when the channel was opened; returns when."""
+        self._joins_now = False
+        self.from_ms = self._opened_at
+        return self.from_ms
 
     def progress(self, now: int) -> SyncProgress:
         """How much has been read, and about how much there is."""

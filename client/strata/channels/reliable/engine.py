@@ -131,6 +131,7 @@ class ChannelEngine:
             window_ms=config.query_window_ms,
             mark=state.query_marks.get("current"),
             joining=Joining(config.join, 1000 * (config.since or 0)),
+            now=now_ms,
         )
         self.inbox = MessageInbox(
             content_topic,

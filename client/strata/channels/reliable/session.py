@@ -325,15 +325,20 @@ class ChannelSession:
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport once there is room for it (C-072)."""
+        if event.stored and self._queries.leave_to_reading():
+            return None
         await self._queries.joined()
         return await self._receive(event, stored=False)
 
     async def _receive_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
+        """The same for one that is read; the reader flushes, so that a page is one step."""
         return await self._receive(event, stored=True)
 
     async def _receive(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
         async with self._receiving:
             while self.started and self._is_full():
+                if stored:
+                    self.flush()  # only what the program has can make room
                 self._room.clear()
                 await self._room.wait()
             if not self.started:
@@ -344,7 +349,8 @@ class ChannelSession:
             message = self.engine.receive(
                 data, self.now_ms(), hint=event.message_hash, author=event.message.author, stored=stored
             )
-            self.flush()
+            if not stored:
+                self.flush()
             return message
 
     async def _pass_over(self, event: NodeMessageReceived) -> None:

@@ -44,9 +44,9 @@ class Reading:
     """How much larger the process became, at its largest."""
 
     def __str__(self) -> str:
-        each = 1e6 * self.cpu_seconds / self.messages
+        rate, each = self.messages / self.seconds, 1e6 * self.cpu_seconds / self.messages
         return (
-            f"{self.messages} messages in {self.seconds:.1f} s ({self.messages / self.seconds:,.0f} a second), "
+            f"{self.messages} messages in {self.seconds:.1f} s ({rate:,.0f} a second), "
             f"{each:.0f} µs of CPU each, {self.grown_bytes / 1e6:.0f} MB"
         )
 

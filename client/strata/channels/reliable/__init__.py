@@ -63,6 +63,7 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.reliable.history import InvalidPlace, PastMessages
 from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.channels.reliable.values import (
     AtRisk,
@@ -70,6 +71,7 @@ from strata.channels.reliable.values import (
     ChannelStatistics,
     MissingMessage,
     OutstandingMessage,
+    SyncProgress,
     SyncStatus,
 )
 
@@ -97,6 +99,7 @@ __all__ = [
     "HistoryGap",
     "InvalidConfiguration",
     "InvalidEnvelope",
+    "InvalidPlace",
     "IrretrievableMessage",
     "MessageAcknowledged",
     "MessagePossiblyAcknowledged",
@@ -106,6 +109,7 @@ __all__ = [
     "MissingMessage",
     "NotStarted",
     "OutstandingMessage",
+    "PastMessages",
     "ReliableChannel",
     "ReliableChannelConfig",
     "ReliableClient",
@@ -119,6 +123,7 @@ __all__ = [
     "SegmentDoesNotFit",
     "SendingMessage",
     "SendingMessageIrrecoverableError",
+    "SyncProgress",
     "SyncStatus",
     "UnknownChannel",
     "closeChannel",

@@ -24,6 +24,7 @@ from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.engine import ChannelEngine, Ephemeral
 from strata.channels.reliable.handover import Handover
+from strata.channels.reliable.history import ChannelPast, PastMessages
 from strata.channels.reliable.hub import Dispatch, Hub
 from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.payloads import CodecPair, Payloads
@@ -365,6 +366,21 @@ class ChannelSession:
         return self.engine.inbox.is_full or behind or self.writer.has_failed
 
     # Looking.
+
+    async def past(self, before: str | int | None, limit: int) -> PastMessages:
+        """The value of `ReliableChannel.history`."""
+        engine = self.engine
+        past = ChannelPast(
+            self._hub.node,
+            self.channel_id,
+            self.content_topic,
+            open_payload=lambda event: self._payloads.read(event.message.payload),
+            is_genuine=engine.is_genuine,
+            is_known=engine.sds.knows,
+            oldest_ms=lambda: self.now_ms() - self._config.query_window_ms,
+            now_ms=self.now_ms,
+        )
+        return await past.read(before, limit)
 
     def sync_changed(self) -> None:
         """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""

@@ -27,7 +27,7 @@ __all__ = ["ChannelPast", "InvalidPlace", "PastMessages"]
 
 _MAX_LIMIT = 1_000
 _MAX_PAGES = 40
-"""Most pages of a store that are read for one page of messages, and as many again for the rest of large ones."""
+"""Most pages of a store that are read for one page of messages; as many again for the rest of large ones."""
 _MAX_BYTES = 64 << 20
 _MAX_REMEMBERED = 1_000
 _LATE_MS = 2_000

@@ -143,6 +143,9 @@ class CatchingUp:
 
     def begin(self, now: int) -> int:
         """A reading begins; returns where its window does (C-173), for stores not read before."""
+        if self._whole and self._received_at - _OVERLAP_MS > self._position_at:
+            self._position = None  # all since then was heard: the time says it better
+        self._asked = False  # should this reading break off, it is due again
         self._missed = self._held = self._whole = False
         self._read = self._read_first = self._first_sent = self._last_sent = 0
         return self.since(now)

@@ -222,7 +222,7 @@ class ChannelSession:
         # A message makes several steps: a task is woken only for work that is due before its own timer.
         if self.outbox.waits:
             self._hub.wake()
-        if self.engine.retrieval.at < self._queries.armed_for:
+        if min(self.engine.retrieval.at, self.engine.catching_up.retry_at) < self._queries.armed_for:
             self._queries.wake()
         if self.engine.get_timer() < self._armed_for:
             self._woken.set()

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
 from strata.channels.messaging import binding
@@ -369,6 +370,7 @@ class RelayNode:
     async def _receive(self, topic: str) -> None:
         """Read a topic for as long as it is subscribed."""
         since = int(self.wall()) - _OVERLAP_SECONDS
+        alone = not isinstance(self._relays, PacketPool)
         while True:
             try:
                 subscription = self._relays.subscribe(
@@ -384,7 +386,9 @@ class RelayNode:
                     async with aclosing(subscription):
                         async for delivery in subscription:
                             self._failing.pop(topic, None)
-                            await self._hand_on(delivery.packet, topic)
+                            # A pool's relays differ: what one has stored, a reading may not come upon.
+                            live = getattr(delivery, "live", None)
+                            await self._hand_on(delivery.packet, topic, stored=live is False and alone)
                 finally:
                     stands.cancel()
                 return  # closed by the relay object
@@ -400,11 +404,13 @@ class RelayNode:
                 bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))
             await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
 
-    async def _hand_on(self, packet: Packet, topic: str) -> None:
+    async def _hand_on(self, packet: Packet, topic: str, *, stored: bool) -> None:
         message = await self._read(packet, topic)
         if message is None:
             self.dropped += 1
         else:
+            if stored:
+                message = replace(message, stored=True)
             await self.message_events.emit(message)
 
     async def _read(self, packet: Packet, topic: str) -> NodeMessageReceived | None:

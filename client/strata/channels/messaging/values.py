@@ -61,6 +61,8 @@ class NodeMessageReceived:
     message_hash: bytes
     """The hash that finds the message in a store: on relays the 32 bytes of the packet id (C-283)."""
     message: ReceivedEnvelope
+    stored: bool = False
+    """The transport's store had it before the subscription was abreast: reading the store brings it too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ from strata.channels.reliable.events import (
     Synced,
     Syncing,
 )
+from strata.channels.reliable.history import InvalidPlace, PastMessages
 from strata.channels.reliable.options import ChannelOptions, ConfigOptions
 from strata.channels.reliable.values import (
     AtRisk,
@@ -78,6 +79,7 @@ from strata.channels.reliable.values import (
     ChannelStatistics,
     MissingMessage,
     OutstandingMessage,
+    SyncProgress,
     SyncStatus,
 )
 
@@ -108,6 +110,7 @@ __all__ = [
     "InboxFull",
     "InvalidConfiguration",
     "InvalidEnvelope",
+    "InvalidPlace",
     "IrretrievableMessage",
     "MessageAcknowledged",
     "MessagePossiblyAcknowledged",
@@ -118,6 +121,7 @@ __all__ = [
     "NotSent",
     "NotStarted",
     "OutstandingMessage",
+    "PastMessages",
     "ReliableChannel",
     "ReliableChannelConfig",
     "ReliableClient",
@@ -133,6 +137,7 @@ __all__ = [
     "SenderIdConflict",
     "SendingMessage",
     "SendingMessageIrrecoverableError",
+    "SyncProgress",
     "SyncStatus",
     "Synced",
     "Syncing",

@@ -73,8 +73,10 @@ class CatchingUp:
         window_ms: int,
         mark: QueryMark | None = None,
         joining: Joining | None = None,
+        now: int = 0,
     ) -> None:
         """`mark` is the record of an earlier run; without one the participant is new to the channel."""
+        self._opened_at = now // 1000 * 1000  # authors tell seconds
         joining = joining or Joining()
         self._enabled = enabled
         self._threshold = threshold_ms
@@ -160,6 +162,9 @@ class CatchingUp:
 
     def begin(self, now: int) -> int:
         """A reading begins; returns where its window does (C-173), for stores not read before."""
+        if self._whole and self._received_at - _OVERLAP_MS > self._position_at:
+            self._position = None  # all since then was heard: the time says it better
+        self._asked = False  # should this reading break off, it is due again
         self._missed = self._wanted = self._held = self._whole = False
         self._read = self._read_first = self._first_sent = self._last_sent = 0
         return self.since(now)
@@ -190,7 +195,6 @@ class CatchingUp:
     def succeeded(self, now: int, *, progress: bool = True) -> None:
         """The reading has come to its end. It began at `now`; `progress`: it brought something new."""
         self._asked = True
-        self._joins_now = False
         if self._missed:
             self._fruitless = 0 if progress else self._fruitless + 1
             wait = min(_RETRY_MS << min(self._fruitless - 1, 8), _MAX_RETRY_MS) if self._fruitless else 0
@@ -201,10 +205,11 @@ class CatchingUp:
         self._succeeded_at = now
         self._mark()
 
-    def joined(self, now: int) -> None:
-        """A new participant that wants no history begins here."""
-        self.from_ms = now
-        self.succeeded(now)
+    def joined(self) -> int:
+        """A new participant that wants no history begins when the channel was opened; returns when."""
+        self._joins_now = False
+        self.from_ms = self._opened_at
+        return self.from_ms
 
     def progress(self, now: int) -> SyncProgress:
         """How much has been read, and about how much there is."""

@@ -34,6 +34,7 @@ from strata.channels.reliable.events import (
     SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.handover import Events
+from strata.channels.reliable.history import PastMessages
 from strata.channels.reliable.hub import Hub
 from strata.channels.reliable.naming import name_sender
 from strata.channels.reliable.payloads import CodecPair
@@ -413,6 +414,18 @@ class ReliableChannel:
         Raises `ChannelNotOpen`, `ChannelFailed`, and `ValueError` for a name there is not.
         """
         return self._open_session().handover.events(names)
+
+    async def history(self, *, before: str | int | None = None, limit: int = 50) -> PastMessages:
+        """A page of what was said, own messages included, without handing anything over.
+
+        The relays are read backwards, whoever else is there: at most `limit` messages, the newest ones, those
+        right before a page whose `before` is given, or those before a time in Unix seconds. Relays are asked
+        as far back as `query_window_ms`. Cancelling changes nothing.
+
+        Raises `InvalidPlace`, `ValueError` for a limit that is not between 1 and 1 000, `StrataError` if no
+        relay answers, `ChannelNotOpen`.
+        """
+        return await self._open_session().past(before, limit)
 
     # Looking.
 

@@ -33,6 +33,7 @@ from strata.channels.reliable.events import (
     SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.handover import Handover
+from strata.channels.reliable.history import ChannelPast, PastMessages
 from strata.channels.reliable.hub import Dispatch, Hub
 from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.payloads import CodecPair, Payloads
@@ -378,7 +379,7 @@ class ChannelSession:
         # A message makes several steps: a task is woken only for work that is due before its own timer.
         if self.outbox.waits:
             self._hub.wake()
-        if self.engine.retrieval.at < self._queries.armed_for:
+        if min(self.engine.retrieval.at, self.engine.catching_up.retry_at) < self._queries.armed_for:
             self._queries.wake()
         if self.engine.get_timer() < self._armed_for:
             self._woken.set()
@@ -492,15 +493,20 @@ class ChannelSession:
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport once there is room for it (C-072)."""
+        if event.stored and self._queries.leave_to_reading():
+            return None
         await self._queries.joined()
         return await self._receive(event, stored=False)
 
     async def _receive_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
+        """The same for one that is read; the reader flushes, so that a page is one step."""
         return await self._receive(event, stored=True)
 
     async def _receive(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
         async with self._receiving:
             while self._works and self._is_full():
+                if stored:
+                    self.flush()  # only what the program has can make room
                 self._tell_full()
                 self._room.clear()
                 await self._room.wait()
@@ -517,7 +523,8 @@ class ChannelSession:
                 sent_at=event.message.timestamp,
                 stored=stored,
             )
-            self.flush()
+            if not stored:
+                self.flush()
             return message
 
     async def _pass_over(self, event: NodeMessageReceived) -> None:
@@ -549,6 +556,21 @@ class ChannelSession:
         return self.engine.inbox.is_full or behind or self.writer.has_failed
 
     # Looking.
+
+    async def past(self, before: str | int | None, limit: int) -> PastMessages:
+        """The value of `ReliableChannel.history`."""
+        engine = self.engine
+        past = ChannelPast(
+            self._hub.node,
+            self.channel_id,
+            self.content_topic,
+            open_payload=lambda event: self._payloads.read(event.message.payload),
+            is_genuine=engine.is_genuine,
+            is_known=engine.sds.knows,
+            oldest_ms=lambda: self.now_ms() - self._config.query_window_ms,
+            now_ms=self.now_ms,
+        )
+        return await past.read(before, limit)
 
     def sync_changed(self) -> None:
         """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""

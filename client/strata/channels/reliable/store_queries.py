@@ -35,6 +35,8 @@ _MAX_PAGES = 40
 _MAX_ASKED = 64
 """Most questions in a row for messages at the end of what relays keep."""
 _MAX_NEWEST_PAGES = 4
+_PER_TURN = 32
+"""Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
 _OVERLAP_MS = 600_000
 _PAGE_TIMEOUT = 60.0
 _RETRY_SECONDS = 5.0
@@ -80,9 +82,19 @@ class StoreQueries:
         self._connected = False
         self._read_range = ReadRange()
         self._delivered_before = -1
+        self._again = False
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
+
+    def leave_to_reading(self) -> bool:
+        """Whether a message that the store has by now need not be heard, because the store is to be read."""
+        catching_up = self._engine.catching_up
+        if self.caught_up or catching_up.joins_now:
+            return False
+        # A reading under way may be past it: another one follows, from where this one ends.
+        self._again = self.is_reading
+        return self.is_reading or catching_up.is_due(self._now_ms())
 
     def wake(self) -> None:
         """A message may have been found missing."""
@@ -156,9 +168,12 @@ class StoreQueries:
         self._changed()
         try:
             if engine.catching_up.joins_now:
-                await self._begin_here(began_at)
-                return
-            await self._read_on(since, settle=True)
+                await self._begin_here()
+                since = engine.catching_up.since(began_at)
+            self._again = True
+            while self._again:
+                self._again = False
+                await self._read_on(since, settle=True)
             await self._settle_front()
             engine.catching_up.succeeded(began_at, progress=engine.sds.statistics.delivered > before)
         finally:
@@ -186,8 +201,12 @@ class StoreQueries:
             self._read_range.covered(since, began_at)
 
     async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
+        """Take what was read; the caller flushes."""
         from_ms = self._engine.catching_up.from_ms
-        for event in messages:
+        for number, event in enumerate(messages, 1):
+            if number % _PER_TURN == 0:
+                self._flush()
+                await asyncio.sleep(0)
             if _sent_ms(event) < from_ms and event.message.timestamp is not None:
                 await self._pass_over(event)
             else:
@@ -225,18 +244,20 @@ class StoreQueries:
         engine = self._engine
         return engine.config.join == "now" and engine.catching_up.is_young(self._now_ms())
 
-    async def _begin_here(self, now: int) -> None:
+    async def _begin_here(self) -> None:
         """Note what was said last, so that nobody waits for it, and want none of it."""
-        oldest = self._engine.catching_up.oldest(now)
+        catching_up, now = self._engine.catching_up, self._now_ms()
+        oldest = catching_up.oldest(now)
+        from_ms = catching_up.joined()
         pages_read = 0
         async with aclosing(self._pages("desc", oldest)) as pages:
             while pages_read < _MAX_NEWEST_PAGES and (page := await _next_page(pages)) is not None:
                 pages_read += 1
                 for event in page.messages:
-                    await self._pass_over(event)
+                    if _sent_ms(event) < from_ms:
+                        await self._pass_over(event)
                 if not page.messages or _sent_ms(page.messages[-1]) < now - _OVERLAP_MS:
                     break
-        self._engine.catching_up.joined(now)
         self._joined.set()
 
     # What is missing.
@@ -246,6 +267,7 @@ class StoreQueries:
         before = {entry.message_id for entry in engine.sds.missing()}
         self.retrievals += 1
         if await self._guarded(self._fetch(plan)):
+            self._flush()
             if self._hears_its_first():
                 await self._guarded(self._read_rest(engine.catching_up.oldest(self._now_ms())))
                 await self._guarded(self._settle_front(heard=True))
@@ -255,6 +277,7 @@ class StoreQueries:
             engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=bool(after))
         else:
             engine.retrieval.failed(self._now_ms())
+            self._flush()
 
     def _hears_its_first(self) -> bool:
         """Whether everything stored has been read, and nothing has come of it or been heard since.
@@ -280,6 +303,7 @@ class StoreQueries:
         async with aclosing(self._node.fetch(self._engine.content_topic, tuple(hashes))) as found:
             while (event := await _next_page(found)) is not None:
                 await self._take([event])
+        self._flush()
 
     async def _read_unread(self, oldest: int) -> None:
         """Newest first, for a store without cursors, until nothing is missing or so much is read."""
@@ -291,6 +315,7 @@ class StoreQueries:
                 while (page := await _next_page(pages)) is not None:
                     pages_read += 1
                     await self._take(reversed(page.messages))
+                    self._flush()
                     reached = _last_sent(page.messages[-1:]) or reached
                     if not self._engine.sds.missing() or pages_read == _MAX_PAGES:
                         self._read_range.covered(reached, now if until is None else until)

@@ -695,6 +695,10 @@ class Participant:
         entry = self._history.log.get(message_id)
         return None if entry is None else entry.hint
 
+    def knows(self, message_id: str) -> bool:
+        """Whether a message is in the log, or was."""
+        return message_id in self._history.known
+
     def missing(self) -> list[HistoryEntry]:
         """Messages that others name and that have not arrived, longest missing first."""
         return [missing.entry for missing in self._incoming.missing.values()]

@@ -92,6 +92,7 @@ class ChatRequest:
     pins: Path | None
     yes: bool
     as_json: bool
+    join: str = "history"
 
 
 def channel(request: ChatRequest) -> None:
@@ -103,6 +104,8 @@ def channel(request: ChatRequest) -> None:
         check_content_topic(request.topic)
     except ValueError as error:
         output.fail(str(error), code=_USAGE)
+    if request.join not in ("history", "now"):
+        output.fail("--join: choose history or now", code=_USAGE)
     hook = _hook(request)
     try:
         identity = load_identity(request.identity)
@@ -272,6 +275,7 @@ class _Chat:
                 sender_id=self._request.sender,
                 encryption=self._hook,
                 persistence=store,
+                join="now" if self._request.join == "now" else "history",
                 # A message that the terminal has not shown when the program dies is shown at the next start.
                 hand_over="at_least_once",
                 auto_start=False,

@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.channels.messaging.emitter import EventEmitter, NamedEvent
 from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.reading import HistoryPage, Place, read_position, write_position
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
     MESSAGE_EVENTS,
@@ -28,6 +29,7 @@ __all__ = ["SimNode"]
 
 _ANSWER_TIMEOUT = 3.0
 _PAGE_MESSAGES = 20
+_READ_MESSAGES = 20
 _QUEUED_MESSAGES = 1_000
 
 
@@ -180,6 +182,41 @@ class SimNode:
                 if (event := relay.stored.get(message_hash)) is not None:
                     yield event
                     break
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: str,
+        since_ms: int,
+        until_ms: int | None = None,
+        after: str | None = None,
+    ) -> AsyncGenerator[HistoryPage, None]:
+        """What the reachable relays have, in the order in which they got it, from a position on."""
+        last = {url: place.cursor for url, place in read_position(after).items()}
+        found: list[tuple[float, str, NodeMessageReceived]] = []
+        for relay in self._reached():
+            listed = self._network.stored(relay, topic, since_ms / 1000 if order == "desc" else 0)
+            if order == "asc":
+                listed.reverse()
+            hashes = [event.message_hash.hex() for event in listed]
+            place = last.get(relay.name) or ""
+            begin = hashes.index(place) + 1 if place in hashes else 0
+            found += [(relay.stored_at[each.message_hash], relay.name, each) for each in listed[begin:]]
+        if order == "asc" and after is None:
+            offset = self.wall() - self._network.time() - self.clock_offset
+            found = [each for each in found if (offset + each[0] + 1) * 1000 >= since_ms]
+        if until_ms is not None:
+            found = [each for each in found if (each[2].message.timestamp or 0) * 1000 <= until_ms]
+        found.sort(key=lambda each: each[0], reverse=order == "desc")
+        places = read_position(after)
+        for start in range(0, len(found), _READ_MESSAGES):
+            await asyncio.sleep(2 * self._network.pass_time())
+            self._reached()
+            part = found[start : start + _READ_MESSAGES]
+            places |= {relay: Place(event.message_hash.hex(), int(at)) for at, relay, event in part}
+            once = {event.message_hash: event for _, _, event in part}
+            yield HistoryPage(list(once.values()), write_position(places))
 
     def _reached(self) -> list[SimRelay]:
         reachable = self._network.reachable(self.name)

@@ -164,6 +164,42 @@ async def test_live_messages_that_find_no_room_while_the_history_is_read_come_in
 
 
 @virtually
+async def test_what_found_no_room_is_read_again_even_if_the_relay_is_away_for_a_while() -> None:
+    node = at(PagingNode(), 1_000)
+    async with opened(node, max_waiting=1, retrieve_frequency_ms=0) as (channel, told):
+        await synced(channel)
+        made = talk(node, 6, first=1_000)
+        node.fails_after = 0
+        for event in (node.log[5], node.log[2]):  # the second of them finds no room
+            await node.deliver(event)
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(60)
+        assert told.payloads == []
+        node.fails_after = None
+        await asyncio.sleep(400)
+        assert told.payloads == payloads(made) and channel.sync_status().is_synced
+
+
+@virtually
+async def test_a_short_cut_after_a_long_day_reads_what_is_new_and_not_the_day() -> None:
+    node = at(PagingNode(), 0)
+    async with opened(node) as (channel, told):
+        await synced(channel)
+        for n in range(100):
+            await asyncio.sleep(60)
+            live = said(n, lamport=START_MS + n * 60_000)
+            await node.deliver(node.keep(live, at=60 * (n + 1)))
+        read = node.reads
+        await node.disconnect()
+        missed = said(200, sender="c", lamport=START_MS + 7_000_000)
+        node.keep(missed, at=6_010)
+        await asyncio.sleep(10)
+        await node.reconnect()
+        await synced(channel)
+        assert told.payloads[-1] == b"c 200" and node.reads - read < 20
+
+
+@virtually
 async def test_a_full_inbox_holds_back_the_reading_and_memory_holds_a_page() -> None:
     node = at(PagingNode(), 1_000)
     messages = talk(node, 400)

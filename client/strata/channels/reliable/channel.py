@@ -339,9 +339,7 @@ class ReliableChannel:
         session = self._session
         store = session.writer.health if session is not None else WriterHealth(0, 0, None)
         conflict = None if session is None else session.engine.conflicts.current(session.now_ms())
-        return ChannelHealth(
-            self.is_started(), self._node.connection_status, store, sender_conflict=conflict
-        )
+        return ChannelHealth(self.is_started(), self._node.connection_status, store, sender_conflict=conflict)
 
     @property
     def statistics(self) -> ChannelStatistics:

@@ -274,5 +274,5 @@ class Handover:
             )
             envelope = ReliableEnvelope(message_envelope=inner, channel_id=self._channel_id)
             await self._emitter.emit(
-                ReliableMessageReceived(request_id=message.request_id, envelope=envelope)
+                ReliableMessageReceived(request_id=message.request_id, envelope=envelope, message=message)
             )

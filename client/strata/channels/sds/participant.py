@@ -12,7 +12,6 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bloom import BloomParameters
@@ -43,6 +42,7 @@ from strata.channels.sds.messages import (
     person_of,
 )
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.own_name import OwnName
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
 from strata.channels.sds.sync import SyncSchedule
@@ -50,9 +50,6 @@ from strata.channels.sds.timing import LamportClock, SteadyClock
 from strata.protocol.errors import StrataError
 
 __all__ = ["OutgoingFull", "Participant"]
-
-_REMEMBERED_OWN = 256
-"""Own syncs and withdrawn messages that are known when they come back."""
 
 
 class OutgoingFull(StrataError):
@@ -91,9 +88,6 @@ class Participant:
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
         self._author = author
-        self._shared: deque[SenderShared] = deque(maxlen=_REMEMBERED_OWN)
-        self._own_syncs: deque[int] = deque(maxlen=_REMEMBERED_OWN)
-        self._withdrawn: deque[str] = deque(maxlen=_REMEMBERED_OWN)
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -106,7 +100,7 @@ class Participant:
             self._journal.watch(self._history, self._outgoing, self._incoming, self._repair)
         if state is not None:
             self._restore(state)
-        self._own_before = self._own_count
+        self._own_name = OwnName(self._history.log, self._own_count)
         self._receiver = Receiver(
             config,
             self._history,
@@ -211,7 +205,7 @@ class Participant:
         entry = self._history.log.get(message_id)
         if entry is not None and entry.own and not entry.dispatched:
             self._history.withdraw(entry)
-            self._withdrawn.append(message_id)
+            self._own_name.withdrawn(message_id)
 
     def sync_failed(self, now_ms: int) -> None:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""
@@ -282,20 +276,9 @@ class Participant:
         is_content = message.kind is Kind.CONTENT
         if is_content and (id_ in self._history.known or id_ in self._incoming.waiting):
             return
-        # Ephemeral messages tell nothing here: none is kept to compare with.
-        if is_content or message.kind is Kind.SYNC:
-            self._report_unsent(message, origin)
+        self._own_name.heard(message, origin)
         if is_content:
             self._receive_content(message, data, now, hint, origin)
-
-    def _report_unsent(self, message: SdsMessage, origin: Origin) -> None:
-        """Report a message under the own sender id, unless it is an own one that is kept no longer."""
-        lamport = message.lamport_timestamp or 0
-        if message.message_id in self._withdrawn or lamport in self._own_syncs:
-            return
-        named = map(self._history.log.get, message.history_ids)
-        follows_own = any(entry is not None and entry.own > self._own_before for entry in named)
-        self._shared.append(SenderShared(message.message_id, lamport, follows_own, origin))
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
@@ -442,7 +425,7 @@ class Participant:
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
             sync = self._compose(id_, entries, None)
-            self._own_syncs.append(sync.lamport_timestamp or 0)
+            self._own_name.sync_sent(self._lamport.time)
             self._events.append(SendSync(sync.encode()))
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
@@ -479,9 +462,7 @@ class Participant:
 
     def shared(self) -> list[SenderShared]:
         """The latest messages under the own sender id that were not sent here, since the last call."""
-        shared = list(self._shared)
-        self._shared.clear()
-        return shared
+        return self._own_name.take()
 
     def changes(self) -> list[Change]:
         """Changes to store in one transaction, since the last call. `ValueError` without `track_changes`."""

@@ -12,7 +12,13 @@ from strata.channels.messaging.values import NodeMessageReceived, ReceivedEnvelo
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.persistence.interface import Put
 from strata.channels.persistence.records import InboxMessage, SentChunk, read_records
-from strata.channels.reliable import MessageReceived, MessageSent, ReliableMessageSent
+from strata.channels.reliable import (
+    MessageReceived,
+    MessageSent,
+    ReliableMessageReceived,
+    ReliableMessageSent,
+)
+from strata.channels.reliable.dating import date_of_sending
 from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.sds.state import WaitingRecord
@@ -120,6 +126,45 @@ async def test_an_ephemeral_message_has_an_author_and_no_place() -> None:
     (received,) = told.of(MessageReceived)
     assert received.ephemeral and received.author == "alice" and received.sent_at is not None
     assert received.order is None and received.sds_id is None and received.lamport_timestamp is None
+
+
+@pytest.mark.req("C-049")
+@virtually
+async def test_both_generations_of_the_event_say_who_and_when() -> None:
+    world = World()
+    alice, bob = await world.pair()
+    told = Recorder(bob)
+    await alice.send(b"hello")
+    await until(lambda: told.count(ReliableMessageReceived))
+    (older,), (newer,) = told.of(MessageReceived), told.of(ReliableMessageReceived)
+    assert newer.message == older and newer.envelope.message_envelope.payload == older.payload
+
+
+NOW_S = 1_760_000_000
+NOW = NOW_S * 1000
+
+
+@pytest.mark.req("C-302")
+@pytest.mark.parametrize(
+    ("lamport", "transmitted_at", "sent_at"),
+    [
+        (NOW - 500, NOW_S - 1, NOW - 500),
+        (NOW + 900, NOW_S, NOW + 900),
+        (NOW + 1_000, NOW_S, NOW),  # Lamport time is ahead
+        (NOW - 3_600_000, NOW_S, NOW - 3_600_000),  # written long before it left
+        (17, NOW_S, NOW),  # a counter of another implementation
+        (17, None, None),
+        (None, NOW_S, NOW),
+        (NOW + 5_000, None, NOW + 5_000),
+        (2**64 - 1, None, None),
+        (2**64 - 1, 2**53, None),
+        (None, None, None),
+    ],
+)
+def test_the_time_of_sending_is_the_earlier_of_two_and_never_nonsense(
+    lamport: int | None, transmitted_at: int | None, sent_at: int | None
+) -> None:
+    assert date_of_sending(lamport, transmitted_at, NOW) == sent_at
 
 
 # Over restarts, and from earlier versions.

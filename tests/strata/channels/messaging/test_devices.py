@@ -188,6 +188,13 @@ def test_a_device_whose_name_cannot_stand_behind_a_did_is_refused(device: str) -
         make_channel(node, "room", TOPIC, options={"device": device})
 
 
+def test_a_device_stands_behind_a_did_alone() -> None:
+    node = RelayNode(MadeRelays(Log()), identity=ALICE, wall=wall)
+    for sender, options in ((None, {}), ("alice", {"sender_binding": "did"})):
+        with pytest.raises(InvalidConfiguration, match="device needs"):
+            make_channel(node, "room", TOPIC, sender, options={"device": "phone", **options})
+
+
 # Who has it.
 
 

@@ -16,6 +16,7 @@ from strata.channels.persistence.records import SenderName, put
 from strata.channels.reliable import InvalidConfiguration, ReliableChannel, make_channel
 from strata.channels.reliable.naming import name_sender
 from strata.channels.sds import SdsMessage
+from strata.protocol.errors import RequestTimeout
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 
@@ -312,6 +313,22 @@ async def test_a_repair_is_judged_by_the_keys_that_its_author_had() -> None:
 async def test_a_repair_whose_author_had_no_such_key_is_dropped() -> None:
     _, heard = await missed_and_repaired("did", lambda packet: False)
     assert heard == []
+
+
+@pytest.mark.req("C-287", "C-294")
+@virtual
+async def test_a_repair_comes_again_if_the_keys_of_its_author_could_not_be_had() -> None:
+    asked: list[str] = []
+
+    def knows(packet: Packet) -> bool:
+        asked.append(packet.packet_id)
+        if len(asked) == 1:
+            raise RequestTimeout("the question for authors' keys", 10)
+        return True
+
+    _, heard = await missed_and_repaired("did", knows)
+    assert [each.payload for each in heard] == [b"said by the phone", b"did you hear that?"]
+    assert len(asked) > 1
 
 
 @pytest.mark.req("C-294")

@@ -199,7 +199,6 @@ def test_a_device_stands_behind_a_did_alone() -> None:
 # Who has it.
 
 
-@pytest.mark.req("C-093")
 @pytest.mark.parametrize("binding", ["off", "did"])
 @virtual
 async def test_where_people_count_another_device_of_ones_own_is_nobody(binding: str) -> None:
@@ -236,7 +235,7 @@ async def test_where_devices_count_an_acknowledgement_says_which_one_it_was() ->
         assert acknowledged.people == (ALICE.did,)
 
 
-@pytest.mark.req("C-133")
+@pytest.mark.req("C-136")
 @virtual
 async def test_a_device_of_the_sender_s_own_spares_no_other_person_the_acknowledgement() -> None:
     """The laptop names the message at once; the people still have to say that they have it."""

@@ -27,7 +27,7 @@ from strata.tools.sim import Faults
 from tests.support.channel_world import TOPIC, Node, Recorder, World, content_message, until, virtually
 
 
-@pytest.mark.req("C-046", "C-118", "C-141")
+@pytest.mark.req("C-118", "C-141")
 @virtually
 async def test_all_participants_can_sort_by_one_order_received_messages_and_their_own() -> None:
     world = World(Faults(loss=0.2, latency=(0.01, 3.0)), seed=3)
@@ -61,7 +61,6 @@ def _placed(recorder: Recorder) -> dict[str, tuple[int, str]]:
     return {name: order for name, order in (received | own).items() if order is not None}
 
 
-@pytest.mark.req("C-046")
 @virtually
 async def test_a_message_says_who_signed_it_and_when_it_was_sent() -> None:
     world = World()
@@ -78,7 +77,6 @@ async def test_a_message_says_who_signed_it_and_when_it_was_sent() -> None:
     assert received.sds_id == sends.of(MessageSent)[0].sds_id == alice.log()[-1]
 
 
-@pytest.mark.req("C-119")
 @virtually
 async def test_when_a_message_was_sent_is_not_what_a_strange_clock_has_made_of_the_lamport_time() -> None:
     world = World()
@@ -176,7 +174,7 @@ def hear(node: Node, payload: bytes, author: str, sent_at: int) -> None:
     node.arrives(NodeMessageReceived(node.network.hash_of(payload), message))
 
 
-@pytest.mark.req("C-248", "C-257")
+@pytest.mark.req("C-248")
 @virtually
 async def test_who_sent_it_and_when_outlives_a_wait_for_dependencies_and_in_the_inbox() -> None:
     world, store = World(), MemoryPersistence()
@@ -237,7 +235,7 @@ def test_other_records_of_an_earlier_version_are_read() -> None:
     assert read.author is None and read.sent_at is None
 
 
-@pytest.mark.req("C-042", "C-257")
+@pytest.mark.req("C-042")
 def test_who_acknowledged_a_chunk_is_known_after_a_restart() -> None:
     requests = Requests(bound=True)
     requests.add("r", b"\x01" * 32, ["m1", "m2"])

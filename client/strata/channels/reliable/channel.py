@@ -99,6 +99,8 @@ class ReliableChannel:
         self._channel_id = check_id("channel_id", channel_id)
         self._content_topic = check_content_topic(self._codec.content_topic or content_topic or "")
         self._sender_id = None if sender_id is None else check_id("sender_id", sender_id)
+        if config.device is not None and (config.sender_binding != "did" or sender_id is not None):
+            raise ValueError('device needs sender_binding="did", and no sender_id')
         self._hook = None if config.encryption is None else EncryptionHook(config.encryption)
         self._store: Persistence = config.persistence or MemoryPersistence()
         self._rng = rng or random.SystemRandom()

@@ -26,6 +26,7 @@ from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Tra
 from strata.channels.reliable.catching_up import CatchingUp, Joining
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.conflicts import Conflicts
+from strata.channels.reliable.dating import date_of_sending
 from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge, RequestIdInUse
 from strata.channels.reliable.events import (
     ChannelEvent,
@@ -52,7 +53,6 @@ from strata.channels.sds import (
     SdsMessage,
     person_of,
 )
-from strata.channels.sds.config import FAR_AHEAD_MS
 from strata.channels.segmentation.messages import message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler, whole_payload
 from strata.channels.segmentation.splitting import SegmentationConfig, message_contents, segment_counts
@@ -63,8 +63,6 @@ _REMEMBERED_EPHEMERALS = 4_096
 _SYNC_SECONDS = 3_600
 """There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
 _NS = 1_000_000
-_LEAST_CLOCK_MS = 1_500_000_000_000
-"""Lamport times below this are counters of other implementations, and no times."""
 _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
 _MAX_NAMED = 1_000
@@ -699,24 +697,8 @@ class ChannelEngine:
             ephemeral=ephemeral,
             hash=self._latest_hint,
             author=origin.author,
-            sent_at=_sent_at(lamport, origin.sent_at, now_ms),
+            sent_at=date_of_sending(lamport, origin.sent_at, now_ms),
             lamport_timestamp=lamport,
             sds_id=sds_id,
         )
         self.inbox.put(message, digest)
-
-
-def _sent_at(lamport: int | None, transmitted_at: int | None, now_ms: int) -> int | None:
-    """The sender's time, in milliseconds: the earlier of two that are never too early. None for nonsense.
-
-    A Lamport time is the sender's clock, unless that was behind others'. A transmission, in Unix seconds, may
-    come long after the sending.
-    """
-    latest = now_ms + FAR_AHEAD_MS if transmitted_at is None else transmitted_at * 1000 + 999
-    if lamport is not None and _LEAST_CLOCK_MS <= lamport <= latest:
-        sent_at = lamport
-    elif transmitted_at is not None:
-        sent_at = transmitted_at * 1000
-    else:
-        return None
-    return sent_at if sent_at <= now_ms + FAR_AHEAD_MS else None

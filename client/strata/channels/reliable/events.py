@@ -234,6 +234,8 @@ class ReliableMessageReceived:
     name: ClassVar[str] = "reliable:message:received"
     request_id: str
     envelope: ReliableEnvelope
+    message: MessageReceived | None = None
+    """The same message with all that is known of it: who sent it, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -338,5 +338,7 @@ class Handover:
                 content_topic=message.content_topic, payload=message.payload, ephemeral=message.ephemeral
             )
             envelope = ReliableEnvelope(message_envelope=inner, channel_id=self._channel_id)
-            received.envelope = ReliableMessageReceived(request_id=message.request_id, envelope=envelope)
+            received.envelope = ReliableMessageReceived(
+                request_id=message.request_id, envelope=envelope, message=message
+            )
         return received.envelope

@@ -13,7 +13,6 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -47,6 +46,7 @@ from strata.channels.sds.messages import (
     person_of,
 )
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.own_name import OwnName
 from strata.channels.sds.receipts import MAX_IN_CONTENT, MAX_IN_SYNC, read_receipts, write_receipts
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
@@ -56,8 +56,6 @@ from strata.protocol.errors import StrataError
 
 __all__ = ["OutgoingFull", "Participant"]
 
-_REMEMBERED_OWN = 256
-"""Own syncs and withdrawn messages that are known when they come back."""
 _PLAIN_FOR_MS = 3_600_000
 """Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
 _SMALL_BYTES = 16_384
@@ -103,9 +101,6 @@ class Participant:
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
         self._author = author
-        self._shared: deque[SenderShared] = deque(maxlen=_REMEMBERED_OWN)
-        self._own_syncs: deque[int] = deque(maxlen=_REMEMBERED_OWN)
-        self._withdrawn: deque[str] = deque(maxlen=_REMEMBERED_OWN)
         self._receipts = receipts
         self._plain_heard_at = -math.inf
         """Until when, by Lamport time, somebody was heard who lists nothing."""
@@ -121,7 +116,7 @@ class Participant:
             self._journal.watch(self._history, self._outgoing, self._incoming, self._repair)
         if state is not None:
             self._restore(state)
-        self._own_before = self._own_count
+        self._own_name = OwnName(self._history.log, self._own_count)
         self._receiver = Receiver(
             config,
             self._history,
@@ -230,7 +225,7 @@ class Participant:
         entry = self._history.log.get(message_id)
         if entry is not None and entry.own and not entry.dispatched:
             self._history.withdraw(entry)
-            self._withdrawn.append(message_id)
+            self._own_name.withdrawn(message_id)
 
     def amend(self, message_id: str) -> bool:
         """Name no message that never went out, in an own message that has not gone out either (C-110).
@@ -349,21 +344,10 @@ class Participant:
         is_content = message.kind is Kind.CONTENT
         if is_content and (id_ in self._history.known or id_ in self._incoming.waiting):
             return
-        # Ephemeral messages tell nothing here: none is kept to compare with.
-        if is_content or message.kind is Kind.SYNC:
-            self._report_unsent(message, now, origin)
+        if self._own_name.heard(message, origin):
+            self._sync.sender_is_shared(now)
         if is_content:
             self._receive_content(message, data, now, hint, origin)
-
-    def _report_unsent(self, message: SdsMessage, now: int, origin: Origin) -> None:
-        """Report a message under the own sender id, unless it is an own one that is kept no longer."""
-        lamport = message.lamport_timestamp or 0
-        if message.message_id in self._withdrawn or lamport in self._own_syncs:
-            return
-        named = map(self._history.log.get, message.history_ids)
-        follows_own = any(entry is not None and entry.own > self._own_before for entry in named)
-        self._shared.append(SenderShared(message.message_id, lamport, follows_own, origin))
-        self._sync.sender_is_shared(now)
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
@@ -568,7 +552,7 @@ class Participant:
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
             message = self._compose(id_, entries, listed, None, with_filter=with_filter)
-            self._own_syncs.append(message.lamport_timestamp or 0)
+            self._own_name.sync_sent(message.lamport_timestamp or 0)
             self._events.append(SendSync(message.encode()))
         else:
             self._sync.said(now)
@@ -645,9 +629,7 @@ class Participant:
 
     def shared(self) -> list[SenderShared]:
         """The latest messages under the own sender id that were not sent here, since the last call."""
-        shared = list(self._shared)
-        self._shared.clear()
-        return shared
+        return self._own_name.take()
 
     def changes(self) -> list[Change]:
         """Changes to store in one transaction, since the last call. `ValueError` without `track_changes`."""

@@ -16,6 +16,7 @@ from strata.channels.persistence.records import SenderName, put
 from strata.channels.reliable import InvalidConfiguration, ReliableChannel, make_channel
 from strata.channels.reliable.naming import name_sender
 from strata.channels.sds import SdsMessage
+from strata.protocol.errors import RequestTimeout
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 
@@ -188,10 +189,16 @@ def test_a_device_whose_name_cannot_stand_behind_a_did_is_refused(device: str) -
         make_channel(node, "room", TOPIC, options={"device": device})
 
 
+def test_a_device_stands_behind_a_did_alone() -> None:
+    node = RelayNode(MadeRelays(Log()), identity=ALICE, wall=wall)
+    for sender, options in ((None, {}), ("alice", {"sender_binding": "did"})):
+        with pytest.raises(InvalidConfiguration, match="device needs"):
+            make_channel(node, "room", TOPIC, sender, options={"device": "phone", **options})
+
+
 # Who has it.
 
 
-@pytest.mark.req("C-093")
 @pytest.mark.parametrize("binding", ["off", "did"])
 @virtual
 async def test_where_people_count_another_device_of_ones_own_is_nobody(binding: str) -> None:
@@ -228,7 +235,7 @@ async def test_where_devices_count_an_acknowledgement_says_which_one_it_was() ->
         assert acknowledged.people == (ALICE.did,)
 
 
-@pytest.mark.req("C-133")
+@pytest.mark.req("C-136")
 @virtual
 async def test_a_device_of_the_sender_s_own_spares_no_other_person_the_acknowledgement() -> None:
     """The laptop names the message at once; the people still have to say that they have it."""
@@ -305,6 +312,22 @@ async def test_a_repair_is_judged_by_the_keys_that_its_author_had() -> None:
 async def test_a_repair_whose_author_had_no_such_key_is_dropped() -> None:
     _, heard = await missed_and_repaired("did", lambda packet: False)
     assert heard == []
+
+
+@pytest.mark.req("C-287", "C-294")
+@virtual
+async def test_a_repair_comes_again_if_the_keys_of_its_author_could_not_be_had() -> None:
+    asked: list[str] = []
+
+    def knows(packet: Packet) -> bool:
+        asked.append(packet.packet_id)
+        if len(asked) == 1:
+            raise RequestTimeout("the question for authors' keys", 10)
+        return True
+
+    _, heard = await missed_and_repaired("did", knows)
+    assert [each.payload for each in heard] == [b"said by the phone", b"did you hear that?"]
+    assert len(asked) > 1
 
 
 @pytest.mark.req("C-294")

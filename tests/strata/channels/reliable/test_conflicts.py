@@ -84,7 +84,7 @@ async def test_clocks_that_differ_by_hours_hide_no_twin(offset: float) -> None:
     await until(lambda: told[0] and told[1], within=60)
 
 
-@pytest.mark.req("C-006", "C-111")
+@pytest.mark.req("C-006")
 @virtually
 async def test_a_program_that_has_forgotten_everything_takes_itself_for_nobody_else() -> None:
     world = World()
@@ -146,7 +146,7 @@ def test_what_counts_as_another_program(message: SenderShared, is_one: bool) -> 
     assert (watch.current(1_010_000) is not None) is is_one
 
 
-@pytest.mark.req("C-300")
+@pytest.mark.req("C-302")
 def test_a_flood_of_forged_messages_is_told_of_once_for_each_author() -> None:
     watch = Conflicts("alice", "me", 1_000_000)
     told = [watch.heard(shared(1_001, 1_000_500), 1_010_000 + n) for n in range(100)]

@@ -35,7 +35,6 @@ async def test_synced_is_told_when_a_message_is_received() -> None:
     assert told == [Synced(received=1, missing=0, lost=0)]
 
 
-@pytest.mark.req("C-162")
 @virtually
 async def test_syncing_is_told_while_a_message_is_missing_and_synced_when_it_has_come() -> None:
     world = World()

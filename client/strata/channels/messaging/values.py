@@ -8,6 +8,8 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+from strata.channels.spelling import in_camel_case
+
 __all__ = [
     "HEALTH_EVENTS",
     "MESSAGE_EVENTS",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEnvelope:
     """One message to send (C-260)."""
@@ -48,6 +51,8 @@ class ReceivedEnvelope:
     """The signer, where the transport proves it: on relays the DID of the packet's author."""
     timestamp: int | None = None
     """The time at which its author claims to have sent it, in Unix seconds."""
+    meta: bytes | None = None
+    """What some transports carry beside the payload. Relays carry none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ class ChannelEngine:
         self._moment_ns = int(random() * _NS)
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
+        self._latest_meta: bytes | None = None
         self._max_entries = sds_config.max_received_history
         self._resume(state, now_ms)
 
@@ -359,12 +360,13 @@ class ChannelEngine:
         *,
         hint: bytes | None = None,
         author: str | None = None,
+        meta: bytes | None = None,
     ) -> SdsMessage | None:
         """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them."""
         if self.config.sender_binding == "did" and not self._is_genuine(data, author):
             self.counts.senders_forged += 1
             return None
-        self._latest_hint = hint
+        self._latest_hint, self._latest_meta = hint, meta
         message = self.sds.receive(data, now_ms, hint)
         if message is not None:
             self.catching_up.received(now_ms)
@@ -537,6 +539,7 @@ class ChannelEngine:
             timestamp=now_ms,
             ephemeral=ephemeral,
             hash=self._latest_hint,
+            meta=self._latest_meta,
         )
         self.inbox.put(message, digest)
 

@@ -336,7 +336,11 @@ class ChannelSession:
             if data is None:
                 return None
             message = self.engine.receive(
-                data, self.now_ms(), hint=event.message_hash, author=event.message.author
+                data,
+                self.now_ms(),
+                hint=event.message_hash,
+                author=event.message.author,
+                meta=event.message.meta,
             )
             self.flush()
             return message

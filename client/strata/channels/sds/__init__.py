@@ -24,10 +24,19 @@ from strata.channels.sds.events import (
     SdsStatistics,
     SendRepair,
     SendSync,
+    WaitingMessage,
 )
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
+from strata.channels.sds.messages import (
+    NO_CHANNEL,
+    HistoryEntry,
+    InvalidSdsMessage,
+    Kind,
+    SdsFault,
+    SdsMessage,
+)
 from strata.channels.sds.outgoing import OutgoingState
 from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.sds.repair import eligible, hash64, request_offset, response_groups, response_offset
 from strata.channels.sds.state import Change, SdsState
 
 __all__ = [
@@ -41,6 +50,7 @@ __all__ = [
     "DeliveryFailed",
     "EphemeralReceived",
     "HistoryEntry",
+    "InvalidSdsMessage",
     "Kind",
     "Lost",
     "MissingFound",
@@ -51,9 +61,16 @@ __all__ = [
     "Retransmit",
     "SdsConfig",
     "SdsEvent",
+    "SdsFault",
     "SdsMessage",
     "SdsState",
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "WaitingMessage",
+    "eligible",
+    "hash64",
+    "request_offset",
+    "response_groups",
+    "response_offset",
 ]

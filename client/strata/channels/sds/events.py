@@ -25,6 +25,7 @@ __all__ = [
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "WaitingMessage",
 ]
 
 
@@ -47,6 +48,18 @@ class Delivered(msgspec.Struct, frozen=True):
     content: bytes
     lamport_timestamp: int
     retrieval_hint: bytes | None
+
+
+class WaitingMessage(msgspec.Struct, frozen=True):
+    """A received message that is not delivered, since messages before it are missing."""
+
+    message_id: str
+    sender_id: str
+    lamport_timestamp: int
+    unmet: tuple[str, ...]
+    """The ids of the messages that it waits for."""
+    since: int
+    """When it came, in wall milliseconds."""
 
 
 class EphemeralReceived(msgspec.Struct, frozen=True):

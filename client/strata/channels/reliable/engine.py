@@ -333,14 +333,15 @@ class ChannelEngine:
         if self.requests.find(message_id) is None:
             self.sds.failed(message_id)
 
-    def _wrap_anew(self, now_ms: int) -> None:
+    def _wrap_anew(self, now_ms: int, *, before: float = math.inf) -> None:
+        """Give own messages that never went out, and have a Lamport time before this one, a new place."""
         held: list[tuple[str, bytes]] = []
         for message_id in self.sds.undispatched():
             data = self.sds.encoded(message_id)
             message = SdsMessage.decode(data) if data is not None else None
             if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
                 continue
-            if self.requests.find(message_id) is not None:
+            if self.requests.find(message_id) is not None and (message.lamport_timestamp or 0) < before:
                 held.append((message_id, message.content))
         for message_id, _ in held:
             self.outbox.withdraw(message_id)
@@ -392,8 +393,8 @@ class ChannelEngine:
         self.catching_up.clock_stepped(by_ms)
         self._last_round += by_ms
         if now_ms - by_ms < _EARLIEST_MS <= now_ms:
-            # They would stand before all that they answer; no relay took them with such a time.
-            self._wrap_anew(now_ms)
+            # They would stand before all that they answer; no relay took them at such a time.
+            self._wrap_anew(now_ms, before=_EARLIEST_MS)
 
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""

@@ -280,10 +280,11 @@ async def test_what_was_written_at_the_right_time_keeps_its_id_when_the_device_b
         await settle()
         (first,) = node.sent
     node.clock_offset = -START + 30.0 - elapsed()
-    node.answer = lambda sent: Refusal("timestamp_too_old", True) if node.wall() < START else 0.0
+    node.answer = lambda sent: Refusal("timestamp_too_old", True)
     async with opened(node, persistence=store) as (channel, _):
         await settle()
         await set_clock(node, START)
+        node.answer = lambda sent: 0.0
         await asyncio.sleep(30)
         assert {sent.sds.message_id for sent in node.sent} == {first.sds.message_id}
         assert len(channel.log()) == 1

@@ -8,6 +8,8 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+from strata.channels.spelling import in_camel_case
+
 __all__ = [
     "HEALTH_EVENTS",
     "MESSAGE_EVENTS",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEnvelope:
     """One message to send (C-260)."""
@@ -51,6 +54,8 @@ class ReceivedEnvelope:
     that somebody else repeats without the proof."""
     timestamp: int | None = None
     """The time at which its author claims to have sent it, in Unix seconds; None where that is not known."""
+    meta: bytes | None = None
+    """What some transports carry beside the payload. Relays carry none."""
 
 
 @dataclass(frozen=True, slots=True)

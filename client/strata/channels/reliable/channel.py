@@ -118,6 +118,16 @@ class ReliableChannel:
         return self._channel_id
 
     @property
+    def channelId(self) -> str:
+        """`channel_id`, as the documents spell it."""
+        return self._channel_id
+
+    @property
+    def messageEvents(self) -> EventEmitter:
+        """`message_events`, as the documents spell it."""
+        return self.message_events
+
+    @property
     def content_topic(self) -> str:
         """The topic on which the messages travel."""
         return self._content_topic

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from strata.channels.encryption import Encryption
 from strata.channels.messaging.node import MessagingNode
@@ -16,6 +16,7 @@ from strata.channels.rate_limit.values import RateLimitConfig
 from strata.channels.reliable.naming import check_device
 from strata.channels.sds import SdsConfig
 from strata.channels.segmentation.splitting import SegmentationConfig
+from strata.channels.spelling import in_camel_case, snake_case
 
 __all__ = [
     "ALIASES",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 
+@in_camel_case(sds_config="sds", segmentation_config="segmentation", rate_limit_config="rate_limit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableChannelConfig:
     """Settings of one channel; times are milliseconds. None in a section takes the node's, else the default.
@@ -167,7 +169,8 @@ class _Given:
     by_section: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def set(self, name: str, value: Any) -> None:
-        section, _, member = name.rpartition(".")
+        section, _, member = snake_case(name).rpartition(".")
+        section = section.removesuffix("_config")
         member, value = _canonical(member, value)
         if not section:
             section = "" if member in _PLAIN else _SECTION_OF.get(member, "?")
@@ -217,11 +220,20 @@ def configure(
         if chosen is None:
             chosen = replace(getattr(node, section) or kind(), **preset.by_section.get(section, {}))
         merged[section] = replace(chosen, **given.by_section.get(section, {}))
-    for name in ("encryption", "persistence", "node", "channel_id", "content_topic"):
+    for name in ("encryption", "node", "channel_id", "content_topic"):
         if getattr(own, name) is None:
             merged[name] = getattr(node, name)
+    merged["persistence"] = _persistence(own) or _persistence(node)
     merged |= given.by_section.get("", {})
     return replace(own, **merged)
+
+
+def _persistence(config: ReliableChannelConfig) -> Persistence | None:
+    """The store of a configuration, wherever it stands. Raises `ValueError` for two different ones."""
+    inner = None if config.sds is None else cast("Persistence | None", config.sds.persistence)
+    if config.persistence is not None and inner not in (None, config.persistence):
+        raise ValueError("persistence is given twice, as sds.persistence too")
+    return config.persistence or inner
 
 
 def _canonical(name: str, value: Any) -> tuple[str, Any]:

@@ -400,14 +400,15 @@ class ChannelEngine:
         if self.requests.find(message_id) is None:
             self.sds.failed(message_id)
 
-    def _wrap_anew(self, now_ms: int) -> None:
+    def _wrap_anew(self, now_ms: int, *, before: float = math.inf) -> None:
+        """Give own messages that never went out, and have a Lamport time before this one, a new place."""
         held: list[tuple[str, bytes]] = []
         for message_id in self.sds.undispatched():
             data = self.sds.encoded(message_id)
             message = SdsMessage.decode(data) if data is not None else None
             if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
                 continue
-            if self.requests.find(message_id) is not None:
+            if self.requests.find(message_id) is not None and (message.lamport_timestamp or 0) < before:
                 held.append((message_id, message.content))
         for message_id, _ in held:
             self.outbox.withdraw(message_id)
@@ -428,6 +429,7 @@ class ChannelEngine:
         hint: bytes | None = None,
         author: str | None = None,
         sent_at: int | None = None,
+        meta: bytes | None = None,
         stored: bool = False,
     ) -> SdsMessage | None:
         """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
@@ -440,7 +442,7 @@ class ChannelEngine:
             return None
         self._latest_hint = hint
         refused = self.sds.statistics.refused_full
-        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at), stored=stored)
+        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
         elif message is not None and not stored:
@@ -524,8 +526,8 @@ class ChannelEngine:
         self.catching_up.clock_stepped(by_ms)
         self._last_round += by_ms
         if now_ms - by_ms < _EARLIEST_MS <= now_ms:
-            # They would stand before all that they answer; no relay took them with such a time.
-            self._wrap_anew(now_ms)
+            # They would stand before all that they answer; no relay took them at such a time.
+            self._wrap_anew(now_ms, before=_EARLIEST_MS)
 
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
@@ -700,5 +702,6 @@ class ChannelEngine:
             sent_at=date_of_sending(lamport, origin.sent_at, now_ms),
             lamport_timestamp=lamport,
             sds_id=sds_id,
+            meta=origin.meta,
         )
         self.inbox.put(message, digest)

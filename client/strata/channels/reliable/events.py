@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.rate_limit.values import EphemeralDropReason
+from strata.channels.spelling import in_camel_case
 
 __all__ = [
     "CHANNEL_EVENTS",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
     """Which part of a message an event is about; an unsegmented one is part 0 of 1."""
@@ -56,6 +58,7 @@ class ChunkInfo:
     total_chunks: int = 1
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableEnvelope:
     """A message and the channel it belongs to; with an empty `channel_id` it is ephemeral, and of none."""
@@ -73,6 +76,7 @@ class FailureStage(enum.StrEnum):
     """It was sent as often as allowed, and nobody has acknowledged it."""
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendingMessage:
     """A chunk is about to go out, for the first time or again (C-038)."""
@@ -83,6 +87,7 @@ class SendingMessage:
     chunk_info: ChunkInfo
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSent:
     """A chunk, or an ephemeral message, is over the wire; nobody has acknowledged it (C-039)."""
@@ -95,6 +100,7 @@ class MessageSent:
     """The chunk's id in `log`; None for an ephemeral message."""
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePossiblyAcknowledged:
     """Another filter seems to have a chunk; `possible_ack_count` so far (C-041)."""
@@ -106,6 +112,7 @@ class MessagePossiblyAcknowledged:
     possible_ack_count: int
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAcknowledged:
     """A further chunk is acknowledged: all that are, ascending (C-042)."""
@@ -121,6 +128,7 @@ class MessageAcknowledged:
     """Their DIDs, where senders are bound to them (`sender_binding`)."""
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendingMessageIrrecoverableError:
     """A chunk can never be sent (C-044)."""
@@ -133,6 +141,7 @@ class SendingMessageIrrecoverableError:
     code: str
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReceived:
     """A whole message of another participant, once (C-046). Times are Unix milliseconds.
@@ -155,6 +164,7 @@ class MessageReceived:
     hash: bytes | None = None
     """The transport's hash of the packet that completed it, where that is known."""
     meta: bytes | None = None
+    """What the transport carried beside the payload; relays carry none, and no store keeps it."""
     pubsub_topic: str = ""
     """A notion of other transports; relays have none."""
     author: str | None = None
@@ -179,6 +189,7 @@ class MessageReceived:
         return self.lamport_timestamp, self.sds_id
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IrretrievableMessage:
     """A message that is known to exist, and given up (C-056)."""
@@ -192,6 +203,7 @@ class IrretrievableMessage:
     first_missing_at: int
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryGap:
     """A stretch of the history that no relay has any more. The channel goes on behind it.
@@ -227,6 +239,7 @@ class EphemeralMessageDropped:
     rate_limit_utilization: int
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageReceived:
     """`message-received` of 2026: the message in its envelope."""
@@ -238,6 +251,7 @@ class ReliableMessageReceived:
     """The same message with all that is known of it: who sent it, and when."""
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageSent:
     """All of a message is sent (C-051): once."""
@@ -249,6 +263,7 @@ class ReliableMessageSent:
     """Its place among those of `MessageReceived.order`."""
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageDelivered:
     """All of a message is with another participant (C-052): once."""
@@ -261,6 +276,7 @@ class ReliableMessageDelivered:
     people: tuple[str, ...] = ()
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageSendError:
     """A message failed (C-053): once."""
@@ -273,6 +289,7 @@ class ReliableMessageSendError:
     stage: FailureStage
 
 
+@in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageDeliveryError:
     """Nobody has acknowledged all of a message (C-054). It may be there all the same, and be said to be

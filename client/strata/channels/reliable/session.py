@@ -521,6 +521,7 @@ class ChannelSession:
                 hint=event.message_hash,
                 author=event.message.author,
                 sent_at=event.message.timestamp,
+                meta=event.message.meta,
                 stored=stored,
             )
             if not stored:

@@ -26,10 +26,20 @@ from strata.channels.sds.events import (
     SenderShared,
     SendRepair,
     SendSync,
+    WaitingMessage,
 )
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage, person_of
+from strata.channels.sds.messages import (
+    NO_CHANNEL,
+    HistoryEntry,
+    InvalidSdsMessage,
+    Kind,
+    SdsFault,
+    SdsMessage,
+    person_of,
+)
 from strata.channels.sds.outgoing import OutgoingState
 from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.sds.repair import eligible, hash64, request_offset, response_groups, response_offset
 from strata.channels.sds.state import Change, SdsState
 
 __all__ = [
@@ -43,6 +53,7 @@ __all__ = [
     "DeliveryFailed",
     "EphemeralReceived",
     "HistoryEntry",
+    "InvalidSdsMessage",
     "Kind",
     "Lost",
     "MissingFound",
@@ -54,11 +65,18 @@ __all__ = [
     "Retransmit",
     "SdsConfig",
     "SdsEvent",
+    "SdsFault",
     "SdsMessage",
     "SdsState",
     "SdsStatistics",
     "SendRepair",
     "SendSync",
     "SenderShared",
+    "WaitingMessage",
+    "eligible",
+    "hash64",
     "person_of",
+    "request_offset",
+    "response_groups",
+    "response_offset",
 ]

@@ -72,6 +72,20 @@ class BloomFilter:
         self.count = 0
         """Insertions so far."""
 
+    @classmethod
+    def from_bytes(cls, parameters: BloomParameters, data: bytes) -> BloomFilter:
+        """The filter of this wire form. `count` is what the set bits make likely.
+
+        Raises `ValueError` if `data` is not `parameters.size_bytes` long.
+        """
+        if len(data) != parameters.size_bytes:
+            raise ValueError(f"a filter with these parameters has {parameters.size_bytes} bytes")
+        made = cls(parameters)
+        made._bits[:] = data
+        unset = max(parameters.bits - int.from_bytes(data).bit_count(), 1) / parameters.bits
+        made.count = round(-math.log(unset) * parameters.bits / parameters.hashes)
+        return made
+
     def insert(self, message_id: str) -> None:
         """Put an id into the set."""
         self.insert_at(self._parameters.positions(message_id))

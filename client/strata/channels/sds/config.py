@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from strata.channels.spelling import in_camel_case
+
 __all__ = ["FAR_AHEAD_MS", "MAX_ID_BYTES", "SdsConfig"]
 
 MAX_ID_BYTES = 256
@@ -14,6 +16,7 @@ FAR_AHEAD_MS = 24 * 3600 * 1000
 """A Lamport time further ahead of the wall clock than this does not move one's own (C-119)."""
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True)
 class SdsConfig:
     """Settings of one channel. All participants need the same for the filter and for repair (C-146).
@@ -71,8 +74,11 @@ class SdsConfig:
     max_message_bytes: int = 1 << 20
     """Size of a received message; a larger one is dropped unread."""
 
+    persistence: object | None = None
+    """The store of a reliable channel, which the document of 2026 has here; a participant alone has none."""
+
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
+        for name in (field.name for field in fields(self) if field.name != "persistence"):
             value = getattr(self, name)
             if type(value) is not bool and not value >= 0:
                 raise ValueError(f"{name} must not be negative")

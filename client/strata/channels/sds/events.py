@@ -28,6 +28,7 @@ __all__ = [
     "SendRepair",
     "SendSync",
     "SenderShared",
+    "WaitingMessage",
 ]
 
 
@@ -51,6 +52,8 @@ class Origin(msgspec.Struct, frozen=True):
     """Who signed it."""
     sent_at: int | None = None
     """When its author says it was sent, in Unix seconds."""
+    meta: bytes | None = None
+    """What the transport carried beside it; forgotten while the message waits over a restart."""
 
 
 NO_ORIGIN = Origin()
@@ -65,6 +68,18 @@ class Delivered(msgspec.Struct, frozen=True):
     lamport_timestamp: int
     retrieval_hint: bytes | None
     origin: Origin = NO_ORIGIN
+
+
+class WaitingMessage(msgspec.Struct, frozen=True):
+    """A received message that is not delivered, since messages before it are missing."""
+
+    message_id: str
+    sender_id: str
+    lamport_timestamp: int
+    unmet: tuple[str, ...]
+    """The ids of the messages that it waits for."""
+    since: int
+    """When it came, in wall milliseconds."""
 
 
 class EphemeralReceived(msgspec.Struct, frozen=True):

@@ -17,11 +17,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from strata.channels.sds.config import MAX_ID_BYTES
+from strata.protocol.errors import StrataError
 
 __all__ = [
     "NO_CHANNEL",
     "HistoryEntry",
+    "InvalidSdsMessage",
     "Kind",
+    "SdsFault",
     "SdsMessage",
     "check_id",
     "is_usable_id",
@@ -34,6 +37,26 @@ NO_CHANNEL = "0"
 _MAX_LAMPORT = 2**64 - 1
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
 """A message comes from several relays, and again from the store: the last small ones are decoded once."""
+
+
+class SdsFault(enum.StrEnum):
+    """Why bytes were refused as a message."""
+
+    UNDECODABLE = "undecodable"
+    """They are no protobuf of this form."""
+    TOO_MANY_ENTRIES = "too_many_entries"
+    """The history, or the request for repair, names more messages than the reader takes (C-302)."""
+
+
+class InvalidSdsMessage(StrataError, ValueError):
+    """Bytes that are no SDS message; `fault` says why. The error never quotes the bytes."""
+
+    def __init__(self, fault: SdsFault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return f"not a valid SDS message: {self.fault.value.replace('_', ' ')}"
 
 
 class Kind(enum.Enum):
@@ -121,6 +144,14 @@ class SdsMessage(msgspec.Struct, frozen=True):
         return message if _is_usable(message) else None
 
     @classmethod
+    def parse(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage:
+        """Read received bytes as `decode` does. Raises `InvalidSdsMessage` where that returns None."""
+        message = cls.decode(data, max_entries=max_entries)
+        if message is None:
+            raise InvalidSdsMessage(_fault(data))
+        return message
+
+    @classmethod
     def read(cls, data: bytes) -> SdsMessage:
         """Read a message that was accepted before. Raises `ValueError` for other bytes."""
         try:
@@ -151,6 +182,14 @@ def _decode(data: bytes, max_entries: int) -> SdsMessage | None:
     if len(wire.causal_history) > max_entries or len(wire.repair_request) > max_entries:
         return None
     return SdsMessage._of(wire)
+
+
+def _fault(data: bytes) -> SdsFault:
+    try:
+        _parsed(data)
+    except DecodeError:
+        return SdsFault.UNDECODABLE
+    return SdsFault.TOO_MANY_ENTRIES
 
 
 @functools.lru_cache(_MAX_REMEMBERED)

@@ -31,6 +31,7 @@ from strata.channels.sds.events import (
     SenderShared,
     SendRepair,
     SendSync,
+    WaitingMessage,
 )
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver, Waiting
@@ -252,6 +253,15 @@ class Participant:
         outgoing.body = entry.body
         self._mark("outgoing", message_id)
         return True
+
+    def sync_now(self, now_ms: int) -> bool:
+        """Send a sync message without waiting for its time: `events()` has a `SendSync` then.
+
+        False, and no event, if there is nothing to say yet (C-137). The next sync by itself comes later.
+        """
+        before = self.statistics.syncs_sent
+        self._send_sync(self._clock.advance(now_ms))
+        return self.statistics.syncs_sent > before
 
     def sync_failed(self, now_ms: int) -> None:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""
@@ -695,6 +705,27 @@ class Participant:
             message_id: self._clock.was_at(missing.first_missing_at)
             for message_id, missing in self._incoming.missing.items()
         }
+
+    def waiting(self) -> list[WaitingMessage]:
+        """Received messages that wait for others, in the order of their arrival."""
+        return [
+            WaitingMessage(
+                each.message_id,
+                each.sender_id,
+                each.lamport,
+                tuple(sorted(each.unmet)),
+                self._clock.was_at(each.received_at),
+            )
+            for each in self._incoming.waiting.values()
+        ]
+
+    def repair_requests(self) -> dict[str, int]:
+        """`T_req` of each missing message: when to request it from others, in wall milliseconds (C-156)."""
+        return {key: self._clock.was_at(at) for key, at in self._repair.requests.times().items()}
+
+    def repair_responses(self) -> dict[str, int]:
+        """`T_resp` of each requested message: when to send it again, in wall milliseconds (C-157)."""
+        return {key: self._clock.was_at(at) for key, at in self._repair.responses.times().items()}
 
     def outgoing(self) -> dict[str, OutgoingState]:
         """Own messages that are not acknowledged, and the state of each."""

@@ -37,7 +37,7 @@ class SteadyClock:
         self.wall += by_ms
 
     def was_at(self, moment: int) -> int:
-        """The wall time of a past moment, if the clock has been online since."""
+        """The wall time of a moment, past if the clock has been online since, or to come if it stays so."""
         return moment - self.now + self.wall
 
     def to_wall(self, at: float) -> float:
@@ -73,6 +73,10 @@ class Schedule(Generic[T]):
     def discard(self, message_id: str) -> bool:
         """Remove an item; True if it was there."""
         return self._items.pop(message_id, None) is not None
+
+    def times(self) -> dict[str, int]:
+        """When each item is due."""
+        return {message_id: at for message_id, (at, _) in self._items.items()}
 
     @property
     def next_at(self) -> float:

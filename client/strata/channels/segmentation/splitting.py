@@ -20,6 +20,7 @@ from strata.channels.segmentation.messages import (
     message_hash,
 )
 from strata.channels.segmentation.parity import ParityCodec, require_codec, shard_bytes
+from strata.channels.spelling import in_camel_case
 from strata.protocol.errors import StrataError
 
 __all__ = [
@@ -49,6 +50,7 @@ class PayloadTooLarge(StrataError):
         )
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentationConfig:
     """How payloads are cut and reassembled. Only the segment size may need setting (C-218).

@@ -30,6 +30,7 @@ from strata.tools.sim import run_virtually
 from tests.support.scripted_node import (
     START,
     START_MS,
+    Refusal,
     ScriptedNode,
     chunks,
     elapsed,
@@ -267,6 +268,26 @@ async def test_a_device_that_boots_before_its_time_is_set_answers_after_what_it_
         assert channel.log() == [theirs.message_id, sent[0].message_id, sent[1].message_id]
         await node.deliver(sync(2, follows=[node.sent[0], node.sent[1]]))
         assert channel.sync_status().outstanding == ()
+
+
+@virtually
+async def test_what_was_written_at_the_right_time_keeps_its_id_when_the_device_boots_at_a_wrong_one() -> None:
+    """Nobody knows whether it went out before: with another id it could arrive twice."""
+    node, store = ScriptedNode(), MemoryPersistence()
+    node.answer = lambda sent: None  # it is sent, and the program ends before it hears so
+    async with opened(node, persistence=store) as (channel, _):
+        await channel.send(b"perhaps")
+        await settle()
+        (first,) = node.sent
+    node.clock_offset = -START + 30.0 - elapsed()
+    node.answer = lambda sent: Refusal("timestamp_too_old", True)
+    async with opened(node, persistence=store) as (channel, _):
+        await settle()
+        await set_clock(node, START)
+        node.answer = lambda sent: 0.0
+        await asyncio.sleep(30)
+        assert {sent.sds.message_id for sent in node.sent} == {first.sds.message_id}
+        assert len(channel.log()) == 1
 
 
 @given(

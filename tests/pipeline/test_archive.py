@@ -90,6 +90,27 @@ def test_rows_that_are_not_what_they_must_be_are_put_aside_with_the_reason(spark
     assert archive(spark, log_url, tmp_path).packets == 2
 
 
+def test_a_damaged_last_row_blocks_nothing(spark, log_url, tmp_path):
+    made = relay_logs.make_many(6)
+    relay_logs.append(log_url, made)
+
+    def damaged(packet_id: str, n: int) -> str:
+        there = "SELECT sequence FROM packets ORDER BY sequence OFFSET"
+        return f"UPDATE packets SET packet_id = '\\x{packet_id}' WHERE sequence = ({there} {n} LIMIT 1)"
+
+    sql(log_url, damaged("1234", 4), damaged("5678", 5))
+    assert archive(spark, log_url, tmp_path).quarantined == 2
+    assert archive(spark, log_url, tmp_path).batches == 0
+    # Mended since, by hand or from a backup: the last packet that is one tells the log.
+    sql(log_url, damaged(made[5].digest.hex(), 5))
+    relay_logs.append(log_url, relay_logs.make_many(2, first=50))
+    assert archive(spark, log_url, tmp_path).packets == 2
+    sql(log_url, "TRUNCATE packets, packet_ids", "UPDATE log_head SET last_sequence = 0")
+    relay_logs.append(log_url, relay_logs.make_many(9, first=100))
+    with pytest.raises(LogError, match="the log of another relay"):
+        archive(spark, log_url, tmp_path)
+
+
 def test_a_row_missing_in_the_log_is_an_error_and_nothing_is_written(spark, log_url, tmp_path):
     made = relay_logs.make_many(20)
     relay_logs.append(log_url, made)
@@ -152,6 +173,21 @@ def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, log_u
     (tmp_path / "packets" / "day=2024-10-04" / "batch=1-77").mkdir(parents=True)
     with pytest.raises(LakeError, match="none of the lake's batches"):
         archive(spark, log_url, tmp_path)
+
+
+def test_a_batch_in_sight_without_proof_is_moved_aside_and_archived_again(spark, log_url, tmp_path):
+    relay_logs.append(log_url, relay_logs.make_many(10))
+    archive(spark, log_url, tmp_path)
+    # As an earlier version left it that was killed before it wrote the manifest.
+    [manifest] = (tmp_path / "_manifests").iterdir()
+    manifest.unlink()
+    with pytest.raises(LakeError, match="no manifests"):
+        archive(spark, log_url, tmp_path)
+    [batch] = (tmp_path / "packets").glob("day=*/batch=*")
+    (tmp_path / "_staging" / batch.name).mkdir(parents=True)
+    done = archive(spark, log_url, tmp_path)
+    assert done.packets == 10 and len(done.moved_aside) == 1
+    assert len(bodies(tmp_path)) == 10
 
 
 def test_a_database_that_vanishes_amid_a_batch_is_told_and_a_rerun_completes(spark, log_url, tmp_path):

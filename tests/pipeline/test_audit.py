@@ -15,10 +15,12 @@ from strata.protocol import packets
 from strata.protocol.documents import key_multibase
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
-from strata.protocol.lake import LakeError
+from strata.protocol.lake import GENESIS, LakeError, as_format_1, decode, encode
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
+from strata_pipeline.jobs.migrate import migrate_lake
+from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
 from tests.support.lakes import sql
@@ -83,20 +85,24 @@ def flip_signature(table: pa.Table) -> pa.Table:
 
 
 TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
-    "a signature": (flip_signature, {"packet: invalid_signature", "log: altered"}),
+    "a signature": (flip_signature, {"batch: contents", "packet: invalid_signature", "log: altered"}),
     "a text": (
         lambda t: column(t, "body", lambda b: [b[0].replace(b"lorem", b"lurem"), *b[1:]]),
-        {"packet: packet_id_mismatch", "log: altered"},
+        {"batch: contents", "packet: packet_id_mismatch", "log: altered"},
     ),
     "a time of arrival": (
         lambda t: column(t, "received_at", lambda v: [v[0] + 1, *v[1:]]),
         {"batch: digest", "log: altered"},
     ),
-    "an annotation": (lambda t: column(t, "annotation", lambda v: [b"{}", *v[1:]]), {"log: altered"}),
+    "an annotation": (
+        lambda t: column(t, "annotation", lambda v: [b"{}", *v[1:]]),
+        {"batch: contents", "log: altered"},
+    ),
+    "a size": (lambda t: column(t, "size", lambda v: [v[0] + 1, *v[1:]]), {"packet: columns_differ"}),
     "a row gone": (lambda t: t.slice(1), {"batch: count", "log: missing"}),
     "a row twice": (
         lambda t: pa.concat_tables([t, t.slice(0, 1)]),
-        {"batch: count", "packet: doubled"},
+        {"batch: count", "row: doubled", "packet: doubled"},
     ),
     "two rows in each other's place": (
         lambda t: column(t, "sequence", lambda v: [v[1], v[0], *v[2:]]),
@@ -140,6 +146,49 @@ def test_files_torn_foreign_or_missing_are_found(spark, lake):
     foreign.mkdir(parents=True)
     (foreign / "part.parquet").write_bytes(whole)
     assert "folder: foreign" in audit(spark, lake).counts
+
+
+def test_what_a_plain_reader_would_read_too_much_is_found_without_the_log(spark, lake):
+    path, table = file_of(lake)
+    other, _ = file_of(lake, -1)
+    pq.write_table(pa.concat_tables([table, pq.ParquetFile(other).read().slice(0, 1)]), path)
+    reached = Lake.open(lake).reached
+    beyond = path.parents[1].with_name(f"batch={reached + 1}-{reached + 9}") / "kind=POST"
+    strays = [
+        lake / "packets" / "stray.parquet",
+        path.parents[2] / "stray.parquet",
+        lake / "packets" / "README",
+    ]
+    for stray in (*strays, beyond / "part.parquet"):
+        stray.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(other, stray)
+    audited = audit(spark, lake)
+    assert {"row: outside": 1, "folder: foreign": 1, "file: stray": 3}.items() <= audited.counts.items()
+    [outside] = [finding for finding in audited.findings if finding.reason == "outside"]
+    assert (outside.file, outside.row) == (str(path), table.num_rows) and outside.packet_id is not None
+    assert {finding.file for finding in audited.findings if finding.about == "file"} == set(map(str, strays))
+
+
+def test_a_migration_audits_first_and_what_was_not_bound_is(spark, log, lake):
+    chain = [decode(path.read_bytes(), path.name) for path in sorted(lake.glob("_manifests/*.json"))]
+    previous = GENESIS
+    for manifest in chain:  # as an earlier version wrote it
+        old = as_format_1(manifest, previous)
+        previous = old.hash
+        (lake / "_manifests" / f"{old.number:010}.json").write_bytes(encode(old))
+    path, table = file_of(lake)
+    altered = TAMPERINGS["an annotation"][0]
+    pq.write_table(altered(table), path)
+    assert audit(spark, lake).holds  # only the log can tell
+    with pytest.raises(LakeError, match=r"1 × log: altered.*nothing was changed"):
+        migrate_lake(spark, lake, url=log)
+    assert Lake.open(lake).tip == previous
+    pq.write_table(table, path)
+    done = migrate_lake(spark, lake, url=log)
+    assert (done.batches, done.tip_before, done.tip) == (2, previous, chain[-1].hash)
+    assert audit(spark, lake, url=log).holds
+    pq.write_table(altered(table), path)
+    assert audit(spark, lake).counts == {"batch: contents": 1}
 
 
 def test_a_changed_or_missing_manifest_is_an_error(spark, lake):

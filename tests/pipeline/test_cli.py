@@ -15,7 +15,7 @@ from strata_pipeline.cli import app
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-COMMANDS = ("archive", "audit", "compact", "reliability", "traffic", "reputation", "restore")
+COMMANDS = ("archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake")
 
 
 def pipeline(*arguments: str, **options):

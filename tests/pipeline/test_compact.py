@@ -11,6 +11,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.lake import files
+from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
 from tests.support.lakes import DAY, NOON, bodies, sql
@@ -38,6 +39,8 @@ def made(original, tmp_path):
 def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, made):
     log_url = original[0]
     before = bodies(tmp_path)
+    with Lake.open(tmp_path).held():
+        assert compact(spark, tmp_path, patience=0).waiting == 2
     done = compact(spark, tmp_path)
     assert done.days == 2 and done.files_after == 4 < done.files_before
     assert bodies(tmp_path) == before == [p.canonical for n, p in enumerate(made) if n != 4]
@@ -45,7 +48,8 @@ def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, 
     for file in (tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"):
         sequences = pq.ParquetFile(file).read(["sequence"])["sequence"].to_pylist()
         assert sequences == sorted(sequences)
-    assert compact(spark, tmp_path).days == 0
+    again = compact(spark, tmp_path, grace=0)
+    assert (again.days, again.deleted) == (0, 2) and not (tmp_path / "_retired").exists()
     relay_logs.append(log_url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
     archive(spark, log_url, tmp_path)
     assert bodies(tmp_path) == before + [packet.canonical for packet in more]

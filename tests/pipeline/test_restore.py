@@ -308,6 +308,7 @@ def rewrite(path, column, change):
         ("packet_id", lambda old: bytes(32), "its rows have other ids"),
         ("body", lambda old: old.replace(b"lorem", b"Lorem", 1), "packet_id_mismatch"),
         ("author_id", lambda old: old + "x", "columns_differ: author_id"),
+        ("annotation", lambda old: b"{}", "a body, an annotation or a quarantined row was altered"),
     ],
 )
 def test_a_damaged_batch_is_refused_by_name_and_nothing_of_it_goes_in(

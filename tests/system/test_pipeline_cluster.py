@@ -47,7 +47,7 @@ def found(_):
 
 with open_session("cluster", master=master, conf=conf) as spark:
     spark.sparkContext.setJobGroup("archive", "archive")
-    archived = archive(spark, url, lake)
+    archived = archive(spark, url, lake, partitions=2)
     spark.sparkContext.setJobGroup("audit", "audit")
     audited = audit(spark, lake)
     places = spark.sparkContext.range(2, numSlices=2).map(found).collect()

@@ -98,4 +98,5 @@ def _progress_bar(*, enabled: bool) -> Progress:
 def _told(done: Archived) -> str:
     aside = f", {done.quarantined:,} more put aside in quarantine" if done.quarantined else ""
     counts = f"{done.packets:,} packets in {done.batches:,} batches"
-    return f"archived {counts}{aside}; the lake stands at {done.reached}"
+    moved = f"; {len(done.moved_aside)} broken folders were moved into _aside" if done.moved_aside else ""
+    return f"archived {counts}{aside}; the lake stands at {done.reached}{moved}"

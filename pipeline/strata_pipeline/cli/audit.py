@@ -81,6 +81,8 @@ def _tell(audited: Audited) -> None:
     for finding in audited.findings[:_SHOWN]:
         where = "" if finding.packet_id is None else f" {finding.packet_id}"
         place = "" if finding.sequence is None else f" at {finding.sequence}"
+        if finding.file is not None:
+            place += f" in {finding.file}" + ("" if finding.row is None else f", row {finding.row}")
         detail = "" if finding.detail is None else f": {finding.detail}"
         print(f"  {finding.about}{where}{place}: {finding.reason}{detail}")
     for name, count in sorted(audited.counts.items()):

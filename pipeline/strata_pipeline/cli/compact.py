@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
@@ -16,11 +17,23 @@ __all__ = ["compact_command"]
 
 
 def compact_command(
-    lake: LakeFolder, master: Master = None, conf: SparkConf = None, json: Json = False
+    lake: LakeFolder,
+    grace: Annotated[
+        int,
+        typer.Option(metavar="SECONDS", help="How long replaced files are kept for their readers.", min=0),
+    ] = 86_400,
+    patience: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long to wait for jobs that read the lake.", min=0),
+    ] = 600.0,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
 ) -> None:
     """Rewrite the small files of finished days as large ones.
 
-    The contents of the lake stay the same.
+    The contents of the lake stay the same, and an archive may run meanwhile. Replaced files leave the table's
+    folder for _retired, and a later run deletes them. A day waits for the next run while other jobs read.
     """
     from strata_pipeline.jobs.compact import compact
     from strata_pipeline.session import open_session
@@ -31,6 +44,8 @@ def compact_command(
             def progress(done: Compacted) -> None:
                 status.update(f"compacting: {done.days} days done")
 
-            done = compact(spark, lake, progress=progress)
+            done = compact(spark, lake, grace=grace, patience=patience, progress=progress)
     text = f"compacted {done.days} days: {done.files_before} files became {done.files_after}"
+    if done.waiting:
+        text += f"; {done.waiting} days wait until no job reads the lake"
     say(text, json, event="compacted", **msgspec.to_builtins(done))

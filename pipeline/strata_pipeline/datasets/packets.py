@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 from strata.protocol.lake import day_text
 
@@ -26,15 +28,14 @@ class Packets(Dataset, schema="packets"):
 
         A column that a file of an earlier schema lacks is null.
         """
-        return cls(cls.read(spark, lake, days)) if lake.packets.is_dir() else cls.empty(spark)
+        return cls(cls.read(spark, lake, days))
 
     @classmethod
     def read(cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None) -> DataFrame:
         """The same rows with the columns `day`, `batch` and `kind`, from the names of the folders."""
-        folders = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
-        wanted = StructType([*schema("packets").fields, *folders])
-        frame = spark.read.schema(wanted).parquet(str(lake.packets))
-        return frame if days is None else frame.where(F.col("day").isin([day_text(day) for day in days]))
+        names = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
+        wanted = StructType([*schema("packets").fields, *names])
+        return _read(spark, lake.packets, wanted, days, "batch=*/kind=*")
 
 
 class Quarantine(Dataset, schema="quarantine"):
@@ -43,6 +44,20 @@ class Quarantine(Dataset, schema="quarantine"):
     @classmethod
     def of(cls, spark: SparkSession, lake: Lake) -> Self:
         """All of them."""
-        if not lake.quarantine.is_dir():
-            return cls.empty(spark)
-        return cls(spark.read.schema(schema("quarantine")).parquet(str(lake.quarantine)))
+        return cls(_read(spark, lake.quarantine, schema("quarantine"), None, "batch=*"))
+
+
+def _read(
+    spark: SparkSession, root: Path, wanted: StructType, days: Sequence[int] | None, pattern: str
+) -> DataFrame:
+    """The rows in the folders of batches of these days, or of all."""
+    named = root.glob("day=*") if days is None else (root / f"day={day_text(day)}" for day in days)
+    there = [day for day in named if next(day.glob(pattern), None) is not None]
+    if not there:
+        return spark.createDataFrame([], wanted)
+    reader = spark.read.schema(wanted).option("basePath", str(root))
+    try:
+        return reader.parquet(*map(str, there))
+    except (PySparkException, Py4JError):
+        # Spark can make no sense of a file beside the folders. It is left out, and the audit names it.
+        return reader.parquet(*(str(day / pattern) for day in there))

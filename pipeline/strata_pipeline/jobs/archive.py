@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -17,18 +17,23 @@ import pyarrow.dataset as pads
 from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest, Span
+from strata.protocol.lake import FORMAT, Manifest, Span
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake import files
+from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
-from strata_pipeline.log.database import connect, log_state, sequence_of
+from strata_pipeline.log.database import connect, id_at, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.transforms.checking import check_rows
 
 __all__ = ["Archived", "archive"]
+
+_MIN_PART_ROWS = 10_000
+"""Each part makes a file of each kind: small batches in many parts would make a lake of tiny files."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class Archived:
     """Rows of the log that the lake did not hold at the last look."""
     tip: str = ""
     """The hash of the last manifest."""
+    moved_aside: list[str] = field(default_factory=list)
+    """What an interrupted writer had left in sight of readers, and not whole; it is in `_aside` now."""
 
 
 def archive(
@@ -60,13 +67,15 @@ def archive(
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    At the head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
+    A batch is read in `partitions` parts; by default in one for each core, and none below 10,000 rows. At the
+    head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
     whether to end there. `progress` is called after each batch and at the head. Raises `PipelineError` and
     `LakeError`; whatever happened, the next run completes the work.
     """
     done = Archived()
-    parts = partitions or spark.sparkContext.defaultParallelism
+    cores = spark.sparkContext.defaultParallelism
     with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
+        done.moved_aside = [str(path) for path in lake.moved]
         _check_same_log(lake, connection)
         while True:
             state = log_state(connection)
@@ -80,6 +89,7 @@ def archive(
                 if not follow():
                     return done
                 continue
+            parts = partitions or min(cores, -(-span.ordinals // _MIN_PART_ROWS))
             manifest = _archive_batch(spark, url, lake, span, state, parts)
             done.batches += 1
             done.packets += manifest.packets
@@ -123,7 +133,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     """Commit what was really written: the files are read again before the manifest names them."""
     packets = _written(staged / "packets")
     quarantine = _written(staged / "quarantine") if quarantined else None
-    places = read_places(folder for folder in (packets, quarantine) if folder is not None)
+    places = read_places([*_folders(packets), *_folders(quarantine)])
     expected = state.rows_expected(span)
     if places.num_rows != rows or (expected is not None and rows != expected):
         raise LogError(
@@ -133,12 +143,14 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
     last = places.num_rows - 1
     return lake.commit(
         Manifest(
+            format=FORMAT,
             number=len(lake.manifests),
             after=span.after,
             up_to=span.up_to,
             packets=rows - quarantined,
             quarantined=quarantined,
             rows=digest_of(places),
+            contents=contents_of(_folders(packets), _folders(quarantine), span),
             body_bytes=pc.sum(places["size"]).as_py() or 0,
             kinds=_kinds(packets),
             last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
@@ -157,6 +169,10 @@ def _written(folder: Path) -> Path | None:
     return folder if any(folder.rglob("*.parquet")) else None
 
 
+def _folders(folder: Path | None) -> list[Path]:
+    return [] if folder is None else [folder]
+
+
 def _kinds(packets: Path | None) -> dict[str, int]:
     if packets is None:
         return {}
@@ -167,18 +183,40 @@ def _kinds(packets: Path | None) -> dict[str, int]:
 
 
 def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
-    """Refuse to mix two logs in one lake: the last packet tells them apart."""
+    """Refuse to mix two logs in one lake: the last packet tells them apart.
+
+    The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
+    the log was mended since, the last sound packet of the lake tells.
+    """
     if not lake.manifests:
         return
     last = lake.manifests[-1]
-    found = sequence_of(connection, bytes.fromhex(last.last_packet_id))
-    if found is not None and found != last.up_to:
+    place = last.up_to, bytes.fromhex(last.last_packet_id)
+    if id_at(connection, place[0]) == place[1]:
+        return
+    if last.quarantined:
+        sound = _last_packet(lake)
+        if sound is None or id_at(connection, sound[0]) == sound[1]:
+            return
+        place = sound
+    sequence, packet_id = place[0], place[1].hex()
+    found = sequence_of(connection, place[1])
+    if found is not None and found != sequence:
         raise LogError(
-            f"packet 0x{last.last_packet_id} is the lake's last at {last.up_to}, and at {found} in this log: "
+            f"packet 0x{packet_id} is the lake's last at {sequence}, and at {found} in this log: "
             "it is the log of another relay. Archive it into another lake"
         )
-    if found is None and log_state(connection).removed_to <= last.up_to:
+    if found is None and log_state(connection).removed_to <= sequence:
         raise LogError(
-            f"the log does not know the lake's last packet, 0x{last.last_packet_id}: it is the log of "
+            f"the log does not know the lake's last packet, 0x{packet_id}: it is the log of "
             "another relay. Archive it into another lake"
         )
+
+
+def _last_packet(lake: Lake) -> tuple[int, bytes] | None:
+    """The place and id of the last row that was not put aside; None in a lake without such rows."""
+    for manifest in reversed(lake.manifests):
+        if manifest.packets:
+            rows = Batch.read(lake, manifest).packets
+            return rows["sequence"][-1].as_py(), rows["packet_id"][-1].as_py()
+    return None

@@ -1,7 +1,7 @@
 """`strata-pipeline audit`: verify the lake against its manifests, its authors and the log.
 
 chain        manifests 0, 1, 2, …, each bound to the previous one
-batches      the rows in the files agree with the manifests: count and digest
+batches      the rows in the files agree with the manifests, by count and digests, and no reader finds others
 packets      each id recomputed, each signature verified, no packet twice
 log          with a database: the same rows at the same places
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from strata.protocol.lake import Manifest
+from strata.protocol.lake import Manifest, manifests_of_day
 
 from strata_pipeline.datasets import Packets, Quarantine
-from strata_pipeline.errors import log_too_short
+from strata_pipeline.errors import PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults, units_of_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.layout import span_of
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.transforms.comparing import differences, doubled
 from strata_pipeline.transforms.signatures import Keys, verify_packets
@@ -42,11 +43,14 @@ class Finding:
     """One fault that an audit found."""
 
     about: str
-    """`batch`, `packet`, `log`, or `folder`."""
+    """`batch`, `row`, `packet`, `log`, `folder`, or `file`."""
     reason: str
     sequence: int | None = None
     packet_id: str | None = None
     detail: str | None = None
+    file: str | None = None
+    row: int | None = None
+    """The number of the row in its file, from 0."""
 
 
 @dataclass(slots=True)
@@ -92,6 +96,17 @@ def audit(
     on. An archive may run meanwhile: the next audit checks what it adds.
     """
     lake = Lake.open(path)
+    with lake.held():
+        return _audit(spark, lake, url, bootstrap, progress)
+
+
+def _audit(
+    spark: SparkSession,
+    lake: Lake,
+    url: str | None,
+    bootstrap: Path | None,
+    progress: Callable[[str, Audited], None],
+) -> Audited:
     audited = Audited(
         batches=len(lake.manifests),
         packets=sum(manifest.packets for manifest in lake.manifests),
@@ -123,55 +138,90 @@ def _look(
     _check_folders(lake, audited)
     packets = Packets(Packets.of(spark, lake).frame.where(F.col("sequence") <= lake.reached))
     progress("packets", audited)
-    with translate_failures("verifying packets"):
+    with _damage_told(audited), translate_failures("verifying packets"):
         _collect(verify_packets(packets, Keys.of(packets, bootstrap)), "packet", audited)
     progress("doubles", audited)
-    with translate_failures("looking for packets that are there twice"):
+    with _damage_told(audited), translate_failures("looking for packets that are there twice"):
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
     if url is not None:
         progress("log", audited)
         _compare(spark, lake, packets, url, audited)
 
 
+@contextlib.contextmanager
+def _damage_told(audited: Audited) -> Iterator[None]:
+    """A step that fails because of damage that was found before is one more finding."""
+    try:
+        yield
+    except PipelineError as error:
+        if isinstance(error, UsageError) or not audited.counts:
+            raise
+        audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=str(error))])
+
+
 def _check_batches(spark: SparkSession, lake: Lake, audited: Audited) -> None:
-    """Check the batches in tasks; each task holds the ids of one batch at a time in memory."""
-    if not lake.manifests:
+    """Check the batches in tasks; each task holds ids and hashes of some batches at a time in memory."""
+    work: list[_Work] = []
+    for day in lake.days():
+        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
+            folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
+            pieces = list(chunks(unit.manifests))
+            work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]
+    if not work:
         return
-    work = [(msgspec.json.encode(manifest), [str(f) for f in lake.folders_of(manifest.span)])
-            for manifest in lake.manifests]  # fmt: skip
     slices = min(len(work), 4 * spark.sparkContext.defaultParallelism)
     with translate_failures("reading the lake"):
-        faults = spark.sparkContext.parallelize(work, slices).map(_batch_fault).collect()
-    wrong = [Finding("batch", *fault) for fault in faults if fault is not None]
-    audited.found(Counter(f"batch: {finding.reason}" for finding in wrong), wrong)
+        found = spark.sparkContext.parallelize(work, slices).flatMap(_faults).collect()
+    faults = [_fault(Fault(*fault)) for fault in found]
+    audited.found(Counter(f"{one.about}: {one.reason}" for one in faults), faults)
 
 
-def _batch_fault(work: tuple[bytes, list[str]]) -> tuple[str, int, None, str] | None:
-    manifest = msgspec.json.decode(work[0], type=Manifest)
-    name = f"batch {manifest.span} (manifest {manifest.number})"
-    try:
-        rows = read_places((Path(folder) for folder in work[1]), manifest.span)
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
-        return "unreadable", manifest.up_to, None, f"{name}: {error}"
-    expected = manifest.packets + manifest.quarantined
-    if rows.num_rows != expected:
-        return "count", manifest.up_to, None, f"{name} has {rows.num_rows} rows and must have {expected}"
-    if digest_of(rows) != manifest.rows:
-        return (
-            "digest",
-            manifest.up_to,
-            None,
-            f"{name} holds other packets, or places, than its manifest says",
-        )
-    return None
+_Work = tuple[bytes, list[str], list[str], bool]
+"""Manifests, folders of packets, folders of quarantined rows, and whether to look for what is too much."""
+
+
+def _faults(work: _Work) -> list[tuple[Any, ...]]:
+    manifests = msgspec.json.decode(work[0], type=list[Manifest])
+    packets, quarantine = ([Path(folder) for folder in folders] for folders in work[1:3])
+    faults = batches_faults(manifests, packets, quarantine)
+    if work[3]:
+        faults += places_faults(Unit(manifests, packets, quarantine))
+    return [tuple(fault) for fault in faults]
+
+
+def _fault(fault: Fault) -> Finding:
+    packet_id = None if fault.packet_id is None else f"0x{fault.packet_id.hex()}"
+    return Finding(fault.about, fault.reason, fault.sequence, packet_id, fault.detail, fault.file, fault.row)
 
 
 def _check_folders(lake: Lake, audited: Audited) -> None:
-    foreign = [
-        Finding("folder", "foreign", detail=f"{folder} belongs to no manifest: a plain reader would read it")
-        for folder in lake.foreign()
+    found = [
+        Finding("folder", "foreign", detail=f"{one} belongs to no manifest: a plain reader would read it")
+        for one in _foreign(lake)
     ]
-    audited.found(Counter(f"folder: {finding.reason}" for finding in foreign), foreign)
+    found += [
+        Finding(
+            "file", "stray", detail=f"{one} lies outside batches: a plain reader would read it", file=str(one)
+        )
+        for one in lake.strays()
+    ]
+    audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _foreign(lake: Lake) -> list[Path]:
+    """Folders of no batch. An archive may run meanwhile: what it adds, and is about to add, is no fault."""
+    if not lake.foreign(beyond=True):
+        return []
+    while True:
+        now = Lake.open(lake.root)
+        left = [
+            folder
+            for folder in now.foreign(beyond=True)
+            if span_of(folder).after != now.reached or not now.staged_batch(span_of(folder)).is_dir()
+        ]
+        # Unless a batch was completed just now, between the two looks.
+        if not left or Lake.open(lake.root).tip == now.tip:
+            return left
 
 
 def _compare(spark: SparkSession, lake: Lake, packets: Packets, url: str, audited: Audited) -> None:

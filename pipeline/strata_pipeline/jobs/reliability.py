@@ -44,7 +44,7 @@ def reliability(
     lake = Lake.open(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
-    with translate_failures("reliability"):
+    with lake.held(), translate_failures("reliability"):
         progress("reading messages")
         packets = read_channels(window.packets(spark, CHANNEL))
         with keep(packets):

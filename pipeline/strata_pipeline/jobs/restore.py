@@ -74,7 +74,7 @@ def restore(
     manifests = [one for one in lake.manifests if until is None or one.span.day <= until]
     if not manifests:
         raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
-    with restoring.writing(url) as connection:
+    with lake.held(), restoring.writing(url) as connection:
         head = restoring.read_head(connection)
         held = _check_beginning(lake, manifests, connection, head)
         done = Restored(reached=head.sequence, left=sum(one.packets for one in manifests) - held)
@@ -87,6 +87,7 @@ def restore(
                 if manifest.up_to > head.sequence:
                     batch = Batch.read(lake, manifest)
                     _stage(spark, url, table, batch, head)
+                    batch.check_contents()  # after the packets: a fault of one of them is told by its place
                     head = _move(connection, table, batch, head, chunk_rows, done, progress)
         if done.packets:
             done.epoch = restoring.begin_epoch(connection, int(time.time()))

@@ -50,8 +50,6 @@ class DayWindow:
         return self._read(spark, self.earlier, kind) if self.earlier else None
 
     def _read(self, spark: SparkSession, days: list[int], kind: str | None) -> Packets:
-        if not self.lake.packets.is_dir():
-            return Packets.empty(spark)
         frame = Packets.of(spark, self.lake, days).frame
         committed = frame.where(F.col("sequence") <= self.lake.reached)
         # Spark finds the folder's column below the dataset's, and reads no file of another folder.

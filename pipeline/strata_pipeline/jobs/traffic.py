@@ -71,7 +71,7 @@ def traffic(
     folder = check_output(output, lake)
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
-    with translate_failures("traffic"):
+    with lake.held(), translate_failures("traffic"):
         progress("comparing texts")
         packets = window.packets(spark)
         texts = read_texts(packets)

@@ -10,6 +10,8 @@ import pyarrow as pa
 from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
 
@@ -32,6 +34,8 @@ class Batch:
     manifest: Manifest
     folders: list[Path]
     """The folders of its packets; files of other batches may be there too."""
+    aside: list[Path]
+    """The folders of its quarantined rows."""
     packets: pa.Table
     """The places of its packets, in log order (see `lake.rows`)."""
     rows: pa.Table
@@ -58,7 +62,18 @@ class Batch:
         rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
         if digest_of(rows) != manifest.rows:
             raise _damaged(manifest, "its rows have other ids, or places, than its manifest says")
-        return cls(manifest, sound, packets, rows)
+        return cls(manifest, sound, aside, packets, rows)
+
+    def check_contents(self) -> None:
+        """Raise `LakeError` unless bodies, annotations and quarantined rows are what the manifest binds."""
+        if self.manifest.format == 1:
+            return
+        try:
+            found = contents_of(self.folders, self.aside, self.manifest.span)
+        except (OSError, ValueError) as error:
+            raise _damaged(self.manifest, f"its files cannot be read: {error}") from None
+        if found != self.manifest.contents:
+            raise _damaged(self.manifest, "a body, an annotation or a quarantined row was altered")
 
     def packets_up_to(self, sequence: int) -> int:
         """The number of packets at or below a sequence."""
@@ -82,11 +97,6 @@ class Batch:
             parts.append(Part(Span(low, high), packets, int(received[last])))
             low = high
         return parts
-
-
-def batch_name(manifest: Manifest) -> str:
-    """The name of a batch in messages."""
-    return f"batch {manifest.span} (manifest {manifest.number})"
 
 
 def leading_days_with_holes(manifests: list[Manifest]) -> int:

@@ -1,8 +1,8 @@
 """Atomic and durable operations on the files of a lake, on a disk that is mounted on this machine.
 
 A batch is written into `_staging`, flushed to the disk, and renamed. So no reader ever sees half a batch,
-whatever was killed and when. Names that begin with `_` are invisible to Spark and to every other reader of
-Parquet.
+whatever was killed and when. What a reader may see is renamed out of sight before it is deleted. Names that
+begin with `_` are invisible to Spark and to most other readers of Parquet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import fcntl
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,19 +25,26 @@ __all__ = [
     "exchange",
     "locked",
     "make_durable",
+    "make_folder",
+    "move",
     "place",
     "remove",
+    "remove_if_empty",
+    "shared",
+    "sync",
+    "unread",
     "without_notes",
     "write_new",
 ]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_LOOK_SECONDS = 0.2
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a lake; the system releases it when the process ends. Raises `LakeBusy`."""
+    """Hold a lock of a lake; the system releases it when the process ends. Raises `LakeBusy`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
@@ -46,52 +54,106 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def shared(path: Path) -> Iterator[None]:
+    """Hold a lock together with others, while nobody holds it alone.
+
+    Where the file is not there and cannot be made, or the file system knows no locks, this holds nothing.
+    """
+    descriptor = -1
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def unread(path: Path, patience: float) -> Iterator[None]:
+    """Hold the lock of `shared` alone. Raises `LakeBusy` when others hold it for `patience` seconds more."""
+    deadline = time.monotonic() + patience
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LakeBusy(f"jobs are reading {path.parent}; run this again later") from None
+                time.sleep(min(left, _LOOK_SECONDS))
+        yield
+
+
 def write_new(path: Path, content: bytes) -> None:
     """Write a new file as a whole or not at all. Raises `LakeError` if the name is taken."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(draft, content)
         os.link(draft, path)  # as a rename, but it never replaces
     except FileExistsError:
         raise LakeError(f"{path} is there already") from None
     finally:
         draft.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def make_durable(folder: Path) -> None:
     """Flush a folder and every file below it to the disk."""
     for root, _, names in os.walk(folder):
         for name in names:
-            _sync(Path(root, name))
-        _sync(Path(root))
+            sync(Path(root, name))
+        sync(Path(root))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably, where they are not there yet."""
+    for one in (*reversed(folder.parents), folder):
+        if not one.exists():
+            one.mkdir(exist_ok=True)
+            sync(one.parent)
 
 
 def place(source: Path, target: Path) -> None:
     """Rename a folder to where readers see it. Raises `LakeError` if the name is taken."""
     if target.exists():
         raise LakeError(f"{target} is there already")
-    for parent in reversed(target.parents):
-        if not parent.exists():
-            parent.mkdir(exist_ok=True)
-            _sync(parent.parent)
+    make_folder(target.parent)
     os.rename(source, target)
-    _sync(target.parent)
+    sync(target.parent)
+
+
+def move(source: Path, folder: Path, name: str) -> Path:
+    """Rename into a folder, under a name or, where that is taken, the name and a number; returns the path."""
+    make_folder(folder)
+    target, number = folder / name, 1
+    while target.exists():
+        target, number = folder / f"{name}.{number}", number + 1
+    os.rename(source, target)
+    sync(folder)
+    sync(source.parent)
+    return target
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders in one step where the system can do that, else in three."""
+    """Exchange two folders in one step where the system can do that, else in three.
+
+    Cut off between the three, `one` is missing or new, and the old one is `{other}.old`.
+    """
     if not _exchange_at_once(one, other):
-        aside = one.with_name(f"_{one.name}.aside")
+        aside = other.with_name(f"{other.name}.old")
         os.rename(one, aside)
+        sync(other.parent)  # before the name is given again: after a power cut it must be in one of the two
         os.rename(other, one)
         os.rename(aside, other)
-    _sync(one.parent)
-    _sync(other.parent)
+    sync(one.parent)
+    sync(other.parent)
 
 
 def without_notes(folder: Path) -> None:
@@ -111,6 +173,17 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder if it exists and nothing is in it."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
 def _exchange_at_once(one: Path, other: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
@@ -126,7 +199,19 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(one))
 
 
-def _sync(path: Path) -> None:
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

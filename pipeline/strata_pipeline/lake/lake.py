@@ -1,170 +1,124 @@
-"""A lake: packets by day and kind, what was quarantined, and the chain of manifests.
+"""A lake: packets by day and kind, what was quarantined, and the chain of manifests (`layout` draws it).
 
-    packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
-    quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
-    _manifests/0000000000.json, 0000000001.json, …
-    _staging/                                             the batch that is being written
+A batch appears in four steps: it is written into `_staging` and flushed to the disk; its manifest is written
+beside it there; it is renamed into place; its manifest is written into the chain. `recovery` tells what
+becomes of it when the writer is killed in between. So the chain is the only record of progress, and no
+checkpoint beside it can disagree (decisions 19 and 48).
 
-A batch appears in three steps: it is written into `_staging` and flushed to the disk; it is renamed into
-place; its manifest is written. A writer that is killed before the second step leaves nothing. A writer that
-is killed before the third leaves a whole batch without a manifest, and `recover` removes it: the log still
-has those rows, and the manifests say where to go on. So the chain is the only record of progress, and no
-checkpoint beside it can disagree (decision 19).
+Three locks: one for whoever adds batches, one for whoever replaces the files of finished days, and one that
+readers share. The first two touch different folders, so an archive and a compaction run side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from strata.protocol.lake import GENESIS, Manifest, Span, check_chain, day_of, day_text, decode, encode, seal
+from strata.protocol.lake import Manifest, Span, encode, seal
 
-from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout
+from strata_pipeline.lake.recovery import recover_batches, recover_days
 
 __all__ = ["Lake"]
 
-_BATCH = re.compile(r"batch=(\d+)-(\d+)")
-_MANIFEST = re.compile(r"\d{10}\.json")
+_BATCHES_LOCK = "_lock"
+_DAYS_LOCK = "_compaction_lock"
+_READERS_LOCK = "_readers_lock"
 
 
-class Lake:
+class Lake(LakeLayout):
     """A lake in a folder."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.packets = root / "packets"
-        self.quarantine = root / "quarantine"
-        self.manifests_folder = root / "_manifests"
-        self.staging = root / "_staging"
-        self.manifests: list[Manifest] = []
-        """The chain, as `load` read it and `commit` extends it."""
+        super().__init__(root)
+        self.moved: list[Path] = []
+        """What opening the lake for writing has moved into `_aside`."""
 
     @classmethod
     def open(cls, path: str | Path) -> Lake:
         """The lake in a folder, for reading; its chain is checked. Raises `LakeError`, `UsageError`."""
         lake = cls(_local(path))
         if not lake.manifests_folder.is_dir():
-            raise LakeError(f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing")
+            advice = ", bring it back from a copy" if lake.packets.is_dir() else ""
+            raise LakeError(
+                f"there is no lake in {lake.root}: {lake.manifests_folder.name} is missing{advice}"
+            )
         lake.load()
         return lake
 
     @classmethod
     @contextlib.contextmanager
     def write(cls, path: str | Path) -> Iterator[Lake]:
-        """The lake in a folder, for writing; it need not exist yet. It is locked against other writers, and
-        what an interrupted writer left is removed. Raises `LakeBusy` too."""
+        """The lake in a folder, for adding batches; it need not exist yet.
+
+        It is locked against others who add batches, and what an interrupted writer left is completed or moved
+        aside. A compaction may run meanwhile. Raises `LakeBusy` too, and `LakeError`, before anything is
+        changed, where folders and chain do not belong together.
+        """
         lake = cls(_local(path))
-        with files.locked(lake.root / "_lock"):
+        with files.locked(lake.root / _BATCHES_LOCK):
+            # Whoever holds the other lock is at work on the days, and has looked after them.
+            with contextlib.suppress(LakeBusy), files.locked(lake.root / _DAYS_LOCK):
+                lake.moved += recover_days(lake)
+            lake._make_readers_lock()
             lake.load()
-            lake.recover()
+            lake.moved += recover_batches(lake)
             yield lake
 
-    @property
-    def reached(self) -> int:
-        """The sequence up to which the lake holds the log."""
-        return self.manifests[-1].up_to if self.manifests else 0
+    @classmethod
+    @contextlib.contextmanager
+    def replace(cls, path: str | Path) -> Iterator[Lake]:
+        """The lake in a folder, for replacing the files of finished days. An archive may run meanwhile.
 
-    @property
-    def tip(self) -> str:
-        """The hash of the last manifest: it stands for the whole contents of the lake."""
-        return self.manifests[-1].hash if self.manifests else GENESIS
+        Raises `LakeBusy`, `LakeError`, `UsageError`.
+        """
+        lake = cls(_local(path))
+        with files.locked(lake.root / _DAYS_LOCK):
+            lake.moved += recover_days(lake)
+            lake._make_readers_lock()
+            lake.load()
+            yield lake
 
-    def load(self) -> None:
-        """Read the chain and check it. Raises `LakeError`."""
-        names = sorted(path for path in self._listed(self.manifests_folder) if _MANIFEST.fullmatch(path.name))
-        try:
-            manifests = [decode(path.read_bytes(), path.name) for path in names]
-        except OSError as error:
-            raise LakeError(f"the lake's manifests cannot be read: {error}") from None
-        check_chain(manifests)
-        self.manifests = manifests
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Files stay where they are meanwhile: a compaction waits, or leaves the day for its next run."""
+        with files.shared(self.root / _READERS_LOCK):
+            yield
 
-    def recover(self) -> list[Path]:
-        """Remove what an interrupted writer left, and return its folders. Raises `LakeError`."""
-        removed = [self.staging] if self.staging.exists() else []
-        files.remove(self.staging)
-        for folder in self.foreign(beyond=True):
-            if _span_of(folder).up_to <= self.reached:
-                raise LakeError(f"{folder} is none of the lake's batches: was it copied here? Move it away")
-            files.remove(folder)
-            removed.append(folder)
-        return removed
+    def _make_readers_lock(self) -> None:
+        """A job that may only read cannot make the file, and needs it."""
+        (self.root / _READERS_LOCK).touch()
 
-    def foreign(self, *, beyond: bool = False) -> list[Path]:
-        """Folders that no manifest names; with `beyond`, also those after the last manifest: there a batch
-        may be in the making."""
-        ends = {manifest.up_to for manifest in self.manifests}
-        return [
-            folder
-            for folder in self._batch_folders(self.packets) + self._batch_folders(self.quarantine)
-            if (end := _span_of(folder).up_to) not in ends and (beyond or end <= self.reached)
-        ]
+    @contextlib.contextmanager
+    def unread(self, patience: float) -> Iterator[None]:
+        """Nobody is in `held` meanwhile. Raises `LakeBusy` after `patience` seconds."""
+        with files.unread(self.root / _READERS_LOCK, patience):
+            yield
 
     def stage(self, span: Span) -> Path:
         """The folder to write a batch into. It does not exist yet."""
-        target = self.staging / f"batch={span}"
+        target = self.staged_batch(span)
         files.remove(target)
-        self.staging.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.staging)
         return target
 
     def commit(self, manifest: Manifest, packets: Path | None, quarantine: Path | None) -> Manifest:
-        """Put a staged batch in place: its folders, then its manifest. Returns the manifest as written."""
+        """Put a staged batch in place: its folders, then its manifest. Returns the manifest as written.
+
+        `packets` and `quarantine` are the folders of these names in the folder of `stage`, or None.
+        """
         sealed = seal(manifest)
-        for source, target in ((packets, self.packets), (quarantine, self.quarantine)):
+        for source in (packets, quarantine):
             if source is not None:
                 files.make_durable(source)
-                files.place(source, target / _batch_path(sealed.span))
-        files.write_new(self.manifests_folder / f"{sealed.number:010}.json", encode(sealed))
-        self.manifests.append(sealed)
-        files.remove(self.staging)
+        # Before a reader sees anything: with it the next writer proves that the batch is ours, and whole.
+        files.write_new(self.staged_batch(sealed.span) / STAGED_MANIFEST, encode(sealed))
+        files.sync(self.staging)
+        self.publish(sealed)
         return sealed
-
-    def days(self) -> list[int]:
-        """The days of which the lake has packets or quarantined rows."""
-        return sorted({day_of(manifest.up_to) for manifest in self.manifests})
-
-    def folders_of(self, span: Span) -> list[Path]:
-        """The folders that hold the packets and quarantined rows of a batch: its own, or those of its day."""
-        day = f"day={day_text(span.day)}"
-        return [
-            folder
-            for root in (self.packets, self.quarantine)
-            for folder in self._listed(root / day)
-            if _BATCH.fullmatch(folder.name) and _span_of(folder).overlaps(span)
-        ]
-
-    def batches(self, day: int) -> list[Span]:
-        """The spans of a day's folders of packets, in order: its batches, or one for all of them."""
-        folders = self._listed(self.packets / f"day={day_text(day)}")
-        return sorted(_span_of(folder) for folder in folders if _BATCH.fullmatch(folder.name))
-
-    def day_folder(self, day: int) -> Path:
-        """The folder of a day's packets."""
-        return self.packets / f"day={day_text(day)}"
-
-    def _batch_folders(self, root: Path) -> list[Path]:
-        return [
-            batch
-            for day in self._listed(root)
-            for batch in self._listed(day)
-            if _BATCH.fullmatch(batch.name) is not None
-        ]
-
-    def _listed(self, folder: Path) -> Sequence[Path]:
-        return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _batch_path(span: Span) -> Path:
-    return Path(f"day={day_text(span.day)}", f"batch={span}")
-
-
-def _span_of(folder: Path) -> Span:
-    match = _BATCH.fullmatch(folder.name)
-    assert match is not None
-    return Span(int(match[1]) - 1, int(match[2]))
 
 
 def _local(path: str | Path) -> Path:

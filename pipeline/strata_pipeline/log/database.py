@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "connect",
+    "id_at",
     "literal",
     "log_state",
     "read_span",
@@ -98,6 +99,14 @@ def sequence_of(connection: adbc.Connection, packet_id: bytes) -> int | None:
         cursor.execute(f"SELECT sequence FROM packet_ids WHERE packet_id = {literal(packet_id)}")
         row = cursor.fetchone()
     return None if row is None else int(row[0])
+
+
+def id_at(connection: adbc.Connection, sequence: int) -> bytes | None:
+    """The id of the row at a place of the log, whatever it is; None where the log has no row."""
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute(f"SELECT packet_id FROM packets WHERE sequence = {literal(sequence)}")
+        row = cursor.fetchone()
+    return None if row is None else bytes(row[0])
 
 
 def read_span(

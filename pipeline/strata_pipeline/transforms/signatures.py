@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from strata.protocol import ids
@@ -43,6 +44,7 @@ _COLUMNS = (
     "timestamp",
     "expires_at",
 )
+_WRONG_SIZE = ("columns_differ", "size is not that of the body")
 _Events = Mapping[str, list[tuple[bytes, int]]]
 
 
@@ -111,15 +113,17 @@ def verify_packets(packets: Packets, keys: Keys) -> DataFrame:
 
 def packet_fault(
     keys: Keys,
-    received_at: int,
-    packet_id: bytes,
-    body: bytes,
+    received_at: int | None,
+    packet_id: bytes | None,
+    body: bytes | None,
     author_id: str,
     content_type: str,
     timestamp: int,
     expires_at: int | None,
 ) -> tuple[str, str] | None:
     """The fault of a packet, its signature included, as a word and a sentence; None for none."""
+    if body is None or packet_id is None or received_at is None:
+        return "null", "a row without a body, an id or a time"
     told = read_body(body)
     signed = None if told is None else signed_bytes(body, packet_id, told)
     if told is None or signed is None:
@@ -143,10 +147,11 @@ def packet_fault(
 def _verify(batches: Iterable[pa.RecordBatch], keys: Keys) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True)
+        sizes = pc.equal(batch.column("size"), pc.binary_length(batch.column("body"))).to_pylist()
         faults = [
             {"sequence": sequence, "packet_id": row[1], "reason": fault[0], "detail": fault[1]}
-            for sequence, *row in rows
-            if (fault := packet_fault(keys, *row)) is not None
+            for (sequence, *row), is_size in zip(rows, sizes, strict=True)
+            if (fault := packet_fault(keys, *row) or (None if is_size else _WRONG_SIZE)) is not None
         ]
         if faults:
             yield pa.RecordBatch.from_pylist(faults, schema=_FAULTS)

@@ -33,6 +33,7 @@ class Lake:
 
     folder: Path
     sql: asyncpg.Connection
+    version: int = 2
 
     async def rows(self):
         """What the log holds."""
@@ -51,6 +52,8 @@ class Lake:
         digest = RowsDigest()
         digest.update(rows)
         return Manifest(
+            format=self.version,
+            contents="ab" * 32 if self.version > 1 else "",
             number=len(self.manifests),
             after=self.reached,
             up_to=rows[-1][0],
@@ -136,6 +139,17 @@ async def test_days_that_the_lake_has_go_as_ever(keeper, lake, sql, told):
     assert [row[0] for row in kept] == [first_of_day(TODAY + day) + 4 for day in range(2)]
     # What retention has spared is no longer of the day: it does not stand in the way of the next.
     assert (await keeper.maintain(LATER + DAY_SECONDS)).days == 1
+
+
+@pytest.mark.parametrize("later", [1, 2])
+async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake, sql, later):
+    lake.version = 1
+    await lake.archive(first_of_day(TODAY) + 8)
+    lake.version = later
+    await lake.archive()
+    assert {manifest.format for manifest in lake.manifests} == {1, later}
+    assert (await keeper.maintain(LATER)).days == 2
+    assert await day_partitions(sql) == [2, 3, 4]
 
 
 async def test_ids_follow_their_packets_and_not_before(keeper, lake, sql):
@@ -239,7 +253,7 @@ def truncated(text):
 
 
 def of_a_later_format(text):
-    return text.replace(b'"format": 1', b'"format": 2')
+    return text.replace(b'"format": 2', b'"format": 3')
 
 
 def beyond_every_number(text):

@@ -5,16 +5,27 @@ auditor needs no more than this and a reader of Parquet.
 """
 
 from strata.protocol.lake.columns import HASHED, string_key
-from strata.protocol.lake.digest import RowsDigest, row_bytes
+from strata.protocol.lake.digest import (
+    NOTHING,
+    OTHERS,
+    ContentsDigest,
+    RowsDigest,
+    contents_bytes,
+    others_hash,
+    row_bytes,
+)
 from strata.protocol.lake.manifest import (
     FORMAT,
+    FORMATS,
     GENESIS,
     LakeError,
     Manifest,
+    as_format_1,
     check_chain,
     decode,
     encode,
     manifests_of_day,
+    migrated,
     seal,
 )
 from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, first_of_day, parse_day
@@ -22,19 +33,27 @@ from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, 
 __all__ = [
     "DAY_SECONDS",
     "FORMAT",
+    "FORMATS",
     "GENESIS",
     "HASHED",
+    "NOTHING",
+    "OTHERS",
+    "ContentsDigest",
     "LakeError",
     "Manifest",
     "RowsDigest",
     "Span",
+    "as_format_1",
     "check_chain",
+    "contents_bytes",
     "day_of",
     "day_text",
     "decode",
     "encode",
     "first_of_day",
     "manifests_of_day",
+    "migrated",
+    "others_hash",
     "parse_day",
     "row_bytes",
     "seal",

@@ -1,8 +1,13 @@
 """Manifests: one for each batch of the archive, each holding the hash of the one before. No I/O.
 
 A batch is part of the lake when its manifest is there, and not before. The chain says what the lake must
-hold: which sequences, how many packets, and by `rows` a hash over every id in its place. With the
-hash of the last manifest anybody can prove later that nothing before it was changed.
+hold: which sequences, how many packets, by `rows` a hash over every id in its place, and from format 2 on by
+`contents` a hash over every body and annotation. With the hash of the last manifest anybody can prove later
+that nothing before it was changed.
+
+A chain of format 1 may go on in format 2, and never the other way. `migrated` makes a manifest of format 2
+from one of format 1 and `as_format_1` takes that back, so hashes noted before a migration still prove
+what they proved.
 """
 
 from __future__ import annotations
@@ -19,18 +24,24 @@ from strata.protocol.lake.sequences import Span, day_of
 
 __all__ = [
     "FORMAT",
+    "FORMATS",
     "GENESIS",
     "LakeError",
     "Manifest",
+    "as_format_1",
     "check_chain",
     "decode",
     "encode",
     "manifests_of_day",
+    "migrated",
     "seal",
 ]
 
-FORMAT = 1
-"""The version of lakes that this program reads and writes."""
+FORMAT = 2
+"""The version of the manifests that this program writes."""
+
+FORMATS = (1, 2)
+"""The versions that it reads."""
 
 GENESIS = "0" * 64
 """Stands in the first manifest for the hash of the one before."""
@@ -43,7 +54,8 @@ class LakeError(StrataError):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one batch added to the lake."""
 
-    format: int = FORMAT
+    format: int = 1
+    """1, or 2 with `contents`."""
     number: int
     """0 for the first, and so on without a gap."""
     after: int
@@ -55,6 +67,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rows under `quarantine/`: rows of the log that are not valid packets."""
     rows: str
     """The digest of all of them in log order (see `digest`)."""
+    contents: str = ""
+    """Format 2: the digest of their bodies and annotations, and of all of a quarantined row. A file of format
+    1 does not have it."""
     body_bytes: int
     kinds: dict[str, int]
     """Packets by folder."""
@@ -81,7 +96,7 @@ def seal(manifest: Manifest) -> Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """The text of its file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_members(manifest)), indent=2) + b"\n"
 
 
 def decode(text: bytes, name: str) -> Manifest:
@@ -91,14 +106,17 @@ def decode(text: bytes, name: str) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise LakeError(f"{name} is damaged: it is not JSON") from None
     version = head.get("format") if type(head) is dict else None
-    if version != FORMAT:
+    if type(version) is not int or version not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
         _refuse(
-            name, f"its format is {version!r} and this program knows {FORMAT}: use the program that wrote it"
+            name, f"its format is {version!r} and this program knows {known}: use the program that wrote it"
         )
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.ValidationError as error:
         _refuse(name, f"it is damaged: {error}")
+    if (manifest.format > 1) != bool(manifest.contents):
+        _refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
     try:
         recomputed = _hash(manifest)
     except InvalidInput:  # a number beyond those of JSON
@@ -113,7 +131,7 @@ def check_chain(manifests: Iterable[Manifest]) -> None:
 
     Looks at each once, in turn, so that they may come as a stream.
     """
-    previous, after = GENESIS, 0
+    previous, after, version = GENESIS, 0, 1
     for number, manifest in enumerate(manifests):
         name = f"manifest {manifest.number}"
         if manifest.number != number:
@@ -122,7 +140,9 @@ def check_chain(manifests: Iterable[Manifest]) -> None:
             _refuse(name, f"it does not follow manifest {number - 1}: one of the two was replaced")
         if manifest.after != after or manifest.up_to <= after:
             _refuse(name, f"it begins behind sequence {manifest.after}, and the one before ended at {after}")
-        previous, after = manifest.hash, manifest.up_to
+        if manifest.format < version:
+            _refuse(name, f"it is of format {manifest.format}, and the one before of format {version}")
+        previous, after, version = manifest.hash, manifest.up_to, manifest.format
 
 
 def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
@@ -130,8 +150,25 @@ def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
     return [manifest for manifest in manifests if day_of(manifest.up_to) == day]
 
 
-def _hash(manifest: Manifest) -> str:
+def migrated(manifest: Manifest, contents: str, previous: str) -> Manifest:
+    """A manifest of format 1 in format 2, sealed, after the one with the hash `previous`."""
+    return seal(msgspec.structs.replace(manifest, format=2, contents=contents, previous=previous))
+
+
+def as_format_1(manifest: Manifest, previous: str) -> Manifest:
+    """The manifest that `migrated` was given, after the one that had the hash `previous` in format 1."""
+    return seal(msgspec.structs.replace(manifest, format=1, contents="", previous=previous))
+
+
+def _members(manifest: Manifest) -> dict[str, object]:
     members: dict[str, object] = msgspec.to_builtins(manifest)
+    if manifest.format == 1:
+        del members["contents"]
+    return members
+
+
+def _hash(manifest: Manifest) -> str:
+    members = _members(manifest)
     del members["hash"]
     return blake3(canonical.encode(members)).hexdigest()
 

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from strata.protocol.lake import (
     GENESIS,
     HASHED,
+    NOTHING,
+    OTHERS,
+    ContentsDigest,
     LakeError,
     Manifest,
     RowsDigest,
     Span,
+    as_format_1,
     check_chain,
     day_of,
     day_text,
@@ -22,6 +26,8 @@ from strata.protocol.lake import (
     encode,
     first_of_day,
     manifests_of_day,
+    migrated,
+    others_hash,
     parse_day,
     row_bytes,
     seal,
@@ -31,18 +37,20 @@ from strata.protocol.lake import (
 BORDER = first_of_day(20_000)
 
 
-def chain(*ends: int) -> list[Manifest]:
+def chain(*ends: int, version: int = 2) -> list[Manifest]:
     made: list[Manifest] = []
     for number, up_to in enumerate(ends):
         made.append(
             seal(
                 Manifest(
+                    format=version,
                     number=number,
                     after=made[-1].up_to if made else 0,
                     up_to=up_to,
                     packets=10,
                     quarantined=0,
                     rows="ab" * 32,
+                    contents="12" * 32 if version > 1 else "",
                     body_bytes=1000,
                     kinds={"POST": 10},
                     last_packet_id="cd" * 32,
@@ -55,8 +63,9 @@ def chain(*ends: int) -> list[Manifest]:
     return made
 
 
-def test_a_sealed_chain_is_accepted_and_survives_its_files():
-    made = chain(BORDER + 10, BORDER + 20, first_of_day(20_001) + 5)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_sealed_chain_is_accepted_and_survives_its_files(version: int):
+    made = chain(BORDER + 10, BORDER + 20, first_of_day(20_001) + 5, version=version)
     assert [decode(encode(manifest), "name") for manifest in made] == made
     check_chain(made)
     assert manifests_of_day(made, 20_000) == made[:2]
@@ -84,9 +93,58 @@ def test_what_is_no_manifest_is_refused_by_name(text: bytes):
 
 
 def test_another_version_says_which_program_to_use():
-    told = json.loads(encode(chain(BORDER + 10)[0])) | {"format": 2}
-    with pytest.raises(LakeError, match="format is 2 and this program knows 1"):
-        decode(json.dumps(told).encode(), "0000000000.json")
+    for version in (3, "2", True, None):
+        told = json.loads(encode(chain(BORDER + 10)[0])) | {"format": version}
+        with pytest.raises(LakeError, match=f"format is {version!r} and this program knows 1 and 2"):
+            decode(json.dumps(told).encode(), "0000000000.json")
+
+
+# As the first release wrote it.
+FORMAT_1 = b"""{
+  "format": 1, "number": 0, "after": 0, "up_to": 85899345920010, "packets": 10, "quarantined": 0,
+  "rows": "abababababababababababababababababababababababababababababababab", "body_bytes": 1000,
+  "kinds": {"POST": 10},
+  "last_packet_id": "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
+  "last_received_at": 1728000000, "written_at": 1,
+  "previous": "0000000000000000000000000000000000000000000000000000000000000000",
+  "hash": "d83b7f265eb4a7d9266281e5edde3e47f528373d38162f8991668859e6e19b4e"
+}"""
+
+
+def test_a_file_of_format_1_is_read_and_written_as_ever():
+    read = decode(FORMAT_1, "0000000000.json")
+    assert [read] == chain(first_of_day(20_000) + 10, version=1)
+    assert json.loads(encode(read)) == json.loads(FORMAT_1)
+
+
+def test_the_second_digest_belongs_to_format_2_alone():
+    for made in (
+        msgspec.structs.replace(chain(BORDER + 10, version=1)[0], contents="12" * 32),
+        msgspec.structs.replace(chain(BORDER + 10)[0], contents=""),
+    ):
+        text = json.loads(encode(seal(made))) | {"contents": made.contents}
+        with pytest.raises(LakeError, match="contents"):
+            decode(json.dumps(text).encode(), "0000000000.json")
+
+
+def test_a_chain_goes_on_in_format_2_and_never_back():
+    old, new = chain(BORDER + 10, BORDER + 20, version=1), chain(BORDER + 10, BORDER + 20)
+    check_chain([old[0], migrated(old[1], "12" * 32, old[0].hash)])
+    back = seal(msgspec.structs.replace(old[1], previous=new[0].hash))
+    with pytest.raises(LakeError, match="of format 1, and the one before of format 2"):
+        check_chain([new[0], back])
+
+
+def test_what_a_migration_made_proves_what_was_noted_before():
+    old = chain(BORDER + 10, BORDER + 20, version=1)
+    new: list[Manifest] = []
+    for manifest in old:
+        new.append(migrated(manifest, "12" * 32, new[-1].hash if new else GENESIS))
+    check_chain(new)
+    previous = GENESIS
+    for manifest, was in zip(new, old, strict=True):
+        assert as_format_1(manifest, previous) == was
+        previous = was.hash
 
 
 def test_a_chain_with_a_manifest_missing_swapped_or_resealed_is_refused():
@@ -120,6 +178,37 @@ def test_digests_agree_exactly_where_rows_do(
 
     assert digest(one, 0) == digest(one, len(one) // 2)
     assert (digest(one, 0) == digest(other, 0)) == (one == other)
+
+
+CONTENTS = st.lists(
+    st.tuples(
+        st.integers(0, 2**53), st.none() | st.binary(max_size=8), st.none() | st.binary(max_size=8),
+        st.just(NOTHING),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@given(CONTENTS, CONTENTS)
+def test_second_digests_agree_exactly_where_rows_do(one, other):
+    def digest(rows):
+        made = ContentsDigest()
+        made.update(rows[:1])
+        made.update(rows[1:])
+        return made.hexdigest()
+
+    assert (digest(one) == digest(other)) == (one == other)
+
+
+def test_every_column_of_a_quarantined_row_counts():
+    row = dict.fromkeys(OTHERS, 1) | {"reason": "null", "detail": None, "author_id": "", "packet_id": b"\x12"}
+    hashes = {others_hash(row)}
+    for name in OTHERS:
+        for value in (None, 2, "", "x", b"y"):
+            if value != row[name]:
+                hashes.add(others_hash(row | {name: value}))
+    # "" of a string and of bytes are the same bytes; all else differs.
+    assert len(hashes) > 4 * len(OTHERS)
 
 
 def test_long_strings_are_hashes_that_no_string_is():

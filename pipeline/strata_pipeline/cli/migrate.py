@@ -1,0 +1,50 @@
+"""`strata-pipeline migrate-lake`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.reporting import steps_shown
+
+__all__ = ["migrate_command"]
+
+
+def migrate_command(
+    lake: LakeFolder,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="STRATA_PIPELINE_DATABASE_URL",
+            metavar="URL",
+            help="The relay's PostgreSQL, to audit against the log; read access is enough.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
+    ] = None,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Audit an older lake, and bring its manifests to format 2.
+
+    From then on an audit finds altered annotations and quarantined rows without the log. Where the audit
+    finds anything, nothing is changed. The tip becomes another; the old manifests stay in _aside.
+    """
+    from strata_pipeline.jobs.migrate import migrate_lake
+    from strata_pipeline.session import open_session
+
+    with failures_told(), open_session("migrate-lake", master=master, conf=spark_conf(conf)) as spark:
+        with steps_shown("migrating", json) as progress:
+            done = migrate_lake(spark, lake, url=database_url, bootstrap=bootstrap_file, progress=progress)
+    text = f"{done.batches:,} batches are of format 2 now; the tip was {done.tip_before} and is {done.tip}"
+    if not done.batches:
+        text = f"all batches are of format 2 already; tip {done.tip}"
+    say(text, json, event="migrated", **msgspec.to_builtins(done))

@@ -1,0 +1,132 @@
+"""Rows in the files of a lake, some thousand at a time and with the file and row they are in, without Spark;
+and their second digest (`strata.protocol.lake.digest`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from blake3 import blake3
+from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
+
+__all__ = ["Contents", "Rows", "contents_of", "parquet_files", "read_rows"]
+
+_RECORD_BYTES = 104
+_READ_ROWS = 2_048
+"""Bodies have up to some hundred KiB each: what is in memory at a time stays below a few hundred MiB."""
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of a file."""
+
+    file: Path
+    first: int
+    """The number in the file of the first of them, from 0."""
+    columns: pa.RecordBatch
+
+
+def parquet_files(folders: Iterable[Path]) -> list[Path]:
+    """The files below folders that a reader of Parquet reads, by name."""
+    found = []
+    for folder in folders:
+        for path in folder.rglob("*"):
+            names = path.relative_to(folder).parts
+            if path.is_file() and not any(name.startswith(("_", ".")) for name in names):
+                found.append(path)
+    return sorted(found)
+
+
+def read_rows(files: Iterable[Path], columns: Sequence[str], span: Span | None = None) -> Iterator[Rows]:
+    """All rows of files, or at least those in a span: groups of rows that hold none of them are left out.
+
+    Raises OSError, and ValueError for a file that is not Parquet or lacks a column.
+    """
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in columns if name not in file.schema_arrow.names]
+            if missing:
+                raise ValueError(f"{path} has no column {', '.join(missing)}")
+            for group, first in _groups(file.metadata, span):
+                for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=list(columns)):
+                    yield Rows(path, first, batch)
+                    first += batch.num_rows
+
+
+class Contents:
+    """The records of rows, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self._sequences: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        self._records: list[np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = []
+
+    def add(self, folders: Iterable[Path], span: Span, *, quarantined: bool) -> None:
+        """Add the rows of a span below folders of packets, or below folders of quarantined rows."""
+        columns = ["sequence", "body", "annotation", *(OTHERS if quarantined else ())]
+        for _, _, rows in read_rows(parquet_files(folders), columns, span):
+            sequences = rows.column("sequence")
+            within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
+            if rows.num_rows and not pc.all(within).as_py():
+                rows = rows.filter(within)
+            self._sequences.append(rows.column("sequence").to_numpy(zero_copy_only=False))
+            self._records.append(_records(rows, quarantined))
+
+    def digest(self, span: Span) -> str:
+        """The digest of the rows in a span of those that were added."""
+        if not self._sequences:
+            return ContentsDigest().hexdigest()
+        sequences, records = np.concatenate(self._sequences), np.concatenate(self._records)
+        order = np.argsort(sequences, kind="stable")
+        self._sequences, self._records = [sequences[order]], [records[order]]
+        first, end = np.searchsorted(self._sequences[0], [span.after, span.up_to], side="right")
+        digest = ContentsDigest()
+        digest.update_bytes(self._records[0][first:end].tobytes())
+        return digest.hexdigest()
+
+
+def contents_of(packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> str:
+    """The second digest of a batch that lies in these folders. Raises OSError and ValueError."""
+    contents = Contents()
+    contents.add(packets, span, quarantined=False)
+    contents.add(quarantine, span, quarantined=True)
+    return contents.digest(span)
+
+
+def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:
+    """The groups of rows that may hold rows of a span, each with the number of its first row."""
+    first = 0
+    place = metadata.schema.to_arrow_schema().get_field_index("sequence")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        found = group.column(place).statistics if span is not None else None
+        is_out = found is not None and found.has_min_max and span is not None and (
+            found.max <= span.after or found.min > span.up_to
+        )  # fmt: skip
+        if not is_out:
+            yield number, first
+        first += group.num_rows
+
+
+def _records(rows: pa.RecordBatch, quarantined: bool) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    records = np.zeros((rows.num_rows, _RECORD_BYTES), np.uint8)
+    sequences: np.ndarray[tuple[int], np.dtype[np.int64]] = rows.column("sequence").to_numpy(
+        zero_copy_only=False
+    )
+    records[:, 0:8] = sequences.astype(">i8").view(np.uint8).reshape(-1, 8)
+    records[:, 8:40] = _hashes(rows.column("body"))
+    records[:, 40:72] = _hashes(rows.column("annotation"))
+    if quarantined:
+        others = [others_hash(row) for row in rows.select(list(OTHERS)).to_pylist()]
+        records[:, 72:104] = np.frombuffer(b"".join(others), np.uint8).reshape(-1, 32)
+    return records
+
+
+def _hashes(column: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]] | int:
+    if column.null_count == len(column):
+        return 0
+    joined = b"".join(NOTHING if value is None else blake3(value).digest() for value in column.to_pylist())
+    return np.frombuffer(joined, np.uint8).reshape(-1, 32)

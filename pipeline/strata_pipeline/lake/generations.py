@@ -1,0 +1,82 @@
+"""The files of a day replaced by others with the same rows, and what becomes of the old ones.
+
+Who plans to read a day holds the names of its files. So the old files leave the table's folder in one step,
+while none of our own jobs reads. They stay in `_retired` for whoever has them open, and a later run deletes
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from strata.protocol.lake import Span, day_text, manifests_of_day
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake import files
+from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import listed, span_of
+from strata_pipeline.lake.recovery import retire
+
+__all__ = ["delete_retired", "replace_day", "staged_day"]
+
+_RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
+
+
+def staged_day(lake: Lake, day: int) -> Path:
+    """The folder to write a day's new files into: one folder `batch=…` for all of its batches."""
+    spans = lake.batches(day)
+    staged = lake.staging / lake.day_folder(day).name
+    files.remove(staged)
+    # Not left to Spark: an archive that ends a batch just now removes `_staging` if it is empty.
+    files.make_folder(staged)
+    return staged / f"batch={Span(spans[0].after, spans[-1].up_to)}"
+
+
+def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
+    """Put new files, written into the folder of `staged_day`, in the place of a day's old ones.
+
+    Returns the folder of the old ones. Raises `LakeError` where the new files do not hold what the manifests
+    tell, and `LakeBusy` where jobs read the lake for `patience` seconds; then the day stays as it is.
+    """
+    _check(lake, day, staged)
+    files.make_durable(staged.parent)
+    with lake.unread(patience):
+        files.exchange(lake.day_folder(day), staged.parent)
+    retired = retire(lake, staged.parent, lake.day_folder(day).name)
+    files.remove_if_empty(lake.staging)
+    return retired
+
+
+def delete_retired(lake: Lake, now: int, grace: int) -> int:
+    """Delete the files that were replaced `grace` seconds before `now`, or earlier; returns how many folders.
+
+    Only where the day itself is there.
+    """
+    deleted = 0
+    for folder in listed(lake.retired):
+        match = _RETIRED.fullmatch(folder.name)
+        if match is None or now - int(match[2]) < grace or not (lake.packets / match[1]).is_dir():
+            continue
+        files.remove(folder)
+        deleted += 1
+    files.remove_if_empty(lake.retired)
+    return deleted
+
+
+def _check(lake: Lake, day: int, staged: Path) -> None:
+    """The new files must hold what the manifests say, and nothing else."""
+    manifests = manifests_of_day(lake.manifests, day)
+    aside = lake.folders_of_day(lake.quarantine, day)
+    faults: list[Fault] = []
+    for chunk in chunks(manifests):
+        span = Span(chunk[0].after, chunk[-1].up_to)
+        of_chunk = [folder for folder in aside if span_of(folder).overlaps(span)]
+        faults += batches_faults(chunk, [staged], of_chunk)
+    faults += places_faults(Unit(manifests, [staged], []))
+    if faults:
+        raise LakeError(
+            f"the manifests and the files of {day_text(day)} disagree: {faults[0].detail}; "
+            "the day stays as it is. Run audit"
+        )

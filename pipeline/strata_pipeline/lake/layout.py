@@ -1,0 +1,180 @@
+"""The folders of a lake, and its chain of manifests as `load` has read it.
+
+packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
+quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
+_manifests/0000000000.json, 0000000001.json, …
+_staging/batch=…, _staging/day=…                      what is being written
+_retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
+_aside/                                               what was in sight and belongs to no manifest
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from strata.protocol.lake import (
+    GENESIS,
+    Manifest,
+    Span,
+    check_chain,
+    day_of,
+    day_text,
+    decode,
+    encode,
+)
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake import files
+
+__all__ = ["BATCH", "STAGED_MANIFEST", "LakeLayout", "batch_path", "is_visible", "listed", "span_of"]
+
+STAGED_MANIFEST = "manifest.json"
+"""The name of a batch's manifest in `_staging`."""
+
+BATCH = re.compile(r"batch=(\d+)-(\d+)")
+_DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
+_MANIFEST = re.compile(r"\d{10}\.json")
+
+
+class LakeLayout:
+    """A lake's folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packets = root / "packets"
+        self.quarantine = root / "quarantine"
+        self.manifests_folder = root / "_manifests"
+        self.staging = root / "_staging"
+        self.retired = root / "_retired"
+        self.aside = root / "_aside"
+        self.manifests: list[Manifest] = []
+        """The chain, as `load` read it and `publish` extends it."""
+
+    @property
+    def reached(self) -> int:
+        """The sequence up to which the lake holds the log."""
+        return self.manifests[-1].up_to if self.manifests else 0
+
+    @property
+    def tip(self) -> str:
+        """The hash of the last manifest: it stands for the whole contents of the lake."""
+        return self.manifests[-1].hash if self.manifests else GENESIS
+
+    def load(self) -> None:
+        """Read the chain and check it. Raises `LakeError`."""
+        names = [path for path in listed(self.manifests_folder) if _MANIFEST.fullmatch(path.name)]
+        try:
+            manifests = [decode(path.read_bytes(), path.name) for path in names]
+        except OSError as error:
+            raise LakeError(f"the lake's manifests cannot be read: {error}") from None
+        check_chain(manifests)
+        self.manifests = manifests
+
+    def publish(self, manifest: Manifest) -> None:
+        """Put in place what is staged of a batch, and its sealed manifest into the chain."""
+        staged = self.staged_batch(manifest.span)
+        for root in (self.packets, self.quarantine):
+            if (staged / root.name).exists():
+                files.place(staged / root.name, root / batch_path(manifest.span))
+        files.write_new(self.manifests_folder / f"{manifest.number:010}.json", encode(manifest))
+        self.manifests.append(manifest)
+        self.discard(manifest.span)
+
+    def staged_batch(self, span: Span) -> Path:
+        """The folder in `_staging` of a batch."""
+        return self.staging / f"batch={span}"
+
+    def discard(self, span: Span) -> None:
+        """Remove what is staged of a batch."""
+        files.remove(self.staged_batch(span))
+        files.remove_if_empty(self.staging)
+
+    def days(self) -> list[int]:
+        """The days of which the lake has packets or quarantined rows."""
+        return sorted({day_of(manifest.up_to) for manifest in self.manifests})
+
+    def day_folder(self, day: int) -> Path:
+        """The folder of a day's packets."""
+        return self.packets / f"day={day_text(day)}"
+
+    def folders_of_day(self, root: Path, day: int) -> list[Path]:
+        """The folders of batches in a day's folder below `packets` or `quarantine`, by name."""
+        folders = listed(root / f"day={day_text(day)}")
+        return [folder for folder in folders if BATCH.fullmatch(folder.name) and folder.is_dir()]
+
+    def folders_of(self, span: Span) -> list[Path]:
+        """The folders that hold the packets and quarantined rows of a batch: its own, or those of its day."""
+        return [
+            folder
+            for root in (self.packets, self.quarantine)
+            for folder in self.folders_of_day(root, span.day)
+            if span_of(folder).overlaps(span)
+        ]
+
+    def batches(self, day: int) -> list[Span]:
+        """The spans of a day's folders of packets, in order: its batches, or one for all of them."""
+        return sorted(span_of(folder) for folder in self.folders_of_day(self.packets, day))
+
+    def batch_folders(self) -> list[Path]:
+        """Every folder of a batch that readers see, wherever it is."""
+        return [
+            batch
+            for root in (self.packets, self.quarantine)
+            for day in listed(root)
+            if is_visible(day)
+            for batch in listed(day)
+            if BATCH.fullmatch(batch.name) is not None and batch.is_dir()
+        ]
+
+    def foreign(self, *, beyond: bool = False) -> list[Path]:
+        """Folders of batches that no manifest tells of; with `beyond`, also those after the last manifest:
+        there a batch may be in the making."""
+        first_days = {manifest.after: manifest.span.day for manifest in self.manifests}
+        ends = {manifest.up_to for manifest in self.manifests}
+        found = []
+        for folder in self.batch_folders():
+            span = span_of(folder)
+            is_told = span.after < span.up_to in ends and first_days.get(span.after) == span.day
+            is_in_place = folder.parent.name == f"day={day_text(span.day)}"
+            if not (is_told and is_in_place) and (beyond or span.up_to <= self.reached):
+                found.append(folder)
+        return found
+
+    def strays(self) -> list[Path]:
+        """Whatever else readers see outside the folders of batches."""
+        found = []
+        for root in (self.packets, self.quarantine):
+            for day in filter(is_visible, listed(root)):
+                if not (day.is_dir() and _DAY.fullmatch(day.name)):
+                    found.append(day)
+                    continue
+                found += [
+                    one
+                    for one in filter(is_visible, listed(day))
+                    if not (one.is_dir() and BATCH.fullmatch(one.name))
+                ]
+        return found
+
+
+def listed(folder: Path) -> Sequence[Path]:
+    """What is in a folder, by name; nothing if there is no such folder."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def is_visible(path: Path) -> bool:
+    """Whether readers of Parquet look at a file or folder of this name."""
+    return not path.name.startswith(("_", "."))
+
+
+def batch_path(span: Span) -> Path:
+    """The place of a batch below `packets` or `quarantine`."""
+    return Path(f"day={day_text(span.day)}", f"batch={span}")
+
+
+def span_of(folder: Path) -> Span:
+    """The sequences that the name of a batch's folder tells."""
+    match = BATCH.fullmatch(folder.name)
+    assert match is not None
+    return Span(int(match[1]) - 1, int(match[2]))

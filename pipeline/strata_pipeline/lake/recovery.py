@@ -1,0 +1,163 @@
+"""What becomes of what an interrupted writer left, under its lock. Nothing that readers see is deleted.
+
+A killed archive leaves one batch in `_staging`, and perhaps in sight, that begins where the chain ends.
+With its manifest beside it in `_staging` the batch is held against it and, if it is whole, put in place; else
+what is in sight is moved into `_aside`, and the log still has the rows. Whatever else is in sight, and not
+told of by the chain, was left by no crash: the chain is truncated or foreign, or the lake is being copied.
+Then nothing is changed, and nothing is written.
+
+A killed compaction leaves files of a day in `_staging`, and for a moment, on a file system that cannot
+exchange two folders, no day in sight. The old files are brought back, or else kept for whoever reads them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from strata.protocol.lake import Manifest, Span, decode
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake import files
+from strata_pipeline.lake.contents import contents_of
+from strata_pipeline.lake.layout import BATCH, STAGED_MANIFEST, LakeLayout, batch_path, listed, span_of
+from strata_pipeline.lake.rows import digest_of, read_places
+
+__all__ = ["recover_batches", "recover_days", "retire"]
+
+_STAGED_DAY = re.compile(r"(day=\d{4}-\d\d-\d\d)(\.old)?")
+_DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # as an earlier version named it
+_DRAFT = re.compile(r"_\d{10}\.json\.\d+")
+_SHOWN = 3
+
+
+def recover_batches(lake: LakeLayout) -> list[Path]:
+    """Complete or move aside the batch that a killed archive has left; returns what was moved.
+
+    Raises `LakeError` where more is in sight than that, or less than the chain tells of.
+    """
+    staged = [folder for folder in listed(lake.staging) if BATCH.fullmatch(folder.name)]
+    spans = {span_of(folder) for folder in staged}
+    unknown = lake.foreign(beyond=True)
+    strangers = [
+        folder
+        for folder in unknown
+        if span_of(folder) not in spans
+        or span_of(folder).after != lake.reached
+        or folder.parent.name != batch_path(span_of(folder)).parent.name
+    ]
+    if strangers:
+        _refuse(lake, strangers)
+    _check_last_is_there(lake)
+    for draft in listed(lake.manifests_folder):
+        if _DRAFT.fullmatch(draft.name):
+            draft.unlink()
+    moved = []
+    for span in sorted(spans):
+        if not _complete(lake, span):
+            for root in (lake.packets, lake.quarantine):
+                left = root / batch_path(span)
+                if left in unknown:
+                    moved.append(files.move(left, lake.aside, f"{root.name}-{span.day}-{left.name}"))
+            lake.discard(span)
+    files.remove_if_empty(lake.staging)
+    return moved
+
+
+def recover_days(lake: LakeLayout) -> list[Path]:
+    """Bring back or retire the files of days that a killed compaction has left; returns what was moved."""
+    left = [(path, match) for path in listed(lake.packets) if (match := _DAY_ASIDE.fullmatch(path.name))]
+    left += [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
+    # Old files come first, to be brought back before new ones are looked at.
+    left.sort(key=lambda one: one[0].name.startswith("day=") and one[1][2] is None)
+    moved = []
+    for path, match in left:
+        day = lake.packets / match[1]
+        is_old = path.name != match[1]
+        if day.exists():
+            retire(lake, path, match[1])
+        elif is_old:
+            files.place(path, day)
+        else:
+            moved.append(files.move(path, lake.aside, path.name))
+    moved += _recover_chain(lake)
+    files.remove_if_empty(lake.staging)
+    return moved
+
+
+def retire(lake: LakeLayout, folder: Path, day: str) -> Path:
+    """Keep files of a day, `day=2026-11-21`, that were replaced, for readers that have begun with them."""
+    return files.move(folder, lake.retired, f"{day}.{int(time.time())}")
+
+
+def _recover_chain(lake: LakeLayout) -> list[Path]:
+    """Bring back the chain if a killed migration has left none in sight; what it staged is moved aside."""
+    old, new = lake.staging / "manifests.old", lake.staging / "manifests"
+    if old.exists() and not lake.manifests_folder.exists():
+        files.place(old, lake.manifests_folder)
+    return [files.move(one, lake.aside, "manifests") for one in (old, new) if one.exists()]
+
+
+def _complete(lake: LakeLayout, span: Span) -> bool:
+    """Put a staged batch in place if it is the chain's next, and whole."""
+    staged = lake.staged_batch(span)
+    try:
+        manifest = decode((staged / STAGED_MANIFEST).read_bytes(), STAGED_MANIFEST)
+        follows = manifest.number == len(lake.manifests) and manifest.previous == lake.tip
+        if not follows or manifest.span != span or not _is_whole(lake, staged, manifest):
+            return False
+    except (OSError, ValueError, LakeError):
+        return False
+    lake.publish(manifest)
+    return True
+
+
+def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
+    """Whether what is staged of a batch and what is in place already are what its manifest tells."""
+    path = batch_path(manifest.span)
+    packets, quarantine = (
+        [folder for folder in (staged / root.name, root / path) if folder.exists()]
+        for root in (lake.packets, lake.quarantine)
+    )
+    places = read_places([*packets, *quarantine])
+    if places.num_rows != manifest.packets + manifest.quarantined or digest_of(places) != manifest.rows:
+        return False
+    return manifest.format == 1 or contents_of(packets, quarantine, manifest.span) == manifest.contents
+
+
+def _check_last_is_there(lake: LakeLayout) -> None:
+    if not lake.manifests:
+        return
+    last = lake.manifests[-1]
+    for root, rows in ((lake.packets, last.packets), (lake.quarantine, last.quarantined)):
+        if rows and not any(folder.is_relative_to(root) for folder in lake.folders_of(last.span)):
+            raise LakeError(
+                f"the lake's last manifest, {last.number}, tells of {rows} rows under {root.name}/"
+                f"{batch_path(last.span)}, and that is not there: the chain is another lake's, or the lake "
+                "is being copied. Complete the copy, or bring the files back; nothing was changed"
+            )
+
+
+def _refuse(lake: LakeLayout, strangers: list[Path]) -> NoReturn:
+    shown = ", ".join(str(folder.relative_to(lake.root)) for folder in strangers[:_SHOWN])
+    more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
+    if not lake.manifests:
+        raise LakeError(
+            f"{lake.root} has {len(strangers)} folders of batches ({shown}{more}) and no manifests: bring "
+            f"{lake.manifests_folder.name} back from a copy of the lake, or archive into another folder; "
+            "nothing was changed"
+        )
+    beyond = [folder for folder in strangers if span_of(folder).up_to > lake.reached]
+    if len(beyond) == len(strangers):
+        raise LakeError(
+            f"the chain ends with manifest {lake.manifests[-1].number}, at {lake.reached}, and there are "
+            f"{len(strangers)} folders of batches behind it ({shown}{more}): manifests are missing. Bring "
+            f"{lake.manifests_folder.name} back from a copy of the lake, or complete the copy; nothing was "
+            "changed"
+        )
+    raise LakeError(
+        f"{shown}{more}: none of the lake's batches. Was it copied here? Move it away, or bring the "
+        f"{lake.manifests_folder.name} back that tell of it; nothing was changed"
+    )

@@ -1,0 +1,281 @@
+"""Faults planted in the files of a lake, found without Spark and without the log."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strata.protocol.lake import Span
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.checking import Fault, chunks, units_of_day
+from strata_pipeline.lake.contents import read_rows
+from strata_pipeline.lake.generations import replace_day, staged_day
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.migration import migrate_chain
+
+from tests.support.toy_lakes import (
+    DAY,
+    compacted,
+    faults,
+    file_faults,
+    files_below,
+    place,
+    rows_table,
+    write_batch,
+)
+
+
+def make(folder: Path, version: int) -> Path:
+    write_batch(folder, [1, 2, 3, 4], [5, 6], version=version)
+    write_batch(folder, [7, 8, 9, 10], version=version)
+    write_batch(folder, [1, 2], day=DAY + 1, version=version)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def original(request, tmp_path_factory) -> tuple[Path, int]:
+    return make(tmp_path_factory.mktemp("toy") / "lake", request.param), request.param
+
+
+@pytest.fixture(params=["batches", "compacted"])
+def lake(original, tmp_path, request) -> Lake:
+    """A lake as it was archived, and one whose first day was compacted."""
+    lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
+    if request.param == "compacted":
+        target = staged_day(lake, DAY)
+        compacted(lake, DAY, target)
+        replace_day(lake, DAY, target, 0)
+    return lake
+
+
+def file_of(lake: Lake, ordinal: int, day: int = DAY) -> tuple[Path, int]:
+    """The file and row of a place."""
+    for path in [*files_below(lake.packets), *files_below(lake.quarantine)]:
+        found = pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()
+        if place(ordinal, day) in found:
+            return path, found.index(place(ordinal, day))
+    raise AssertionError(ordinal)
+
+
+def alter(path: Path, row: int, **values: Any) -> None:
+    table = pq.ParquetFile(path).read()
+    for name, value in values.items():
+        column = table[name].to_pylist()
+        column[row] = value
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(column, table[name].type))
+    pq.write_table(table, path)
+
+
+def append(path: Path, *tables: pa.Table) -> None:
+    pq.write_table(pa.concat_tables([pq.ParquetFile(path).read(), *tables]), path)
+
+
+def reasons(found: list[Fault]) -> set[str]:
+    return {f"{fault.about}: {fault.reason}" for fault in found}
+
+
+def rows_told(found: list[Fault]) -> set[tuple[str, str | None, int | None]]:
+    return {(fault.reason, fault.file, fault.row) for fault in found if fault.about == "row"}
+
+
+def test_a_sound_lake_has_no_fault(lake):
+    assert faults(lake.root) == []
+    for manifest in lake.manifests:
+        batch = Batch.read(lake, manifest)
+        batch.check_contents()
+        assert batch.packets.num_rows == manifest.packets
+
+
+ALTERED: dict[str, tuple[int, dict[str, Any]]] = {
+    "an annotation": (3, {"annotation": b"{}"}),
+    "an annotation gone": (3, {"annotation": None}),
+    "an annotation come": (2, {"annotation": b"{}"}),
+    "a body": (2, {"body": b'{"text":"x"}'}),
+    "a quarantined body": (5, {"body": b"x"}),
+    "a quarantined row's author": (5, {"author_id": "did:key:x"}),
+    "a quarantined row's type": (5, {"content_type": None}),
+    "a quarantined row's times": (6, {"timestamp": 7}),
+    "a quarantined row's end": (6, {"expires_at": 7}),
+    "a quarantined row's size": (6, {"size": 7}),
+    "a quarantined row's reason": (6, {"reason": "null"}),
+    "a quarantined row's detail": (6, {"detail": ""}),
+}
+
+
+@pytest.mark.parametrize("original", [2], indirect=True)
+@pytest.mark.parametrize("what", ALTERED)
+def test_what_an_id_does_not_bind_is_bound_in_format_2(lake, what):
+    ordinal, values = ALTERED[what]
+    alter(*file_of(lake, ordinal), **values)
+    found = file_faults(lake)
+    assert reasons(found) == {"batch: contents"} and "manifest 0" in found[0].detail
+    with pytest.raises(LakeError, match="a body, an annotation or a quarantined row was altered"):
+        Batch.read(lake, lake.manifests[0]).check_contents()
+
+
+@pytest.mark.parametrize("original", [1], indirect=True)
+def test_in_format_1_only_the_log_can_tell(lake):
+    alter(*file_of(lake, 3), annotation=b"{}")
+    assert file_faults(lake) == []
+
+
+@pytest.mark.parametrize("column", ["received_at", "packet_id", "sequence"])
+@pytest.mark.parametrize("ordinal", [2, 5])
+def test_places_and_ids_are_bound_in_both(lake, column, ordinal):
+    values: dict[str, Any] = {column: bytes(32) if column == "packet_id" else place(1, DAY + 1)}
+    alter(*file_of(lake, ordinal), **values)
+    assert reasons(file_faults(lake)) & {"batch: digest", "batch: count"}
+
+
+def test_rows_of_another_batch_are_named(lake):
+    path, _ = file_of(lake, 2)
+    rows = pq.ParquetFile(path).metadata.num_rows
+    append(path, rows_table([place(2, DAY + 1), place(99, DAY + 1)], kind="NOTE"))
+    assert rows_told(file_faults(lake)) == {("outside", str(path), rows), ("outside", str(path), rows + 1)}
+
+
+def test_a_row_twice_is_named(lake):
+    path, _ = file_of(lake, 2)
+    rows = pq.ParquetFile(path).metadata.num_rows
+    append(path, rows_table([place(2)], kind="NOTE"))
+    found = file_faults(lake)
+    assert rows_told(found) == {("doubled", str(path), rows)}
+    assert reasons(found) == {"row: doubled", "batch: count"}
+
+
+def test_a_row_that_is_a_packet_and_put_aside_is_named(lake):
+    path, _ = file_of(lake, 5)
+    append(path, rows_table([place(2)], quarantined=True))
+    found = file_faults(lake)
+    assert reasons(found) == {"row: doubled", "batch: count"}
+
+
+def test_a_row_that_changed_sides_counts(lake):
+    path, row = file_of(lake, 2)
+    table = pq.ParquetFile(path).read()
+    pq.write_table(pa.concat_tables([table.slice(0, row), table.slice(row + 1)]), path)
+    append(file_of(lake, 5)[0], rows_table([place(2)], quarantined=True))
+    assert reasons(file_faults(lake)) == {"batch: count"}
+
+
+def test_a_file_in_another_place_is_named(lake):
+    path, _ = file_of(lake, 2)
+    other = path.parents[1] / "kind=other"
+    other.mkdir()
+    moved = other / path.name
+    path.rename(moved)
+    told = rows_told(file_faults(lake))
+    assert told == {("misplaced", str(moved), n) for n in range(pq.ParquetFile(moved).metadata.num_rows)}
+    target = file_of(lake, 1, DAY + 1)[0]
+    moved.rename(target.with_name("moved.parquet"))
+    assert {reason for reason, *_ in rows_told(file_faults(lake))} == {"outside", "misplaced"}
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no table": lambda path: path.write_bytes(b"PAR1 nothing PAR1"),
+    "other columns": lambda path: pq.write_table(pa.table({"sequence": pa.array([place(2)])}), path),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_file_that_cannot_be_read_is_named(lake, harm):
+    path, _ = file_of(lake, 2)
+    HARM[harm](path)
+    found = file_faults(lake)
+    assert "batch: unreadable" in reasons(found) and str(path) in {fault.file for fault in found}
+
+
+def test_a_missing_file_counts(lake):
+    file_of(lake, 2)[0].unlink()
+    assert "batch: count" in reasons(file_faults(lake))
+
+
+def test_files_and_folders_that_belong_to_nothing_are_named(lake):
+    source, _ = file_of(lake, 2)
+    places = [
+        lake.packets / "stray.parquet",
+        lake.packets / "README",
+        lake.day_folder(DAY) / "stray.parquet",
+        lake.packets / "days" / "stray.parquet",
+        lake.quarantine / "stray.parquet",
+    ]
+    for path in places:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, path)
+    assert set(lake.strays()) == {path if path.parent.name != "days" else path.parent for path in places}
+    inside = source.parents[1] / "stray.parquet"  # in a batch's folder, in that of no kind
+    shutil.copyfile(source, inside)
+    assert ("misplaced", str(inside), 0) in rows_told(file_faults(lake))
+
+
+def test_a_copied_back_batch_beside_a_compacted_day_is_found(original, tmp_path):
+    lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
+    kept = shutil.copytree(lake.day_folder(DAY), tmp_path / "kept")
+    target = staged_day(lake, DAY)
+    compacted(lake, DAY, target)
+    replace_day(lake, DAY, target, 0)
+    shutil.copytree(kept, lake.day_folder(DAY), dirs_exist_ok=True)
+    found = file_faults(lake)
+    assert reasons(found) == {"row: doubled", "batch: count"}
+    assert len(rows_told(found)) == 8
+
+
+def test_units_are_as_small_as_folders_allow(lake):
+    days = [[one for one in lake.manifests if one.span.day == day] for day in lake.days()]
+    units = [
+        unit for day, told in zip(lake.days(), days, strict=True) for unit in units_of_day(lake, day, told)
+    ]
+    is_compacted = len(lake.batches(DAY)) == 1
+    assert [len(unit.manifests) for unit in units] == ([2, 1] if is_compacted else [1, 1, 1])
+    assert all(len(unit.packets) == 1 for unit in units)
+    assert [list(map(len, chunks(lake.manifests)))] == [[3]]
+
+
+def test_only_groups_of_rows_that_may_be_asked_for_are_read(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(rows_table([place(n) for n in range(1, 101)]), path, row_group_size=10)
+    found = list(read_rows([path], ["sequence"], Span(place(34), place(41))))
+    assert [(rows.first, rows.columns.num_rows) for rows in found] == [(30, 10), (40, 10)]
+    assert sum(rows.columns.num_rows for rows in read_rows([path], ["sequence"])) == 100
+
+
+def test_a_migrated_chain_binds_what_the_old_one_did_not(lake, original):
+    before, version = lake.tip, original[1]
+    files = {path: path.read_bytes() for path in files_below(lake.packets)}
+    with Lake.replace(lake.root), Lake.write(lake.root) as opened:
+        assert migrate_chain(opened) == (3 if version == 1 else 0)
+    again = Lake.open(lake.root)
+    assert {one.format for one in again.manifests} == {2} and faults(lake.root) == []
+    assert (again.tip == before) == (version == 2)
+    assert files == {path: path.read_bytes() for path in files_below(lake.packets)}
+    kept = lake.root / "_aside" / "manifests-format-1"
+    assert kept.is_dir() == (version == 1)
+    alter(*file_of(again, 3), annotation=b"{}")
+    assert reasons(file_faults(again)) == {"batch: contents"}
+
+
+def test_a_migration_of_files_that_do_not_hold_changes_nothing(tmp_path):
+    path = make(tmp_path / "lake", 1)
+    lake = Lake.open(path)
+    alter(*file_of(lake, 2), packet_id=bytes(32))
+    with pytest.raises(LakeError, match=r"manifest 0.*Nothing was changed; run audit"):
+        migrate_chain(lake)
+    assert Lake.open(path).tip == lake.tip
+
+
+def test_a_lake_of_format_1_goes_on_in_format_2(tmp_path):
+    path = make(tmp_path / "lake", 1)
+    write_batch(path, [3, 4], day=DAY + 1)
+    lake = Lake.open(path)
+    assert [one.format for one in lake.manifests] == [1, 1, 1, 2] and faults(path) == []
+    alter(*file_of(lake, 3, DAY + 1), annotation=b"{}")
+    assert reasons(file_faults(lake)) == {"batch: contents"}

@@ -1,0 +1,129 @@
+"""The files of a day replaced: who reads meanwhile, and what becomes of the old ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
+from strata_pipeline.lake.lake import Lake
+
+from tests.support.toy_lakes import (
+    DAY,
+    compacted,
+    faults,
+    files_below,
+    place,
+    read,
+    rows_table,
+    staged,
+    write_batch,
+)
+
+ALL = [place(n) for n in (1, 2, 3, 4)] + [place(1, DAY + 1)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A lake of a finished day in two batches, and of another that goes on."""
+    write_batch(tmp_path, [1, 2])
+    write_batch(tmp_path, [3, 4])
+    write_batch(tmp_path, [1], day=DAY + 1)
+    return tmp_path
+
+
+def replace(lake: Lake, patience: float = 0) -> Path:
+    target = staged_day(lake, DAY)
+    compacted(lake, DAY, target)
+    return replace_day(lake, DAY, target, patience)
+
+
+def test_old_files_stay_for_a_while_out_of_the_tables_folder(path):
+    with Lake.replace(path) as lake:
+        begun = [pq.ParquetFile(file) for file in files_below(lake.day_folder(DAY))]
+        retired = replace(lake)
+        assert retired.parent == path / "_retired" and len(files_below(retired)) == 4
+        # Whoever has them open reads on.
+        assert sorted(n for one in begun for n in one.read()["sequence"].to_pylist()) == ALL[:4]
+        retired_at = int(retired.name.rpartition(".")[2])
+        assert delete_retired(lake, retired_at + 99, 100) == 0 and retired.is_dir()
+        assert delete_retired(lake, retired_at + 100, 100) == 1 and not (path / "_retired").exists()
+    assert read(path) == ALL and faults(path) == []
+
+
+def test_what_is_not_ours_or_still_needed_is_not_deleted(path):
+    with Lake.replace(path) as lake:
+        retired = replace(lake)
+        for name in ("day=2024-10-04", "mine", "day=2024-10-04.x"):
+            (path / "_retired" / name).mkdir()
+        lake.day_folder(DAY).rename(path / "elsewhere")  # the day itself is gone: these are its last files
+        assert delete_retired(lake, 2**40, 0) == 0 and retired.is_dir()
+        (path / "elsewhere").rename(lake.day_folder(DAY))
+        assert delete_retired(lake, 2**40, 0) == 1
+        assert len(list((path / "_retired").iterdir())) == 3
+
+
+def test_a_day_waits_while_jobs_read_and_jobs_do_not_wait_for_each_other(path):
+    with Lake.replace(path) as lake, Lake.open(path).held(), Lake.open(path).held():
+        before = files_below(path)
+        with pytest.raises(LakeBusy, match="jobs are reading"):
+            replace(lake, patience=0.01)
+        assert [file for file in files_below(path) if "lock" not in file.name] == [
+            file for file in before if "lock" not in file.name
+        ]
+        assert read(path) == ALL
+    with Lake.replace(path) as lake:
+        replace(lake)
+    assert len(lake.batches(DAY)) == 1 and read(path) == ALL
+
+
+def test_readers_of_a_lake_that_they_cannot_write_go_without_the_lock(path, monkeypatch):
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with Lake.open(path).held():
+            pass
+
+
+def test_an_archive_adds_batches_while_a_day_is_replaced(path):
+    with Lake.replace(path) as days:
+        target = staged_day(days, DAY)
+        compacted(days, DAY, target)
+        write_batch(path, [2, 3], day=DAY + 1)
+        with Lake.write(path) as batches:
+            made = staged(batches, [4], day=DAY + 1)
+            replace_day(days, DAY, target, 0)
+            batches.commit(*made)
+            with pytest.raises(LakeBusy), Lake.write(path):
+                pass
+        with pytest.raises(LakeBusy), Lake.replace(path):
+            pass
+    assert read(path) == ALL + [place(n, DAY + 1) for n in (2, 3, 4)] and faults(path) == []
+    assert not (path / "_staging").exists()
+
+
+@pytest.mark.parametrize("harm", ["a row too few", "a row too many", "an annotation"])
+def test_new_files_that_do_not_hold_what_they_must_stay_out_of_sight(path, harm):
+    with Lake.replace(path) as lake:
+        target = staged_day(lake, DAY)
+        compacted(lake, DAY, target)
+        file = files_below(target)[0]
+        table = pq.ParquetFile(file).read()
+        if harm == "an annotation":
+            table = table.set_column(9, table.schema.field(9), [[b"{}"] * table.num_rows])
+        elif harm == "a row too few":
+            table = table.slice(1)
+        else:
+            kind = table["content_type"][0].as_py()
+            table = type(table).from_batches(
+                [*table.to_batches(), *rows_table([place(9, DAY + 1)], kind=kind).to_batches()]
+            )
+        pq.write_table(table, file)
+        with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit"):
+            replace_day(lake, DAY, target, 0)
+    assert read(path) == ALL and len(lake.batches(DAY)) == 2

@@ -1,0 +1,175 @@
+"""Small lakes made without a log and without Spark, for tests of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+from blake3 import blake3
+from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
+from strata_pipeline.lake.checking import Fault, batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.contents import contents_of
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.rows import digest_of, read_places
+
+__all__ = [
+    "DAY",
+    "compacted",
+    "faults",
+    "file_faults",
+    "files_below",
+    "place",
+    "read",
+    "rows_table",
+    "staged",
+    "write_batch",
+]
+
+DAY = 20_000
+
+_PACKETS = pa.schema(
+    [
+        ("sequence", pa.int64()),
+        ("received_at", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("expires_at", pa.int64()),
+        ("packet_id", pa.binary()),
+        ("author_id", pa.string()),
+        ("content_type", pa.string()),
+        ("size", pa.int32()),
+        ("body", pa.binary()),
+        ("annotation", pa.binary()),
+    ]
+)
+_QUARANTINE = _PACKETS.append(pa.field("reason", pa.string())).append(pa.field("detail", pa.string()))
+
+
+def place(ordinal: int, day: int = DAY) -> int:
+    """A sequence."""
+    return first_of_day(day) + ordinal
+
+
+def rows_table(sequences: Iterable[int], *, kind: str = "POST", quarantined: bool = False) -> pa.Table:
+    """Rows at these places, each other than the rest; every third is annotated."""
+    rows: list[dict[str, Any]] = []
+    for sequence in sequences:
+        body = b'{"text":"%d"}' % sequence
+        rows.append(
+            {
+                "sequence": sequence,
+                "received_at": (sequence >> 32) * 86_400 + (sequence & 0xFFFF),
+                "timestamp": sequence & 0xFFFF,
+                "expires_at": None,
+                "packet_id": blake3(b"%d" % sequence).digest(),
+                "author_id": "did:key:somebody",
+                "content_type": kind,
+                "size": len(body),
+                "body": body,
+                "annotation": b'{"found":1}' if (sequence & 0xFF) % 3 == 0 else None,
+                "reason": "malformed_json",
+                "detail": None,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_QUARANTINE if quarantined else _PACKETS)
+
+
+def staged(
+    lake: Lake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
+) -> tuple[Manifest, Path | None, Path | None]:
+    """A batch in `_staging`, two files in two kinds, and what `commit` takes."""
+    sound, aside = [place(n, day) for n in ordinals], [place(n, day) for n in quarantined]
+    span = Span(lake.reached, max([*sound, *aside]))
+    folder = lake.stage(span)
+    folder.mkdir()
+    packets = quarantine = None
+    if sound:
+        packets = folder / "packets"
+        for kind, some in (("POST", sound[::2]), ("NOTE", sound[1::2])):
+            if some:
+                _write(packets / f"kind={kind}" / f"part-{some[0]}.parquet", rows_table(some, kind=kind))
+    if aside:
+        quarantine = folder / "quarantine"
+        _write(quarantine / "part-0.parquet", rows_table(aside, quarantined=True))
+    sound_folders, aside_folders = ([one] if one else [] for one in (packets, quarantine))
+    places = read_places([*sound_folders, *aside_folders])
+    return (
+        Manifest(
+            format=version,
+            number=len(lake.manifests),
+            after=span.after,
+            up_to=span.up_to,
+            packets=len(sound),
+            quarantined=len(aside),
+            rows=digest_of(places),
+            contents=contents_of(sound_folders, aside_folders, span) if version > 1 else "",
+            body_bytes=100,
+            kinds={},
+            last_packet_id=places["packet_id"][-1].as_py().hex(),
+            last_received_at=places["received_at"][-1].as_py(),
+            written_at=0,
+            previous=lake.tip,
+        ),
+        packets,
+        quarantine,
+    )
+
+
+def write_batch(
+    path: Path, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
+) -> Manifest:
+    """Add a batch to a lake."""
+    with Lake.write(path) as lake:
+        return lake.commit(*staged(lake, ordinals, quarantined, day=day, version=version))
+
+
+def compacted(lake: Lake, day: int, target: Path) -> None:
+    """What a compaction would write of a day, into the folder of `staged_day`."""
+    table = pads.dataset(lake.day_folder(day), schema=_PACKETS, format="parquet").to_table()
+    for kind in ("POST", "NOTE"):
+        some = table.filter(pads.field("content_type") == kind).sort_by("sequence")
+        _write(target / f"kind={kind}" / "part-0.parquet", some)
+
+
+def read(lake: Path, root: str = "packets") -> list[int]:
+    """The sequences that a plain reader finds, twice where they are twice."""
+    folder = lake / root
+    paths = [path for path in files_below(folder) if path.suffix == ".parquet"]
+    return sorted(
+        n for path in paths for n in pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()
+    )
+
+
+def faults(path: Path) -> list[str]:
+    """What an audit of the files finds."""
+    lake = Lake.open(path)
+    found = [str(folder) for folder in lake.foreign(beyond=True) + lake.strays()]
+    return found + [f"{fault.about}: {fault.reason}: {fault.detail}" for fault in file_faults(lake)]
+
+
+def file_faults(lake: Lake) -> list[Fault]:
+    """What an audit finds in the folders of batches."""
+    found = []
+    for day in lake.days():
+        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
+            for chunk in chunks(unit.manifests):
+                found += batches_faults(chunk, unit.packets, unit.quarantine)
+            found += places_faults(unit)
+    return found
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files that a plain reader sees."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
+    )
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)

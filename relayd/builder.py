@@ -27,11 +27,12 @@ from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.identity.bootstrap import Bootstrap, key_rules
-from relayd.identity.directory import Identities
+from relayd.identity.directory import DECISIVE_TYPES, Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay
 from relayd.sessions.registry import Registry
+from relayd.slices import Slices
 from relayd.store import Store, Writer
 from relayd.store.types import LogEntry
 
@@ -63,7 +64,8 @@ def build_relay(
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
     faults = Faults(lambda place: metrics.faults[place].inc())
-    tally, registry = Tally(), Registry(faults)
+    slices = Slices(faults)
+    tally, registry = Tally(), Registry(faults, slices)
     cursors = CursorCodec(store.secrets.cursor_key, store.known)
     fanout = Fanout(
         cursors,
@@ -91,7 +93,15 @@ def build_relay(
         identities.observe(entries)
         budgets.observe(entries)
 
-    tail = Tail(fanout, store, clock=clock, on_entries=passed, on_dispatch=dispatched, faults=faults)
+    tail = Tail(
+        fanout,
+        store,
+        clock=clock,
+        on_entries=passed,
+        is_dear=lambda entry: entry.packet.content_type in DECISIVE_TYPES,
+        on_dispatch=dispatched,
+        faults=faults,
+    )
     admission = Admission(
         enqueue=lambda packet, request: writer.put(packet, request),
         find=store.find,
@@ -100,7 +110,7 @@ def build_relay(
         policy=Policy(),
         plugins=plugins or Plugins(),
         trust=trust,
-        limits=_admission_limits(settings),
+        limits=AdmissionLimits.from_settings(settings),
         clock=clock,
         verify_threads=settings.verify_threads,
         on_verified=metrics.verify_seconds.observe,
@@ -135,6 +145,7 @@ def build_relay(
         fanout=fanout,
         tail=tail,
         registry=registry,
+        slices=slices,
         faults=faults,
     )
     apply_policy(relay, Policy.from_settings(settings))
@@ -156,17 +167,6 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
-    )
-
-
-def _admission_limits(settings: Settings) -> AdmissionLimits:
-    return AdmissionLimits(
-        max_packet_bytes=settings.max_packet_bytes,
-        max_json_depth=settings.max_json_depth,
-        max_json_values=settings.max_json_values,
-        max_identity_bytes=settings.max_identity_bytes,
-        max_packet_age_seconds=settings.max_packet_age_seconds,
-        publish_queue_bytes=settings.publish_queue_bytes,
     )
 
 

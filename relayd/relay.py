@@ -2,7 +2,7 @@
 
 Each part owns one piece of mutable state: `Fanout` the live subscriptions, `Tail` the way along the log,
 `Admission` the publishes under way, the `Writer` the open batch, `Registry` the open sockets. All of it runs
-on the event loop; only signature checks leave it.
+on the event loop, whose turns `Slices` keeps short; only signature checks leave it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from relayd.feed.tail import Tail
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
 from relayd.sessions.registry import Registry
+from relayd.slices import Slices
 from relayd.store import Store, Writer
 
 __all__ = ["Relay"]
@@ -48,4 +49,5 @@ class Relay:
     fanout: Fanout
     tail: Tail
     registry: Registry
+    slices: Slices
     faults: Faults

@@ -332,8 +332,7 @@ class _Process:
                 job.result()  # a background task that ends is our bug: let its exception out
             if lost in done:
                 _log.error("log_lost_its_end", consequence="all connections are closed; clients resume")
-                for socket in list(relay.registry.sockets):
-                    socket.close(1012, "the log was replaced; resume by cursor")
+                relay.registry.close_all(1012, "the log was replaced; resume by cursor")
                 await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
                 return
             await self._drain()
@@ -467,11 +466,9 @@ class _Process:
         if failpoints.ARMED:
             await failpoints.reached("server.drain")
         _log.info("draining", connections=len(registry), publishes=admission.pending)
-        for socket in list(registry.sockets):
-            socket.stop_reading()
+        registry.stop_reading()
         await registry.settle(lambda: not admission.pending, self._settings.drain_timeout)
-        for socket in list(registry.sockets):
-            socket.close(1001, "the relay is going away; resume by cursor")
+        registry.close_all(1001, "the relay is going away; resume by cursor")
         await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
 
@@ -570,6 +567,8 @@ class _Process:
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+            # One that came while this process was being started has waited, if it is a worker.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _reload(self) -> None:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""

@@ -37,6 +37,8 @@ __all__ = ["supervise"]
 _log = structlog.get_logger("relayd.workers")
 
 _POLL_INTERVAL: Final = 0.1
+_DATABASE_PAUSE: Final = 1.0
+"""Between two attempts to reach a database that has gone, in seconds."""
 _RESTART_PAUSE: Final = 1.0
 
 
@@ -108,7 +110,7 @@ async def _revive(workers: list[_Worker]) -> None:
             _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code, problem=worker.problem())
             forget_process(worker.pid)
             await asyncio.sleep(_RESTART_PAUSE)
-            worker.start()
+            worker.start(is_revived=True)
 
 
 class _Worker:
@@ -121,15 +123,21 @@ class _Worker:
         self._port = port
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, is_revived: bool = False) -> None:
+        """Start the process. One that is revived waits for a database that is away: it has been there."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process: BaseProcess = context.Process(
             target=_work,
-            args=(self.settings, self._database_url, self._port, theirs),
+            args=(self.settings, self._database_url, self._port, theirs, is_revived),
             name="relayd-worker",
         )
-        self._process.start()
+        # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         theirs.close()
 
     async def ready(self) -> dict[str, str]:
@@ -174,7 +182,7 @@ class _Worker:
         return self._process.exitcode
 
 
-def _work(settings: Settings, database_url: str, port: int, pipe: Pipe) -> None:
+def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_revived: bool) -> None:
     """The child process."""
     logs.configure(settings.log_format, settings.log_level)
     if failpoints.ARMED:
@@ -184,7 +192,18 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe) -> None:
 
     async def main() -> None:
         async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop:
-            await server.serve(settings, database_url, announce=pipe.send, stop=stop, shared_port=port)
+            while not stop.is_set():
+                try:
+                    await server.serve(
+                        settings, database_url, announce=pipe.send, stop=stop, shared_port=port
+                    )
+                    return
+                except StoreError as error:
+                    if not is_revived:
+                        raise
+                    _log.warning("worker_waits", problem=str(error))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _DATABASE_PAUSE)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

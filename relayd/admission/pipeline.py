@@ -32,6 +32,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import structlog
 from strata.protocol import canonical
@@ -47,6 +48,7 @@ from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
+from relayd.config import Settings
 from relayd.faults import Faults
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
@@ -89,6 +91,27 @@ class AdmissionLimits:
     max_json_values: int = 32_768
     max_identity_bytes: int = 16_384
     publish_queue_bytes: int = 64 * 2**20
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The limits of these settings."""
+        return cls(
+            max_packet_bytes=settings.max_packet_bytes,
+            max_json_depth=settings.max_json_depth,
+            max_json_values=settings.max_json_values,
+            max_identity_bytes=settings.max_identity_bytes,
+            max_packet_age_seconds=settings.max_packet_age_seconds,
+            publish_queue_bytes=settings.publish_queue_bytes,
+        )
+
+    def parse(self, raw: bytes) -> Packet:
+        """Read a packet that is neither too large nor too deep. Raises `InvalidPacket`."""
+        return Packet.parse(
+            raw,
+            max_bytes=self.max_packet_bytes,
+            max_depth=self.max_json_depth,
+            max_values=self.max_json_values,
+        )
 
 
 class Admission:
@@ -181,14 +204,7 @@ class Admission:
         """Checks 5 to 10. Runs on the loop, or on a thread for a large packet."""
         limits = self._limits
         try:
-            request.parsed(
-                Packet.parse(
-                    request.raw,
-                    max_bytes=limits.max_packet_bytes,
-                    max_depth=limits.max_json_depth,
-                    max_values=limits.max_json_values,
-                )
-            )
+            request.parsed(limits.parse(request.raw))
             require_room(request.packet, limits.max_identity_bytes)
             weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
         except InvalidPacket as error:

@@ -4,14 +4,19 @@ The feed passes through the log strictly in sequence. A batch of our own goes st
 the feed's position without a gap (`Appended.previous` says so); otherwise another process has committed in
 between, and everything from the position on is read from the log. Either way an entry at or below the
 position is passed over, so an entry goes through once, whichever path brings it first.
+
+What has come goes through in pieces, as many in a turn of the loop as take a few milliseconds: a batch may be
+wanted by thousands of filters, or hold keys that cost signatures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -26,6 +31,11 @@ _log = structlog.get_logger("relayd.feed")
 
 _TAIL_ROWS = 500
 _RETRY_SECONDS = (0.05, 2.0)
+_FIRST_PIECE: Final = 32
+_LONGEST_PIECE: Final = 512
+"""Entries that go through between two looks at the time: at first, and at most."""
+_LONGEST_TURN: Final = 0.004
+"""Seconds of one turn of the loop that the feed takes, and its last piece."""
 
 
 class LogReader(Protocol):
@@ -40,7 +50,8 @@ class Tail:
     """Drives a `Fanout` along the log.
 
     `on_entries(entries)` gets the log's next entries as they are forwarded, each once and in sequence;
-    `on_dispatch(delivered)` is called after each batch, for writing.
+    `on_dispatch(delivered)` is called after each piece, for writing. An entry that `is_dear` to those who get
+    `on_entries` ends its piece.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Tail:
         clock: Callable[[], int],
         on_dispatch: Callable[[int], None],
         on_entries: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
+        is_dear: Callable[[LogEntry], bool] = lambda entry: False,
         faults: Faults | None = None,
     ) -> None:
         self._fanout = fanout
@@ -58,7 +70,11 @@ class Tail:
         self._clock = clock
         self._on_dispatch = on_dispatch
         self._on_entries = on_entries
+        self._is_dear = is_dear
+        self._coming: deque[LogEntry] = deque()
+        """What follows the feed's position in the log without a gap, and waits for its turn."""
         self._faults = faults or Faults()
+        self._piece_length = _FIRST_PIECE
         self._target = fanout.position
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -69,10 +85,59 @@ class Tail:
             return
         # A batch that the store had to split may have another process's packets in its midst.
         in_one_piece = entries[-1].sequence - entries[0].sequence == len(entries) - 1
-        if previous == self._fanout.position and in_one_piece:
-            self._dispatch(entries)
+        if previous == self._end and in_one_piece:
+            self._take(entries)
         else:
             self.ring(entries[-1].sequence)
+
+    @property
+    def _end(self) -> int:
+        """Up to where the log is at hand."""
+        return self._coming[-1].sequence if self._coming else self._fanout.position
+
+    def _take(self, entries: Sequence[LogEntry]) -> None:
+        """Pass these on, in their turn."""
+        is_idle = not self._coming
+        self._coming.extend(entries)
+        if is_idle:
+            self._go_on()
+
+    def _go_on_later(self) -> None:
+        try:
+            self._go_on()
+        except Exception as error:
+            self._faults.caught("feed", error)
+
+    def _go_on(self) -> None:
+        began = time.monotonic()
+        until = began + _LONGEST_TURN
+        while self._coming:
+            end = self._end
+            piece = self._piece()
+            try:
+                self._dispatch(piece)
+            except Exception:
+                self._coming.clear()
+                self.ring(end)  # they come again from the log
+                raise
+            now = time.monotonic()
+            # What an entry costs goes by how many filters may want it, which nobody knows beforehand.
+            if now - began > _LONGEST_TURN:
+                self._piece_length = max(1, int(len(piece) * _LONGEST_TURN / (now - began)))
+            elif self._piece_length < _LONGEST_PIECE:
+                self._piece_length *= 2
+            began = now
+            if self._coming and now >= until:
+                asyncio.get_running_loop().call_soon(self._go_on_later)
+                return
+
+    def _piece(self) -> list[LogEntry]:
+        piece: list[LogEntry] = []
+        while self._coming and len(piece) < self._piece_length:
+            piece.append(self._coming.popleft())
+            if self._is_dear(piece[-1]):
+                break
+        return piece
 
     def ring(self, sequence: int) -> None:
         """The log reaches up to `sequence` (the doorbell): read what is missing."""
@@ -112,13 +177,15 @@ class Tail:
     async def _read(self) -> None:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
+        while self._coming:  # noqa: ASYNC110 - what is at hand goes first, in turns of the loop
+            await asyncio.sleep(0)
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
         # Our own commits may have moved the feed while we were reading.
-        position = self._fanout.position
-        fresh = [entry for entry in entries if entry.sequence > position]
+        end = self._end
+        fresh = [entry for entry in entries if entry.sequence > end]
         if fresh:
-            self._dispatch(fresh)
-        elif not entries:
+            self._take(fresh)
+        elif not entries and not self._coming:
             # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
             self._skip_to(self._target)
 

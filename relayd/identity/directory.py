@@ -314,7 +314,8 @@ class Identities:
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if chain is not None:
-            self._chains.put(did, _applied(chain, packet, received_at))
+            # To weigh all of it for each event would take longer than to apply that.
+            self._chains.put(did, _applied(chain, packet, received_at), more=_weight(packet))
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id

@@ -36,10 +36,14 @@ class Kept(Generic[V]):
         found = self._values.get(name)
         return None if found is None else found[0]
 
-    def put(self, name: str, value: V) -> None:
-        """Keep this value, in the place of any other of that name."""
+    def put(self, name: str, value: V, *, more: int | None = None) -> None:
+        """Keep this value, in the place of any other of that name.
+
+        `more` is by how much it outweighs the other, for a value that would take long to weigh.
+        """
+        is_known = name in self._values
         _, former = self._values.pop(name, (None, 0))
-        weight = self._weigh(value)
+        weight = former + more if is_known and more is not None else self._weigh(value)
         self._values[name] = value, weight
         self.size_bytes += weight - former
         while self.size_bytes > self._max_bytes and len(self._values) > 1:

@@ -11,9 +11,10 @@ Decisions live elsewhere: `Access` admits visitors, `Session` interprets message
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 import structlog
@@ -67,6 +68,13 @@ _TLS_SECONDS: Final = 0.002
 """What the cryptography of a TLS handshake takes of the loop, about."""
 _STEP_SECONDS: Final = 10e-6
 """What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
+_LET_GO_AT_ONCE: Final = 16
+"""Subscriptions that are forgotten between two looks at the time."""
+
+
+def _to_nobody(frames: bytes, events: int) -> bool:
+    """Takes what a subscription gets that its socket has left behind, until it is forgotten."""
+    return True
 
 
 class Connection:
@@ -102,7 +110,7 @@ class Connection:
         self.id = next(_numbers)
         """Its number in the logs of this process."""
         self.socket = WebSocket(relay, self)
-        self.deliver = self.socket.deliver
+        self.deliver: Callable[[bytes, int], bool] = self.socket.deliver
         """The fan-out's way to the outbox, with no call in between."""
         self._relay = relay
         self._responder = responder
@@ -205,9 +213,21 @@ class Connection:
             self.socket.abort()
 
     def closing(self) -> None:
-        for subscription in list(self._session.subscriptions.values()):
-            self.end_subscription(subscription)
         self._backlog.close()
+        self.deliver = _to_nobody
+        if self._session.subscriptions:
+            self._let_go(self._session.end())
+
+    def _let_go(self, subscriptions: list[Subscription]) -> None:
+        """Forget subscriptions, as many at a time as the loop has time for: a crowd may go with thousands."""
+        count = len(subscriptions)
+        while subscriptions and (len(subscriptions) % _LET_GO_AT_ONCE or not self._relay.slices.is_over()):
+            subscription = subscriptions.pop()
+            self._relay.fanout.leave(subscription)
+            subscription.close()
+        self._relay.metrics.subscriptions.dec(count - len(subscriptions))
+        if subscriptions:
+            self._relay.slices.later(functools.partial(self._let_go, subscriptions))
 
     def ended(self, reason: str) -> None:
         self._relay.admission.release(self)
@@ -431,7 +451,8 @@ class Connection:
     # Subscriptions: called by the fan-out and the backlog.
 
     def fell_behind(self, subscription: Subscription) -> None:
-        self._backlog.add(subscription)
+        if self.deliver is not _to_nobody:
+            self._backlog.add(subscription)
 
     async def writable(self) -> None:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Hashable, Iterable
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Protocol
 
 from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
 from relayd.faults import Faults
+from relayd.slices import Slices
 
 __all__ = ["OpenSocket", "Registry"]
 
 _CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1, Pressure.FULL: 16}
 """Sockets that are closed at one look. At `SHORT` too: else whoever holds much keeps everybody else out."""
+
+_WRITTEN_AT_ONCE: Final = 32
+"""Sockets that are written to between two looks at the time."""
+_LONGEST_FLUSH: Final = 0.004
+"""Seconds that are written in one turn of the loop."""
 
 
 class OpenSocket(Protocol):
@@ -51,10 +59,14 @@ class OpenSocket(Protocol):
 
 
 class Registry:
-    """The open sockets. While `draining`, no socket reads and no new one becomes a session."""
+    """The open sockets. While `draining`, no socket reads and no new one becomes a session.
 
-    def __init__(self, faults: Faults | None = None) -> None:
+    What is done to many sockets is done to as many in a turn of the loop as `slices` allows.
+    """
+
+    def __init__(self, faults: Faults | None = None, slices: Slices | None = None) -> None:
         self._faults = faults or Faults()
+        self._slices = slices or Slices(self._faults)
         self.sockets: set[OpenSocket] = set()
         self.draining = False
         self.arriving = 0
@@ -70,6 +82,8 @@ class Registry:
         self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
         """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
         called once for each subscriber of each batch."""
+        self._is_flushing = False
+        self._is_weighing = False
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -85,17 +99,52 @@ class Registry:
         self._changed.set()
 
     def flush(self) -> None:
-        """End a step: write to each socket that has something, once. Never raises."""
-        dirty = self._dirty
-        for socket in dirty:  # those that are added meanwhile too
+        """End a step: write to each socket that has something, once, before long. Never raises."""
+        if not self._is_flushing:
+            self._go_on_flushing()
+
+    def _go_on_flushing(self) -> None:
+        # Not one of the jobs that wait for a slice: answers are not to stand in line behind requests.
+        dirty, done, until = self._dirty, 0, time.monotonic() + _LONGEST_FLUSH
+        for done, socket in enumerate(dirty, 1):  # those that are added meanwhile too
             try:
                 socket.flush()
             except Exception as error:
                 # What it was to send is lost, so its peer must not wait for it; others get theirs.
                 self._faults.caught("write", error)
                 socket.abort()
-        dirty.clear()
+            if not done % _WRITTEN_AT_ONCE and time.monotonic() >= until:
+                break
+        del dirty[:done]
+        self._is_flushing = bool(dirty)
+        if dirty:
+            asyncio.get_running_loop().call_soon(self._go_on_flushing)
         self._changed.set()
+
+    def each(
+        self,
+        sockets: Iterable[OpenSocket],
+        act: Callable[[OpenSocket], None],
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do this to each of these sockets, what they queue is written, and `then` is called."""
+        self._go_on_with(iter(sockets), act, then)
+
+    def _go_on_with(
+        self, sockets: Iterator[OpenSocket], act: Callable[[OpenSocket], None], then: Callable[[], None]
+    ) -> None:
+        for socket in sockets:
+            try:
+                act(socket)
+            except Exception as error:
+                self._faults.caught("message", error)
+                socket.abort()
+            if self._slices.is_over():
+                self._slices.later(functools.partial(self._go_on_with, sockets, act, then))
+                break
+        else:
+            then()
+        self.flush()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait up to `timeout` seconds until `condition` holds, looking after every step; whether it does."""
@@ -108,8 +157,15 @@ class Registry:
 
     def withdraw(self) -> None:
         """More is declined now: no socket may go on sending for long what it was given before."""
-        for socket in self.sockets:
-            socket.withdraw()
+        self.each(list(self.sockets), lambda socket: socket.withdraw())
+
+    def close_all(self, code: int, reason: str) -> None:
+        """Start the closing handshake with everybody."""
+        self.each(list(self.sockets), lambda socket: socket.close(code, reason))
+
+    def stop_reading(self) -> None:
+        """Take nothing further from anybody."""
+        self.each(list(self.sockets), lambda socket: socket.stop_reading())
 
     def relieve(self, pressure: Pressure) -> None:
         """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""
@@ -117,7 +173,20 @@ class Registry:
         if pressure is self.pressure is Pressure.FINE:
             return
         self.pressure = pressure
-        held = [(socket, socket.held_bytes) for socket in self.sockets]
+        if self._is_weighing:
+            return
+        self._is_weighing = True
+        held: list[tuple[OpenSocket, int]] = []
+        self.each(
+            list(self.sockets),
+            lambda socket: held.append((socket, socket.held_bytes)),
+            functools.partial(self._relieve, held),
+        )
+
+    def _relieve(self, held: list[tuple[OpenSocket, int]]) -> None:
+        self._is_weighing = False
+        pressure = self.pressure
+        held = [(socket, size) for socket, size in held if socket in self.sockets]
         dear = dearest((socket.account, size) for socket, size in held) if pressure else set()
         for socket, _ in held:
             socket.refuse_publishes(socket.account in dear)
@@ -129,10 +198,4 @@ class Registry:
 
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""
-        for socket in sockets:
-            try:
-                socket.check_deadlines(now)
-            except Exception as error:
-                self._faults.caught("message", error)
-                socket.abort()
-        self.flush()
+        self.each(sockets, lambda socket: socket.check_deadlines(now))

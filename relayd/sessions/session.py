@@ -164,6 +164,7 @@ class Session:
     __slots__ = (
         "_auth_budget",
         "_cursors",
+        "_filter_bytes",
         "_limits",
         "_malformed_at",
         "_may_publish",
@@ -182,6 +183,7 @@ class Session:
         self, limits: SessionLimits, cursors: CursorCodec, authentication: Authentication, grants: Grants
     ) -> None:
         self.subscriptions: dict[str, Subscription] = {}
+        self._filter_bytes = 0  # of all of them
         self.authentication = authentication
         self._limits = limits
         self._cursors = cursors
@@ -220,8 +222,11 @@ class Session:
             if isinstance(message, Subscribe):
                 return self._subscribe(message, now)
             if isinstance(message, Unsubscribe):
-                subscription = self.subscriptions.pop(message.subscription_id, None)
-                return _UNKNOWN_UNSUBSCRIBE if subscription is None else SubscriptionClosed(subscription)
+                subscription = self.subscriptions.get(message.subscription_id)
+                if subscription is None:
+                    return _UNKNOWN_UNSUBSCRIBE
+                self.drop(subscription)
+                return SubscriptionClosed(subscription)
             return AuthReceived(message)
         except InvalidMessage as error:
             return self._refused(error, now)
@@ -285,6 +290,14 @@ class Session:
         """Forget a subscription that the relay ended."""
         if self.subscriptions.get(subscription.subscription_id) is subscription:
             del self.subscriptions[subscription.subscription_id]
+            self._filter_bytes -= subscription.filter.kept_bytes
+
+    def end(self) -> list[Subscription]:
+        """Nothing further is taken or sent; returns the subscriptions that were open."""
+        ended = list(self.subscriptions.values())
+        self.subscriptions = {}
+        self._filter_bytes = 0
+        return ended
 
     def _publish(self, message: Publish, now: float) -> PublishReceived | Answer:
         if not self._may_publish:
@@ -321,14 +334,13 @@ class Session:
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
             return Answer(payload, ErrorCode.RATE_LIMITED)
-        others = sum(
-            open_.filter.kept_bytes for open_ in self.subscriptions.values() if open_ is not replaced
-        )
+        others = self._filter_bytes - (replaced.filter.kept_bytes if replaced is not None else 0)
         if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
             payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
             return Answer(payload, ErrorCode.RATE_LIMITED)
         subscription = Subscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription
+        self._filter_bytes = others + request.filter.kept_bytes
         return SubscriptionOpened(subscription, replaced)
 
     def _request(self, message: Subscribe) -> SubscriptionRequest:

@@ -8,8 +8,9 @@ shell moves bytes, keeps deadlines, and applies pressure:
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
   not pass (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
-- One step takes so many frames of a peer. Its handler says how long the peer then has to wait, having used
-  its share of the loop. A peer that sends many pings or tiny fragments is closed with 1008.
+- One step takes so many frames of a peer, and as many as the turn of the loop has time for; a crowd stands in
+  line. Its handler says how long the peer then has to wait, having used its share of the loop. A peer that
+  sends many pings or tiny fragments is closed with 1008.
 
 A `SocketHandler` gives the messages their meaning.
 """
@@ -112,6 +113,7 @@ class WebSocket(asyncio.Protocol):
         "_handler",
         "_headers_end",
         "_held",
+        "_is_resting",
         "_lingers_until",
         "_liveness",
         "_outbound_limit",
@@ -126,6 +128,7 @@ class WebSocket(asyncio.Protocol):
         "_suspended",
         "_tally",
         "_transport",
+        "_unread",
         "_wants_flush",
         "_withdrawn",
         "_written",
@@ -156,10 +159,12 @@ class WebSocket(asyncio.Protocol):
         self._headers_end = b""
         self._control: Budget | None = None
         self._resting: asyncio.TimerHandle | None = None
+        self._is_resting = False  # until that time, or until its turn comes
         self._fragments = bytearray()
         self._fragments_text = True
         self._suspended = False
         self._held: list[_Received] = []
+        self._unread = b""
         self._close_sent = False
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
@@ -196,8 +201,8 @@ class WebSocket(asyncio.Protocol):
             return 0
         waiting = self._transport.get_write_buffer_size()
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
-        here = self._frames.held_bytes + len(self._fragments) + self._outbox_bytes + waiting + held
-        return here + self._handler.held_bytes
+        here = self._frames.held_bytes + len(self._fragments) + len(self._unread) + held
+        return here + self._outbox_bytes + waiting + self._handler.held_bytes
 
     def refuse_publishes(self, refuse: bool) -> None:
         """Whether the peer may publish nothing now."""
@@ -233,6 +238,13 @@ class WebSocket(asyncio.Protocol):
             registry.look()
         now = time.monotonic()
         self._liveness.heard(now)
+        if self._relay.slices.is_over():
+            self._unread += data
+            self._go_on_after(0.0)
+        else:
+            self._read(data, now)
+
+    def _read(self, data: bytes, now: float) -> None:
         if self._protocol.state is CONNECTING:
             data = self._take_headers(data, now)
         self._take(self._frames.receive(data) if data else [], now)
@@ -248,26 +260,41 @@ class WebSocket(asyncio.Protocol):
         return data[size:] if self._protocol.state is OPEN else b""
 
     def _take(self, events: Sequence[_Received], now: float) -> None:
-        """Handle what came in one step."""
-        if self._suspended:
+        """Handle what came in one step, or as much of it as there is time for."""
+        if self._suspended or self._held:
             self._held += events
         else:
             self._handle(events, now)
-        self._send_protocol_data()
+        if self._suspended or not self._held:  # else the library's answer to a close frame came too early
+            self._send_protocol_data()
         self._relay.registry.flush()
         self._go_on_after(self._handler.worked(time.monotonic() - now, now))
 
     def _go_on_after(self, owed: float) -> None:
         """Leave what is left to a later step, where something is left or the peer has to wait."""
-        if self._resting is None and (owed > 0 or (self._frames.has_more and not self._suspended)):
+        is_left = self._held or self._frames.has_more or self._unread
+        if self._is_resting or not (owed > 0 or (is_left and not self._suspended)):
+            return
+        self._is_resting = True
+        if owed > 0:
             self._resting = asyncio.get_running_loop().call_later(min(owed, _LONGEST_REST), self._rested)
-            self._update_reading()
+        else:
+            self._relay.slices.later(self._rested)
+        self._update_reading()
 
     def _rested(self) -> None:
-        self._resting = None
-        if self._frames.has_more and not self._suspended and not self._transport.is_closing():
-            self._take(self._frames.receive(b""), time.monotonic())
-        if self._resting is None:
+        self._resting, self._is_resting = None, False
+        if not self._suspended and not self._transport.is_closing():
+            now = time.monotonic()
+            if self._held:
+                held, self._held = self._held, []
+                self._take(held, now)
+            elif self._frames.has_more:
+                self._take(self._frames.receive(b""), now)
+            elif self._unread:
+                data, self._unread = self._unread, b""
+                self._read(data, now)
+        if not self._is_resting:
             self._update_reading()
 
     def eof_received(self) -> bool:
@@ -292,11 +319,19 @@ class WebSocket(asyncio.Protocol):
         # At once: a connection that has ended is a cycle, which the collector finds when it will.
         self._held.clear()
         self._frames.forget()
+        self._unread = b""
         self._fragments = bytearray()
         self._outbox.clear()
         if self._resting is not None:
             self._resting.cancel()
         self._relay.registry.remove(self)
+        self._close_sent = True  # nothing can be
+        if self._relay.slices.is_over():
+            self._relay.slices.later(self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
         try:
             self._handler.closing()
         except Exception as error:
@@ -389,11 +424,12 @@ class WebSocket(asyncio.Protocol):
         self._handle(held, time.monotonic())
         self._go_on_after(0.0)
         self._update_reading()
-        self._send_protocol_data()
+        if not self._held:
+            self._send_protocol_data()
         self._relay.registry.flush()
 
     def _handle(self, events: Iterable[_Received], now: float) -> None:
-        remaining = iter(events)
+        remaining, slices = iter(events), self._relay.slices
         for event in remaining:
             if isinstance(event, bytes):
                 self._text(event, now)
@@ -401,7 +437,7 @@ class WebSocket(asyncio.Protocol):
                 self._frame(event, now)
             elif isinstance(event, Request):
                 self._handler.requested(event, now)
-            if self._suspended:
+            if self._suspended or slices.is_over():
                 self._held += remaining
                 return
 
@@ -469,9 +505,9 @@ class WebSocket(asyncio.Protocol):
         is_held_up = (
             self._paused
             or self._suspended
-            or self._resting is not None
+            or self._is_resting
             or self._frames.has_more
-            or self._relay.registry.draining
+            or (self._relay.registry.draining and self._abort_at is None)
         )
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._lingers_until is not None or self._transport.is_closing():
@@ -551,7 +587,8 @@ class WebSocket(asyncio.Protocol):
             self._close_reason = self._close_reason or cause or _REASONS.get(code, "internal_error")
             self._protocol.send_close(code, reason)
             self._send_protocol_data()
-            if not self._reading and not self._transport.is_closing() and not self._frames.has_more:
+            is_left = self._frames.has_more or self._unread
+            if not self._reading and not self._transport.is_closing() and not is_left:
                 self._reading = True
                 self._transport.resume_reading()  # for the peer's half of the handshake
         elif self._protocol.state is CONNECTING and self._close_reason is None:

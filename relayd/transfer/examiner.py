@@ -16,8 +16,9 @@ from strata.protocol.keys import KeyRules
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
-from relayd.admission.checks import judge, to_store, trace
+from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace
 from relayd.admission.knowledge import Known, known_of, missing_for
+from relayd.admission.pipeline import AdmissionLimits
 from relayd.config import Settings
 from relayd.identity.bootstrap import Bootstrap, key_rules, read_bootstrap, trust_of
 from relayd.identity.directory import Identities, LogOfIdentities
@@ -50,24 +51,28 @@ class Examiner:
         bootstrap: Bootstrap = Bootstrap(),  # noqa: B008 - immutable
         rules: KeyRules = KeyRules(),  # noqa: B008 - immutable
         trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
+        limits: AdmissionLimits | None = None,
     ) -> None:
         self._store = store
         self._bootstrap = bootstrap
         self._rules = rules
         self._trust = trust
+        self.limits = limits or AdmissionLimits.from_settings(Settings())
+        """How large and how deep a packet may be: no file brings in what a socket may not."""
         self._identities: Identities
         self.followed = 0
         """The sequence up to which identity packets have been applied (R-074)."""
 
     @classmethod
     def from_settings(cls, settings: Settings, store: _Log) -> Self:
-        """With the keys and roots that a relay of these settings trusts. Raises `ConfigurationError`."""
+        """With the keys, roots and limits of a relay of these settings. Raises `ConfigurationError`."""
         bootstrap = read_bootstrap(settings.bootstrap_file)
         return cls(
             store,
             bootstrap=bootstrap,
             rules=key_rules(settings, bootstrap),
             trust=trust_of(settings, bootstrap),
+            limits=AdmissionLimits.from_settings(settings),
         )
 
     async def refresh(self) -> None:
@@ -102,8 +107,11 @@ class Examiner:
 
     def _examined(self, candidate: Candidate, known: Known) -> NewPacket | InvalidPacket:
         packet, received_at = candidate
+        room = self.limits.max_identity_bytes
         try:
+            require_room(packet, room)
             judge(packet, known, received_at)
+            require_chain_room(packet, known, room)
             downgrade = trace(packet, known, self._trust, received_at)
         except InvalidPacket as error:
             return error

@@ -5,7 +5,7 @@ something about the packet's origin, `annotation` says what. Both directions may
 started again: an export goes on behind the last whole line of its file, and an import meets the packets it
 has brought in already as duplicates.
 
-An import believes nothing: each line's packet is parsed, its id recomputed and its signature and origin
+An import believes nothing: each line's packet is parsed, its id recomputed, its size, signature and origin
 checked as those of a PUBLISH are (see `examiner`), but for freshness, since a log is old by nature, and for
 policy, which decides about its serving. So annotations are found anew, and no file can bring its own. What
 fails is counted, and kept where asked.
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
-from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 
-from relayd.config import HARD_MAX_PACKET_BYTES, Settings
+from relayd.admission.pipeline import AdmissionLimits
+from relayd.config import Settings
 from relayd.identity.directory import DECISIVE_TYPES
 from relayd.server import database
 from relayd.store import Store
@@ -184,7 +184,7 @@ async def import_log(
     summary = ImportSummary()
     await examiner.refresh()
     for lines in _batches(_lines(source), _BATCH_LINES):
-        parsed, refused = await asyncio.to_thread(_parse_lines, lines, now())
+        parsed, refused = await asyncio.to_thread(_parse_lines, lines, now(), examiner.limits)
         for group in _groups(parsed):
             refused += await _bring_in(store, group, examiner, summary)
         refused.sort(key=lambda item: item.line.number)
@@ -238,25 +238,26 @@ def _batches(lines: Iterable[_Line], size: int) -> Iterator[list[_Line]]:
         yield batch
 
 
-def _parse_lines(lines: list[_Line], now: float) -> tuple[list[_Parsed], list[_Refused]]:
+def _parse_lines(
+    lines: list[_Line], now: float, limits: AdmissionLimits
+) -> tuple[list[_Parsed], list[_Refused]]:
     parsed, refused = [], []
     for line in lines:
         try:
-            parsed.append(_Parsed(line, _parse_line(line, now)))
+            parsed.append(_Parsed(line, _parse_line(line, now, limits)))
         except InvalidPacket as error:
             refused.append(_Refused(line, error.code, error.reason))
     return parsed, refused
 
 
-def _parse_line(line: _Line, now: float) -> Candidate:
+def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate:
     try:
         decoded = _DECODER.decode(line.text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidPacket(ErrorCode.INVALID_SCHEMA, "not a line of an export") from None
     if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
-    packet = Packet.parse(decoded.packet, max_bytes=HARD_MAX_PACKET_BYTES, max_depth=DEEPEST)
-    return Candidate(packet, decoded.received_at)
+    return Candidate(limits.parse(bytes(decoded.packet)), decoded.received_at)
 
 
 def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:

@@ -55,6 +55,7 @@ def _table(report: Report) -> str:
     ):
         lines += ["", title, *(f"  {count:8}  {name}" for name, count in sorted(counts.items()))]
     lines += ["", f"the disk failed or delayed {report.disk_hits} calls"]
+    lines += [f"restored backups lacked {report.lost} acknowledged packets"]
     if report.idle:
         lines += ["", "never happened: " + ", ".join(report.idle)]
     lines += ["", *(report.broken or ["every promise was kept"])]

@@ -6,7 +6,7 @@ Core: it is told what happened and by whom, and keeps the list of broken promise
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 __all__ = ["Ledger", "Reading"]
 
@@ -20,6 +20,8 @@ class Reading:
         self.name = name
         self.packets: list[str] = []
         self.cursor: str | None = None
+        self.told_of = 0
+        """How many restored backups there were when this reader was told that the log had lost its end."""
         self._seen: set[str] = set()
 
     def __len__(self) -> int:
@@ -32,6 +34,12 @@ class Reading:
         self.packets.append(packet_id)
         self.cursor = cursor
         return is_new
+
+    def go_back(self, kept: Set[str], cursor: str | None) -> None:
+        """Forget what a log has lost, or everything where no place is known to go on from."""
+        self.packets = [packet for packet in self.packets if packet in kept] if cursor else []
+        self._seen = set(self.packets)
+        self.cursor = cursor
 
     def missing(self, packets: Iterable[str]) -> list[str]:
         """Which of these this reader has not had."""
@@ -52,6 +60,28 @@ class Ledger:
         self._times: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by code. A refusal promises nothing."""
+
+        self.restored = 0
+        """How many backups were put back."""
+        self.lost = 0
+        """Acknowledged packets that were not in a backup, and went with the log's end."""
+        self._kept: Set[str] = frozenset()
+
+    def restore(self, kept: Set[str]) -> None:
+        """A backup that holds just these packets was put back: no other was ever acknowledged."""
+        self.restored += 1
+        self._kept = kept
+        self.lost += len(self.acknowledged.keys() - kept)
+        self.acknowledged = {name: at for name, at in self.acknowledged.items() if name in kept}
+        self._times = {name: at for name, at in self._times.items() if name in kept}
+
+    def log_reset(self, reading: Reading, cursor: str | None) -> None:
+        """A reader was told that its log has lost its end, and where to go on."""
+        self.checked["log reset"] += 1
+        if reading.told_of == self.restored:
+            self.breaks("a reader was told of a loss that never was", reading.name)
+        reading.told_of = self.restored
+        reading.go_back(self._kept, cursor)
 
     def breaks(self, promise: str, *details: object) -> None:
         """A promise was broken."""
@@ -91,7 +121,7 @@ class Ledger:
             self.breaks("pages left out an acknowledged packet", packet_id)
 
     def by_id(self, packet_id: str, status: int) -> None:
-        """A GET of an acknowledged packet was answered."""
+        """A GET of a packet that was acknowledged, and has not been lost since, was answered."""
         self.checked["get by id"] += 1
         if status == 404:
             self.breaks("an acknowledged packet was not found", packet_id)

@@ -161,6 +161,9 @@ class Load:
             )
             while until is None or not reading.packets or reading.packets[-1] != until:
                 message = await client.receive(timeout=3600.0)  # pings notice a relay that has gone
+                if message.get("detail") == "log_reset":
+                    self.ledger.log_reset(reading, message.get("cursor"))
+                    return False
                 if message["type"] != "EVENT":
                     self.ledger.refused[f"reader: {message.get('code', message['type'])}"] += 1
                     return False
@@ -203,9 +206,12 @@ class Load:
     async def _get_by_id(self) -> None:
         while True:
             if self.ledger.acknowledged:
-                packet_id = self._chance.choice(list(self.ledger.acknowledged))
+                packet_id, restored = (
+                    self._chance.choice(list(self.ledger.acknowledged)),
+                    self.ledger.restored,
+                )
                 status = await asyncio.to_thread(_status, f"{self._http}/packets/{packet_id}")
-                if status is not None:
+                if status is not None and restored == self.ledger.restored:
                     self.ledger.by_id(packet_id, status)
             await asyncio.sleep(0.1)
 

@@ -25,6 +25,9 @@ class FaultyNetwork:
         self._passes.set()
         self.trickles = False
         """Each byte travels alone."""
+        self.admits = asyncio.Event()
+        """While this is not set, new connections wait."""
+        self.admits.set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_CHUNK)
@@ -70,6 +73,7 @@ class FaultyNetwork:
         self._links.add(link)
         try:
             await self._passes.wait()
+            await self.admits.wait()
             there, back = await asyncio.open_connection("127.0.0.1", self._relay_port, limit=_CHUNK)
             link.connected(there, back)
             await link.run(self)

@@ -13,10 +13,11 @@ from tests.faults.ledger import Ledger
 from tests.faults.load import Load
 from tests.faults.scene import Scene
 from tests.faults.schedule import KINDS, Fault, draw
+from tests.support.relay_process import RelayFailed
 
 __all__ = ["Report", "run"]
 
-QUIET = 60.0
+QUIET = 180.0
 _METRICS = (
     "relayd_connections",
     "relayd_subscriptions",
@@ -37,6 +38,8 @@ class Report:
     checked: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     disk_hits: int = 0
+    lost: int = 0
+    """Acknowledged packets that no backup held."""
     broken: list[str] = field(default_factory=list)
 
     @property
@@ -73,16 +76,20 @@ async def run(
     tracks = draw(seed, seconds, kinds)
     count = sum(map(len, tracks.values()))
     ledger = Ledger()
-    async with Scene(folder, seed=seed) as scene:
+    async with Scene(folder, ledger, seed=seed) as scene:
 
         def told(fault: Fault) -> None:
             progress(f"{sum(scene.fired.values()):4}/{count} {fault.kind:16} {len(ledger.acknowledged)} OK")
 
         load = Load(scene.network.url, scene.relay.http, ledger, seed=seed)
         load.start()
-        await scene.run(tracks.values(), told)
-        progress("quiet")
-        await load.stop(QUIET)
+        try:
+            await scene.run(tracks.values(), seconds, told)
+        except* RelayFailed as failed:
+            ledger.breaks("the relay failed", failed.exceptions[0])
+        if scene.relay.is_running():
+            progress("quiet")
+            await load.stop(QUIET)
         await _nothing_left(scene, ledger)
         hits = scene.disk.hits
     return Report(
@@ -93,6 +100,7 @@ async def run(
         dict(ledger.checked),
         dict(ledger.refused),
         hits,
+        ledger.lost,
         ledger.broken,
     )
 

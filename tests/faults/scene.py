@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -18,6 +19,7 @@ import psutil
 
 from tests.faults.clock import SteppedClock
 from tests.faults.disk import FaultyDisk
+from tests.faults.ledger import Ledger
 from tests.faults.proxy import FaultyNetwork
 from tests.faults.schedule import Fault
 from tests.support.ports import free_port
@@ -27,7 +29,9 @@ __all__ = ["Scene"]
 
 WORKERS = 2
 HOURS = 6.0
+_PATIENCE = 300.0
 _LONGEST_DISK_FAULT = 10.0
+_LONGEST_WAIT_FOR_NEWS = 20.0
 _TRIES = 120
 _PAUSE_BETWEEN_TRIES = 0.5
 _DATABASE_AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -43,8 +47,9 @@ _SETTINGS: dict[str, object] = {
 class Scene:
     """The relay, its database, its disk, its clock and the network before it."""
 
-    def __init__(self, folder: Path, *, seed: int) -> None:
+    def __init__(self, folder: Path, ledger: Ledger, *, seed: int) -> None:
         self._folder = folder
+        self._ledger = ledger
         self._chance = random.Random(seed)
         self._stack = AsyncExitStack()
         self._serves = asyncio.Event()
@@ -64,6 +69,8 @@ class Scene:
             python_path=self.clock.python_path,
             **_SETTINGS,  # type: ignore[arg-type]
         )
+        # A database that recovers on a slow disk, beside other work, takes minutes.
+        self.relay.start_timeout = self.relay.stop_timeout = _PATIENCE
         self._stack.callback(self.relay.kill)
         await self._start_relay()
         self.network = await self._stack.enter_async_context(FaultyNetwork(self.relay.port))
@@ -72,17 +79,15 @@ class Scene:
     async def __aexit__(self, *error: Any) -> None:
         await self._stack.aclose()
 
-    def workers(self) -> list[psutil.Process]:
-        """The processes that serve."""
-        database = self.relay.postgres_pid()
-        return [
-            child
-            for child in psutil.Process(self.relay.pid).children()
-            if child.pid != database and "spawn_main" in " ".join(child.cmdline())
-        ]
+    async def run(
+        self, tracks: Iterable[list[Fault]], seconds: float, report: Callable[[Fault], None]
+    ) -> None:
+        """Let the faults happen, the tracks beside each other; then mend everything.
 
-    async def run(self, tracks: Iterable[list[Fault]], report: Callable[[Fault], None]) -> None:
-        """Let the faults happen, the tracks beside each other; then mend everything."""
+        After `seconds` only kinds that have not been there yet still come: on a busy machine, where each
+        start of the relay takes a minute, the tracks take many times as long as they were drawn for.
+        """
+        self._ends_at = asyncio.get_running_loop().time() + seconds
         try:
             async with asyncio.TaskGroup() as group:
                 for track in tracks:
@@ -106,11 +111,14 @@ class Scene:
 
     async def _follow(self, track: list[Fault], report: Callable[[Fault], None]) -> None:
         for fault in track:
+            if self.fired[fault.kind] and asyncio.get_running_loop().time() > self._ends_at:
+                continue
             await asyncio.sleep(fault.pause)
             await self._serves.wait()
             act: Callable[[Fault], Coroutine[Any, Any, bool]] = getattr(self, f"_{fault.kind}")
             # Another track may have taken away what this fault needs: the database that it kills is down.
             for _ in range(_TRIES):
+                await self._serves.wait()
                 if await act(fault):
                     self.fired[fault.kind] += 1
                     report(fault)
@@ -143,7 +151,7 @@ class Scene:
         return worker is not None and await _freeze([worker], fault.lasts)
 
     def _a_worker(self, fault: Fault) -> psutil.Process | None:
-        workers = self.workers()
+        workers = self.relay.workers()
         return workers[int(fault.chance * 0.999 * len(workers))] if workers else None
 
     async def _kill_database(self, fault: Fault) -> bool:
@@ -200,6 +208,53 @@ class Scene:
 
     async def _database(self) -> asyncpg.Connection:
         return await asyncpg.connect(self.relay.database_url(), timeout=5.0)
+
+    async def _restored_backup(self, fault: Fault) -> bool:
+        """Take a cold copy of the database, let the relay go on for a while, and put the copy back."""
+        cluster, backup = self.relay.cluster(), self._folder / "backup"
+        await self._stopped(shutil.rmtree, backup, ignore_errors=True)
+        await _copied(cluster, backup)
+        self.network.admits.clear()  # nobody publishes until it is known what the copy holds
+        await self._start_relay()
+        try:
+            kept = await self._packets()
+        finally:
+            self.network.admits.set()
+        if kept is None:
+            return False
+        await asyncio.sleep(fault.lasts)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_WAIT_FOR_NEWS):
+                while not self._ledger.acknowledged.keys() - kept:  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.1)
+        await self._stopped(shutil.rmtree, cluster)
+        self.network.admits.clear()
+        self.network.reset(self._chance, 1.0)  # an OK on its way must not come after the loss
+        try:
+            await _copied(backup, cluster)
+            self._ledger.restore(kept)
+        finally:
+            self.network.admits.set()
+        await self._start_relay()
+        return True
+
+    async def _stopped(self, then: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        self._serves.clear()
+        await asyncio.to_thread(self.relay.stop)
+        await asyncio.to_thread(then, *arguments, **options)
+
+    async def _packets(self) -> frozenset[str] | None:
+        """The ids of all packets in the database; None where it cannot be read."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(*_DATABASE_AWAY):
+                connection = await self._database()
+                try:
+                    rows = await connection.fetch("SELECT packet_id FROM packets", timeout=60.0)
+                finally:
+                    connection.terminate()
+                return frozenset("0x" + row["packet_id"].hex() for row in rows)
+            await asyncio.sleep(_PAUSE_BETWEEN_TRIES)
+        return None
 
     async def _reload(self, fault: Fault) -> bool:
         if self.relay.is_running():
@@ -268,6 +323,13 @@ class Scene:
         await asyncio.sleep(fault.lasts)
         self.clock.step(0.0)
         return True
+
+
+async def _copied(source: Path, target: Path) -> None:
+    """Copy a folder with its owners, which PostgreSQL looks at."""
+    copying = await asyncio.create_subprocess_exec("cp", "-a", str(source), str(target))
+    if await copying.wait():
+        raise OSError(f"{source} could not be copied")
 
 
 async def _freeze(processes: list[psutil.Process], seconds: float) -> bool:

@@ -28,6 +28,7 @@ KINDS = {
     "restart_database": Kind(0.0, 0.0, "processes"),
     "end_backends": Kind(0.0, 0.0, "processes"),
     "take_connections": Kind(1.0, 3.0, "processes"),
+    "restored_backup": Kind(1.0, 4.0, "processes"),
     "reload": Kind(0.0, 0.0, "reload"),
     "partition": Kind(0.5, 5.0, "network"),
     "half_open": Kind(0.0, 0.0, "network"),

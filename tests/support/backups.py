@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -44,6 +46,18 @@ class Copied:
             f"CREATE DATABASE {self._name} TEMPLATE {self._name}_copy",
         )
         await self._execute(f"DROP DATABASE {self._name}_lost WITH (FORCE)")
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Nobody can connect, and nobody is connected."""
+        await self._execute(
+            f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false",
+            f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{self._name}'",
+        )
+        try:
+            yield
+        finally:
+            await self._execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
 
     async def _alone(self, *statements: str) -> None:
         await self._execute(

@@ -86,6 +86,7 @@ class RelayProcess:
         self._is_fork = not (from_scratch or environ or python_path or "failpoints" in settings)
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
+        self.start_timeout, self.stop_timeout = START_TIMEOUT, STOP_TIMEOUT
 
     def spawn(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the process without waiting for it."""
@@ -117,7 +118,7 @@ class RelayProcess:
     def await_ready(self) -> dict[str, str]:
         """Read the one JSON line on stdout."""
         assert self.process is not None and self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], START_TIMEOUT)
+        readable, _, _ = select.select([self.process.stdout], [], [], self.start_timeout)
         line = self.process.stdout.readline() if readable else b""
         if not line:
             self.kill()
@@ -150,7 +151,7 @@ class RelayProcess:
     def wait(self) -> int:
         """Wait for the end; the exit code."""
         assert self.process is not None
-        code = self.process.wait(STOP_TIMEOUT)
+        code = self.process.wait(self.stop_timeout)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
@@ -174,7 +175,7 @@ class RelayProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        psutil.wait_procs(children, timeout=STOP_TIMEOUT)
+        psutil.wait_procs(children, timeout=self.stop_timeout)
 
     def children(self) -> list[psutil.Process]:
         """Every process below the relay: PostgreSQL and its backends, workers."""
@@ -182,19 +183,30 @@ class RelayProcess:
             return psutil.Process(self.pid).children(recursive=True)
         return []
 
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes that there are just now."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended
+                    if "spawn_main" in " ".join(child.cmdline()):
+                        found.append(child)
+        return found
+
     def postgres(self) -> psutil.Process:
         """The embedded PostgreSQL server."""
         return psutil.Process(self.postgres_pid())
 
     def postgres_pid(self) -> int:
         """The number of the embedded PostgreSQL's process; OSError or ValueError while there is none."""
-        return int((self._cluster() / "postmaster.pid").read_text().split("\n", 1)[0])
+        return int((self.cluster() / "postmaster.pid").read_text().split("\n", 1)[0])
 
     def database_url(self) -> str:
         """The embedded database, for a superuser of this machine."""
-        return f"postgresql://relayd@/relayd?host={self._cluster()}&port=5432"
+        return f"postgresql://relayd@/relayd?host={self.cluster()}&port=5432"
 
-    def _cluster(self) -> Path:
+    def cluster(self) -> Path:
+        """The folder of the embedded database."""
         return next(Path(str(self.settings["data_dir"])).glob("postgres-??"))
 
     def rss(self) -> int:

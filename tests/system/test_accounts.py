@@ -298,3 +298,26 @@ async def test_a_closed_session_is_forgotten(relay: RelayProcess):
             await client.socket.close()
             await client.receive()
     await until(lambda: relay.metric("relayd_connections") == 0)
+
+
+@pytest.mark.req("R-317", "R-319")
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+async def test_two_sockets_over_ipv6_share_the_account_of_their_address(tmp_path: Path):
+    author = new_identity()
+    relay = RelayProcess(
+        tmp_path,
+        arguments=("--host", "::1"),
+        unlimited_addresses=NOWHERE,
+        anonymous_publish_limit=3,
+        limit_window_seconds=HOUR,
+        log_addresses="full",
+    )
+    with running(relay):
+        assert relay.ws.startswith("ws://[::1]:")
+        answers = []
+        for number in range(2):
+            async with open_client(relay.ws) as client:
+                answers += await client.publish_all([make(author, n=10 * number + n) for n in range(2)])
+        assert [answer["type"] for answer in answers] == ["OK", "OK", "OK", "ERROR"]
+        assert answers[-1]["detail"] == "publish_limit"
+        assert '"full_address": "::1"' in relay.log.read_text()

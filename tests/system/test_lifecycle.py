@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from relayd.tls import DevCertificates, write_dev_certificates
+from tests.support.backups import Copied
 from tests.support.bare_client import open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, running
@@ -241,6 +242,51 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         with pytest.raises(ssl.SSLCertVerificationError):
             await answer(old)
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
+
+
+@pytest.mark.timeout(400)
+async def test_a_worker_that_comes_back_while_the_database_is_away_waits_for_it(
+    tmp_path: Path, shared_database: str
+):
+    database = await Copied(shared_database).make()
+    relay = RelayProcess(tmp_path, database_url=database.url, arguments=("--workers", "2"))
+    with running(relay):
+
+        def lines(event: str) -> int:
+            return relay.log.read_text().count(f'"{event}"')
+
+        before = {worker.pid for worker in relay.workers()}
+        async with database.away():
+            os.kill(min(before), signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: lines("worker_waits") > 0, "it to wait", 150)
+        served = lines("serving")
+        await asyncio.to_thread(wait_until, lambda: lines("serving") > served, "it to serve", 150)
+        assert lines("worker_died") == 1
+        assert len({worker.pid for worker in relay.workers()} - before) == 1
+
+
+async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Path):
+    author = new_identity()
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
+
+        def lines(event: str) -> int:
+            return relay.log.read_text().count(f'"{event}"')
+
+        def workers() -> set[int]:
+            return {worker.pid for worker in relay.workers()}
+
+        before = workers()
+        os.kill(min(before), signal.SIGKILL)
+        wait_until(lambda: workers() - before, "the worker's successor to begin")
+        file.write_text(f"blocked_authors = ['{author.did}']")
+        os.kill(relay.pid, signal.SIGHUP)
+        wait_until(lambda: lines("reloaded") == 2, "both to reload", 60)
+        assert lines("worker_died") == 1
+        for _ in range(8):  # the kernel spreads connections over the workers
+            async with open_client(relay.ws) as client:
+                assert (await client.publish(make(author)))["code"] == "blocked_author"
 
 
 async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_last_reload(tmp_path: Path):

@@ -194,13 +194,12 @@ async def test_a_handshake_that_never_comes_is_cut_off(tmp_path: Path):
         )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.req("R-179")
 async def test_a_hundred_thousand_subscriptions_come_and_go(tmp_path: Path):
     sessions, each = 100, 1000
     # No reader answers a ping, and a busy machine takes minutes.
     with running(RelayProcess(tmp_path, max_subscriptions=each, ping_interval=300)) as relay:
-        relay.longest_step = 30.0  # they all go in one turn of the loop; the default allows 64 each
         before = relay.rss()
         async with AsyncExitStack() as stack:
             readers = [await stack.enter_async_context(slow_reader(relay)) for _ in range(sessions)]
@@ -214,8 +213,8 @@ async def test_a_hundred_thousand_subscriptions_come_and_go(tmp_path: Path):
                     )
                     for index in range(each)
                 )
-            await until_metric(relay, "relayd_subscriptions", sessions * each, timeout=200)
-            await until_metric(relay, "relayd_subscriptions_behind", 0, timeout=100)
+            await until_metric(relay, "relayd_subscriptions", sessions * each, timeout=300)
+            await until_metric(relay, "relayd_subscriptions_behind", 0, timeout=300)
             took = asyncio.get_running_loop().time() - started
             grown = relay.rss() - before
             print(f"{sessions * each} subscriptions: {took:.1f} s, {grown / sessions / each:.0f} bytes each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -134,6 +135,7 @@ class Rig:
         self.relay = relay or build_relay(
             Settings(**settings), cast(Store, MemoryStore()), Metrics(), head=0, clock=lambda: NOW
         )
+        self.relay.slices.seconds = math.inf  # a test that moves the clock gives the loop no turn
         self.transport = FakeTransport(peer)
         api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
         self.connection = Connection(self.relay, api, "/strata")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 import threading
 from collections import Counter
@@ -358,6 +359,7 @@ class World:
             self.relay = build_relay(
                 settings, store, self.metrics, head=0, plugins=plugins, clock=lambda: NOW
             )
+            self.relay.slices.seconds = math.inf  # a test sends without giving the loop a turn
         identities = IdentityApi(
             self.relay.identities,
             Bootstrap(),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from relayd.access.memory import Pressure
 from relayd.sessions.registry import Registry
+from relayd.slices import Slices
+from tests.relayd.sessions.connection_rig import eventually
 
 
 class Socket:
@@ -40,8 +43,13 @@ class Socket:
     def abort(self) -> None: ...
 
 
+def quick_registry() -> Registry:
+    """One whose turns are never over, for tests that give the loop none."""
+    return Registry(slices=Slices(seconds=math.inf))
+
+
 async def test_each_socket_that_asked_is_written_to_once():
-    registry, asking, silent = Registry(), Socket(), Socket()
+    registry, asking, silent = quick_registry(), Socket(), Socket()
     registry.wants_flush(asking)
     registry.flush()
     registry.flush()
@@ -49,7 +57,7 @@ async def test_each_socket_that_asked_is_written_to_once():
 
 
 async def test_what_a_flush_asks_for_is_flushed_in_the_same_step():
-    registry, second = Registry(), Socket()
+    registry, second = quick_registry(), Socket()
 
     class First(Socket):
         def flush(self) -> None:
@@ -61,14 +69,14 @@ async def test_what_a_flush_asks_for_is_flushed_in_the_same_step():
 
 
 async def test_a_sweep_reaches_the_sockets_it_is_given_and_writes():
-    registry, socket = Registry(), Socket()
+    registry, socket = quick_registry(), Socket()
     registry.wants_flush(socket)
     registry.sweep([socket], 7.0)
     assert (socket.swept, socket.flushed) == ([7.0], 1)
 
 
 async def test_settling_looks_again_whenever_a_socket_goes():
-    registry, socket = Registry(), Socket()
+    registry, socket = quick_registry(), Socket()
     registry.add(socket)
     settling = asyncio.create_task(registry.settle(lambda: not registry, 10))
     await asyncio.sleep(0)
@@ -79,14 +87,14 @@ async def test_settling_looks_again_whenever_a_socket_goes():
 
 
 async def test_settling_gives_up_in_time():
-    registry = Registry()
+    registry = quick_registry()
     registry.add(Socket())
     assert not await registry.settle(lambda: not registry, 0)
 
 
 @pytest.mark.req("R-321")
 async def test_when_memory_is_short_the_dearest_pay_for_it():
-    registry = Registry()
+    registry = quick_registry()
     mib = 2**20
     crowd = [Socket("crowd", mib) for _ in range(20)]
     honest, idle = Socket("honest", mib // 8), Socket("idle")
@@ -111,9 +119,41 @@ async def test_when_memory_is_short_the_dearest_pay_for_it():
 @pytest.mark.req("R-321")
 async def test_nobody_is_closed_who_holds_little():
     """Where peers are not what fills the memory, closing them would free nothing."""
-    registry = Registry()
+    registry = quick_registry()
     sockets = [Socket(f"account {n}", 1000) for n in range(50)]
     for socket in sockets:
         registry.add(socket)
     registry.relieve(Pressure.FULL)
     assert not any(socket.closed or socket.refused for socket in sockets)
+
+
+@pytest.mark.req("R-321")
+async def test_what_is_done_to_many_sockets_takes_many_turns_of_the_loop():
+    registry = Registry(slices=Slices(seconds=0.0))  # one socket in each turn
+    sockets = [Socket(f"account {n}", 2**20) for n in range(40)]
+    for socket in sockets:
+        registry.add(socket)
+    registry.sweep(sockets, 7.0)
+    registry.relieve(Pressure.FULL)
+    registry.close_all(1001, "going")
+    assert sum(len(socket.swept) + len(socket.closed) for socket in sockets) < 5
+    turns = 0
+    async with asyncio.timeout(10):
+        while (
+            not all(1001 in socket.closed and socket.swept for socket in sockets)
+            or sum(1013 in socket.closed for socket in sockets) < 16
+        ):
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns >= 2 * len(sockets)
+
+
+async def test_who_has_gone_while_all_were_weighed_is_not_closed():
+    registry = Registry(slices=Slices(seconds=0.0))
+    sockets = [Socket(f"account {n}", 2**20) for n in range(4)]
+    for socket in sockets:
+        registry.add(socket)
+    registry.relieve(Pressure.FULL)
+    registry.remove(sockets[0])
+    await eventually(lambda: bool(sockets[3].closed))
+    assert not sockets[0].closed

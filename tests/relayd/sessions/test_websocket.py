@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from relayd.feed.subscription import Phase
 from relayd.sessions.connection import Connection
 from tests.relayd.sessions.connection_rig import (
     CLOSE,
@@ -21,6 +22,7 @@ from tests.relayd.sessions.connection_rig import (
     eventually,
     frame,
     publish,
+    until,
 )
 
 
@@ -228,6 +230,73 @@ async def test_forty_thousand_frames_in_one_read_are_no_one_step(rigs):
     assert received.get() < count / 2
     await eventually(lambda: received.get() == count)
     await eventually(lambda: rig.transport.reading)
+
+
+async def one_frame_a_turn(rig: Rig) -> None:
+    await asyncio.sleep(0)
+    rig.relay.slices.seconds = 0.0
+
+
+@pytest.mark.req("R-321")
+async def test_a_crowd_that_speaks_at_once_stands_in_line_and_keeps_its_order(rigs, clock):
+    rig = rigs()
+    crowd = [rig, *(Rig(clock, relay=rig.relay, peer=f"192.0.2.{n}") for n in range(2, 12))]
+    await one_frame_a_turn(rig)
+    for each in crowd:
+        each.socket.data_received(publish(1) + publish(2) + frame('{"type":"X"}'))
+    assert rig.relay.admission.pending == 1
+    assert not any(each.transport.reading for each in crowd)
+    for each in crowd:
+        (said,) = await until(each, 1)
+        assert said["detail"] == "unknown_type"
+    assert rig.relay.admission.pending == 2 * len(crowd)
+    await eventually(lambda: all(each.transport.reading for each in crowd))
+    for each in crowd[1:]:
+        each.socket.connection_lost(None)
+
+
+@pytest.mark.req("R-181", "R-321")
+async def test_what_stands_in_line_before_a_close_frame_counts_before_it(rigs):
+    rig = rigs()
+    await one_frame_a_turn(rig)
+    messages = frame('{"type":"X"}') * 3
+    rig.socket.data_received(messages + frame(struct.pack("!H", 1000), CLOSE))
+    said: list[int] = []
+    for _ in range(20):
+        said += [opcode for opcode, _ in rig.frames()]
+        await asyncio.sleep(0)
+    assert said == [TEXT, TEXT, TEXT, CLOSE]
+
+
+@pytest.mark.req("R-321")
+async def test_a_connection_that_goes_lets_its_subscriptions_go_a_few_at_a_time(rigs):
+    rig = rigs(max_subscriptions=1000)
+    relay, count = rig.relay, 200
+    for n in range(count):
+        filters = json.dumps({"types": [f"T{n}"], "limit": 0})
+        rig.socket.data_received(
+            frame(f'{{"type":"SUBSCRIBE","subscription_id":"s{n}","filters":{filters}}}')
+        )
+    # They are live, as after their history.
+    for subscription in rig.connection._session.subscriptions.values():
+        rig.connection._backlog.discard(subscription)
+        subscription.phase = Phase.LIVE
+        relay.fanout.join(subscription, rig.connection)
+    await one_frame_a_turn(rig)
+    open_now = relay.metrics.subscriptions._value.get
+    rig.socket.connection_lost(None)
+    assert len(relay.registry) == 0
+    assert count > len(relay.fanout) == open_now() > count - 50
+    # A packet for all of them in between: nobody takes it, and nothing is written.
+    rig.transport.aborted = True
+    assert rig.connection.deliver(b"frames", 1)
+    turns = 0
+    async with asyncio.timeout(10):
+        while len(relay.fanout):
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns > 10
+    assert open_now() == 0 and relay.metrics.subscriptions_behind._value.get() == 0
 
 
 @pytest.mark.req("R-321")

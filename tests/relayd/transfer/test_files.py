@@ -11,6 +11,8 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
+from relayd.admission.pipeline import AdmissionLimits
+from relayd.config import Settings
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
@@ -101,10 +103,9 @@ def exported(identity, count: int) -> bytes:
 
 
 async def bring_in(store: MemoryStore, data: bytes, **options) -> ImportSummary:
-    trust = options.pop("trust", ProvenanceTrust())
-    return await import_log(
-        store, io.BytesIO(data), Examiner(store, trust=trust), now=lambda: NOW + 10**4, **options
-    )
+    trust, settings = options.pop("trust", ProvenanceTrust()), options.pop("settings", Settings())
+    examiner = Examiner(store, trust=trust, limits=AdmissionLimits.from_settings(settings))
+    return await import_log(store, io.BytesIO(data), examiner, now=lambda: NOW + 10**4, **options)
 
 
 async def taken_out(store: MemoryStore, **options) -> tuple[bytes, ExportSummary]:
@@ -337,3 +338,27 @@ async def test_progress_is_told(identity):
     await bring_in(store, exported(identity, 5), progress=lambda summary: seen.append(summary.lines))
     await export_log(store, io.BytesIO(), progress=lambda summary: seen.append(summary.packets))
     assert seen == [5, 2, 4, 5]
+
+
+@pytest.mark.req("R-321")
+async def test_a_file_brings_in_nothing_that_a_socket_may_not(identity):
+    def of(number: int, **content: object) -> packets.Packet:
+        return packets.build(identity, {"type": "POST", **content}, timestamp=NOW - 10**8 + number)
+
+    deep: object = 0
+    for _ in range(40):
+        deep = [deep]
+    large, many, nested = of(1, text="x" * 3000), of(2, values=[0] * 3000), of(3, deep=deep)
+    manifest = of(4, type="CLIENT_MANIFEST", text="x" * 5000)
+    fine = packet(identity, 5)
+    data = b"".join(map(line, (large, many, nested, manifest, fine)))
+    store = MemoryStore()
+    settings = Settings(
+        max_packet_bytes=8192, max_json_depth=32, max_json_values=1024, max_identity_bytes=4096
+    )
+    summary = await bring_in(store, data, settings=settings)
+    assert [entry.packet.packet_id for entry in store.log] == [large.digest, fine.digest]
+    assert summary.quarantined == 3
+    summary = await bring_in(store, data, settings=Settings(max_packet_bytes=2048))
+    assert summary.reasons["packet_too_large"] == 3
+    assert summary.duplicates == 1

@@ -1,0 +1,156 @@
+"""The feed's way along the log: own batches, others' batches, and the turns of the loop that they take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from relayd.faults import Faults
+from relayd.feed.fanout import Fanout
+from relayd.feed.tail import Tail
+from relayd.store.types import LogEntry, NewPacket
+
+
+class Passed:
+    """Stands where the fan-out is: remembers what went through, and how long it takes."""
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.position = 0
+        self.pieces: list[list[int]] = []
+        self.seconds = 0.0
+        self.fails = 0
+        self._clock = clock
+
+    def dispatch(self, entries: Sequence[LogEntry], now: int) -> int:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("a fault of ours")
+        self.pieces.append([entry.sequence for entry in entries])
+        self.position = entries[-1].sequence
+        self._clock.now += self.seconds * len(entries)
+        return 0
+
+    def skip_to(self, sequence: int) -> None:
+        self.position = max(self.position, sequence)
+
+    @property
+    def sequences(self) -> list[int]:
+        return [sequence for piece in self.pieces for sequence in piece]
+
+
+class Log:
+    """A log that other processes append to as well."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+
+    def append(self, count: int, type_: str = "POST") -> list[LogEntry]:
+        start = len(self.entries) + 1
+        packet = cast(NewPacket, SimpleNamespace(content_type=type_))
+        made = [LogEntry(sequence, 0, packet) for sequence in range(start, start + count)]
+        self.entries += made
+        return made
+
+    async def head(self) -> int:
+        return len(self.entries)
+
+    async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]:
+        await asyncio.sleep(0)
+        return self.entries[after : after + limit]
+
+
+class Feed:
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.fanout, self.log = Passed(clock), Log()
+        self.faults: list[str] = []
+        self.heard: list[int] = []
+        self.tail = Tail(
+            cast(Fanout, self.fanout),
+            self.log,
+            clock=lambda: 0,
+            on_dispatch=lambda delivered: None,
+            on_entries=lambda entries: self.heard.extend(entry.sequence for entry in entries),
+            is_dear=lambda entry: entry.packet.content_type == "KEY_EVENT",
+            faults=Faults(self.faults.append),
+        )
+
+    def commit(self, count: int, **options: Any) -> None:
+        previous = len(self.log.entries)
+        self.tail.committed(previous, self.log.append(count, **options))
+
+
+@pytest.fixture
+async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Feed]:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("relayd.feed.tail.time", SimpleNamespace(monotonic=lambda: clock.now))
+    feed = Feed(clock)
+    running = asyncio.create_task(feed.tail.run())
+    yield feed
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert feed.heard == feed.fanout.sequences == list(range(1, len(feed.log.entries) + 1))
+
+
+async def until_through(feed: Feed) -> int:
+    """How many turns of the loop it takes until the feed has reached the end of the log."""
+    turns = 0
+    async with asyncio.timeout(10):
+        while feed.fanout.position < len(feed.log.entries):
+            await asyncio.sleep(0)
+            turns += 1
+    return turns
+
+
+@pytest.mark.req("R-321")
+async def test_a_batch_that_costs_much_goes_through_in_many_turns_of_the_loop(feed: Feed):
+    feed.fanout.seconds = 0.001
+    feed.commit(512)
+    feed.commit(100)  # behind what waits, without asking the database
+    assert await until_through(feed) > 20
+
+
+async def test_a_batch_that_costs_little_goes_through_at_once(feed: Feed):
+    for _ in range(12):
+        feed.commit(50)
+        assert feed.fanout.position == len(feed.log.entries)
+    assert len(feed.fanout.pieces[-1]) == 50
+
+
+@pytest.mark.req("R-074", "R-321")
+async def test_what_others_are_judged_by_ends_its_piece(feed: Feed):
+    feed.fanout.seconds = 0.003
+    feed.commit(2, type_="KEY_EVENT")
+    feed.commit(6, type_="KEY_EVENT")
+    await until_through(feed)
+    assert all(len(piece) == 1 for piece in feed.fanout.pieces)
+
+
+@pytest.mark.req("R-167")
+async def test_what_others_commit_in_between_goes_through_once_and_in_its_place(feed: Feed):
+    feed.fanout.seconds = 0.001
+    feed.commit(100)
+    feed.log.append(7)  # another process's, rung later
+    feed.commit(100)
+    feed.tail.ring(207)
+    feed.commit(5)
+    await asyncio.wait_for(feed.tail.reach(212), 10)
+    assert feed.fanout.position == 212
+
+
+@pytest.mark.req("R-167")
+async def test_what_a_fault_kept_from_going_through_comes_again_from_the_log(feed: Feed):
+    feed.commit(3)
+    feed.fanout.fails = 1
+    with pytest.raises(RuntimeError):
+        feed.commit(3)
+    await until_through(feed)
+    # The same in a later turn, where nobody is there to be told.
+    feed.fanout.seconds = 0.01
+    feed.commit(600)
+    feed.fanout.fails = 1
+    await until_through(feed)
+    assert feed.faults == ["feed"]

@@ -1,0 +1,64 @@
+"""The turns of the event loop: a slice of work in each, and the rest in line."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import pytest
+
+from relayd.faults import Faults
+from relayd.slices import Slices
+
+
+async def turn() -> None:
+    """Let the loop go round once."""
+    await asyncio.sleep(0)
+
+
+async def test_each_turn_has_a_slice_and_jobs_go_on_where_the_last_ended() -> None:
+    slices, done = Slices(seconds=0.0), list[int]()
+    for number in range(5):
+        slices.later(functools.partial(done.append, number))
+    counts = []
+    while len(done) < 5:
+        await turn()
+        counts.append(len(done))
+    assert done == list(range(5))
+    assert len(counts) >= 5  # a slice of no length holds one job
+
+
+async def test_a_slice_is_over_until_the_next_turn() -> None:
+    slices = Slices(seconds=0.0)
+    assert not slices.is_over()  # the first to ask in this turn begins it
+    assert slices.is_over()
+    await turn()
+    assert not slices.is_over()
+
+
+async def test_jobs_that_come_again_wait_for_the_next_turn_behind_the_others() -> None:
+    slices, done = Slices(seconds=3600.0), list[str]()
+
+    def again(name: str, left: int) -> None:
+        done.append(name)
+        if left:
+            slices.later(functools.partial(again, name, left - 1))
+
+    slices.later(functools.partial(again, "a", 2))
+    slices.later(functools.partial(again, "b", 1))
+    await turn()
+    assert done == ["a", "b"]
+    await turn()
+    assert done == ["a", "b", "a", "b"]
+    await turn()
+    assert done == ["a", "b", "a", "b", "a"]
+
+
+@pytest.mark.req("R-321")
+async def test_a_job_that_raises_is_counted_and_the_others_are_done() -> None:
+    caught, done = list[str](), list[int]()
+    slices = Slices(Faults(caught.append))
+    slices.later(lambda: 1 / 0)
+    slices.later(functools.partial(done.append, 1))
+    await turn()
+    assert (caught, done) == (["background"], [1])

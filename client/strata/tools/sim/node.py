@@ -27,7 +27,6 @@ from strata.tools.sim.network import SimNetwork, SimRelay
 __all__ = ["SimNode"]
 
 _ANSWER_TIMEOUT = 3.0
-_PAGE_MESSAGES = 20
 _QUEUED_MESSAGES = 1_000
 
 
@@ -42,7 +41,9 @@ class SimNode:
         clock_offset: float = 0.0,
         largest: int | None = None,
         defaults: object = None,
+        identity: str | None = None,
     ) -> None:
+        """`identity` is the author of what it sends, where that is another than its name."""
         self.name = name
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
@@ -50,6 +51,7 @@ class SimNode:
         self.defaults = defaults
         self.hub: object = None
         self.unplugged = False
+        self._identity = identity or name
         self._network = network
         self._process = Process.current()
         self._largest = largest
@@ -73,8 +75,8 @@ class SimNode:
 
     @property
     def transport_identity(self) -> str:
-        """The participant's name stands for its identity."""
-        return self.name
+        """The participant's name stands for its identity, unless several devices have one."""
+        return self._identity
 
     @property
     def connection_status(self) -> ConnectionStatus:
@@ -109,7 +111,7 @@ class SimNode:
             content_topic=topic,
             payload=envelope.payload,
             ephemeral=envelope.ephemeral,
-            author=self.name,
+            author=self._identity,
             timestamp=int(self.wall()),
         )
         self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
@@ -120,7 +122,8 @@ class SimNode:
     ) -> None:
         """Send what some relay stored, with its author's name on it."""
         for relay in self._network.reachable(self.name):
-            if (event := relay.stored.get(message_hash)) is not None:
+            if relay.serves(message_hash, self._network.time()):
+                event = relay.stored[message_hash]
                 again = NodeMessageReceived(self._network.hash_of(event.message.payload), event.message)
                 self._publish(again, request_id)
                 return
@@ -165,10 +168,13 @@ class SimNode:
             for event in self._network.stored(relay, topic, since_ms / 1000):
                 stored[event.message_hash] = event
         found = list(stored.values())
-        for start in range(0, len(found), _PAGE_MESSAGES):
+        size = self._network.page_messages
+        for start in range(0, len(found), size):
             await asyncio.sleep(2 * self._network.pass_time())
             self._reached()
-            yield found[start : start + _PAGE_MESSAGES]
+            page = found[start : start + size]
+            self._network.messages_read += len(page)
+            yield page
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """What the reachable relays have of these. Raises `ConnectionFailed` if none is."""
@@ -176,8 +182,9 @@ class SimNode:
         await asyncio.sleep(2 * self._network.pass_time())
         for message_hash in hashes:
             for relay in self._network.reachable(self.name):
-                if (event := relay.stored.get(message_hash)) is not None:
-                    yield event
+                if relay.serves(message_hash, self._network.time()):
+                    self._network.messages_read += 1
+                    yield relay.stored[message_hash]
                     break
 
     def _reached(self) -> list[SimRelay]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from strata.protocol.errors import StrataError
 
-__all__ = ["Deadlock", "Process", "VirtualLoop", "run_virtually"]
+__all__ = ["Deadlock", "Process", "VirtualLoop", "run_virtually", "virtual_time"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -217,6 +217,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if process is not None:
             process.adopt(task)
         return task
+
+
+def virtual_time() -> float:
+    """Virtual seconds, the same for every process."""
+    return _virtual_loop().now
 
 
 def _virtual_loop() -> VirtualLoop:

@@ -14,7 +14,7 @@ from strata.channels.messaging.values import NodeMessageReceived
 from strata.tools.sim.faults import FaultCounts, Faults
 from strata.tools.sim.loop import VirtualLoop
 
-__all__ = ["SimNetwork", "SimRelay", "Subscriber"]
+__all__ = ["EPOCH", "SimNetwork", "SimRelay", "Subscriber"]
 
 
 class Subscriber(Protocol):
@@ -29,6 +29,8 @@ class Subscriber(Protocol):
     def reach_changed(self) -> None: ...
 
 
+EPOCH = 1_760_000_000
+"""The wall time, in Unix seconds, at which every simulation begins."""
 _PAGE_MESSAGES = 20
 _EPHEMERAL_SECONDS = 60
 
@@ -90,6 +92,7 @@ class SimNetwork:
         self._context = contextvars.Context()
         self._subscribers: dict[str, Subscriber] = {}
         self._cuts: set[tuple[str, str]] = set()
+        self._apart: set[str] = set()
         self._sent = 0
 
     def hash_of(self, payload: bytes) -> bytes:
@@ -110,6 +113,8 @@ class SimNetwork:
 
     def reachable(self, name: str) -> list[SimRelay]:
         """The relays that a participant reaches at this moment."""
+        if name in self._apart:
+            return []
         return [relay for relay in self.relays if relay.up and (name, relay.name) not in self._cuts]
 
     def cut(self, name: str, relay: SimRelay) -> None:
@@ -121,6 +126,16 @@ class SimNetwork:
     def mend(self, name: str, relay: SimRelay) -> None:
         """Undo a cut."""
         self._cuts.discard((name, relay.name))
+        self._tell(name)
+
+    def part(self, name: str) -> None:
+        """A participant reaches no relay, and none reaches it, until it rejoins."""
+        self._apart.add(name)
+        self._tell(name)
+
+    def rejoin(self, name: str) -> None:
+        """It is back on the network. Idempotent."""
+        self._apart.discard(name)
         self._tell(name)
 
     def take_down(self, relay: SimRelay) -> None:
@@ -138,6 +153,7 @@ class SimNetwork:
         """Everything works from now on, but for these faults."""
         self.faults = faults
         self._cuts.clear()
+        self._apart.clear()
         for relay in self.relays:
             relay.up = True
         self._tell(*self._subscribers)

@@ -22,7 +22,7 @@ from strata.channels.messaging.values import (
 )
 from strata.protocol.errors import ConnectionFailed
 from strata.tools.sim.loop import Process
-from strata.tools.sim.network import SimNetwork, SimRelay
+from strata.tools.sim.network import EPOCH, SimNetwork, SimRelay
 
 __all__ = ["SimNode"]
 
@@ -90,7 +90,7 @@ class SimNode:
 
     def wall(self) -> float:
         """Virtual time from a fixed moment on, and what this clock is off by."""
-        return 1_760_000_000 + self._network.time() + self.clock_offset
+        return EPOCH + self._network.time() + self.clock_offset
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
         """What was asked for at the start."""

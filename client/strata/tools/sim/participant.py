@@ -42,7 +42,9 @@ class SimParticipant:
         channel_id: str,
         topic: str,
         options: Mapping[str, object],
+        identity: str | None = None,
     ) -> None:
+        """`identity` is the author of its packets, where several devices are one author."""
         self.name = name
         self.received: list[MessageReceived] = []
         self.sent: dict[str, bytes] = {}
@@ -56,10 +58,21 @@ class SimParticipant:
         self._channel_id = channel_id
         self._topic = topic
         self._options = dict(options)
+        self._identity = identity
         self._disk = Disk()
         self._process: Process | None = None
         self._node: SimNode | None = None
         self._store: SimStore | None = None
+
+    @property
+    def disk(self) -> Disk:
+        """What its store has written."""
+        return self._disk
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps, as a laptop does."""
+        return self._process is not None and self._process.asleep
 
     @property
     def alive(self) -> bool:
@@ -75,7 +88,9 @@ class SimParticipant:
 
     async def _open(self, process: Process) -> None:
         faults = self._network.faults
-        node = self._node = SimNode(self.name, self._network, clock_offset=self.clock_offset)
+        node = self._node = SimNode(
+            self.name, self._network, clock_offset=self.clock_offset, identity=self._identity
+        )
         store = self._store = SimStore(self._disk, faults, self._rng, self.counts)
         channel = make_channel(
             node,
@@ -139,6 +154,8 @@ class SimParticipant:
         process, self._process = self._process, None
         if process is None:
             return
+        if process.asleep:
+            self._network.rejoin(self.name)
         self.counts["crashes"] += 1
         assert self._node is not None
         if self.channel is not None:
@@ -156,8 +173,22 @@ class SimParticipant:
         self.received.clear()
         self._evidence.forget(self.name)
 
+    def fall_asleep(self) -> None:
+        """The lid is closed: nothing runs, no message comes, and wall time goes on. Idempotent."""
+        if self._process is None or self._process.asleep:
+            return
+        self.counts["sleeps"] += 1
+        self._process.fall_asleep()
+        self._network.part(self.name)
+
+    def wake_up(self) -> None:
+        """The lid is open, and the network is there again. Idempotent."""
+        if self._process is not None and self._process.asleep:
+            self._process.wake_up()
+            self._network.rejoin(self.name)
+
     def set_clock(self, offset: float) -> None:
-        """Set the clock, so many seconds off the true time; a running program notices at its next start."""
+        """Set the clock, so many seconds off the true time."""
         self.counts["clock_jumps"] += 1
         self.clock_offset = offset
         if self._node is not None:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived
@@ -34,6 +35,7 @@ __all__ = ["Evidence", "PromiseChecks", "SimulationFailed", "decoded", "same_ord
 
 decoded = lru_cache(maxsize=256)(SdsMessage.decode)
 """An SDS message of these bytes; every participant receives the same few."""
+_GAP_EVENT = "history-gap"
 _MOST_BEHIND_MS = 30_000
 _MOST_OF_A_KIND = 5
 """A fault that strikes a thousand participants is told of a few."""
@@ -81,8 +83,8 @@ class Evidence:
     """Everything seen in the network and at the programs, to compare with the events of the channels."""
 
     problems: list[str] = field(default_factory=list)
-    concluding: bool = False
-    """Whether the faults are over."""
+    programs_are_busy: bool = True
+    """Whether some messages take the programs some time; others are dealt with at once."""
     gaps_are_told: bool = False
     """Whether every message that no relay has any more must be told to whoever has not got it."""
     clocks_are_right: bool = False
@@ -112,6 +114,8 @@ class Evidence:
     _untold: set[str] = field(default_factory=set)
     _told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _given_up: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    _lamport_of: dict[str, int] = field(default_factory=dict)
     _of_a_kind: Counter[str] = field(default_factory=Counter)
 
     # What is seen.
@@ -131,19 +135,29 @@ class Evidence:
         events.on(ReliableMessageDeliveryError.name, lambda event: self._told_undelivered(name, event))
         events.on(ReliableMessageSendError.name, lambda event: self._failed.add(event.request_id))
         events.on(IrretrievableMessage.name, lambda event: self._given_up[name].add(event.message_id))
+        if _GAP_EVENT in events.names:
+            events.on(_GAP_EVENT, lambda event: self._told_gap(name, event))
 
     def sent(self, name: str, request_id: str, payload: bytes) -> None:
         """A channel has accepted a message."""
         self._sent[request_id] = (name, payload)
 
     def recorded(
-        self, sender: str, request_id: str, payload: bytes, *, message_id: str, follows: tuple[str, ...]
+        self,
+        sender: str,
+        request_id: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        lamport: int,
+        follows: tuple[str, ...],
     ) -> None:
         """A message of somebody who is not simulated is with the relays."""
         self._sent[request_id] = (sender, payload)
         self._chunks[request_id] = {message_id}
         self._request_of[message_id] = request_id
         self._follows[message_id] = follows
+        self._lamport_of[message_id] = lamport
 
     def packet(self, message_hash: bytes, message_id: str) -> None:
         """This packet holds this SDS message."""
@@ -228,6 +242,7 @@ class Evidence:
             self._chunks[segment.request_id].add(message.message_id)
             self._request_of[message.message_id] = segment.request_id
             self._follows[message.message_id] = tuple(message.history_ids)
+            self._lamport_of[message.message_id] = message.lamport_timestamp or 0
 
     def _saw_received(self, name: str, event: NodeMessageReceived) -> None:
         message = decoded(event.message.payload)
@@ -238,6 +253,11 @@ class Evidence:
             # Before it is accepted a message may be out already, and named: then nobody is known to have it.
             if known is None or known[0] == name:
                 self._acknowledged[name].add(named)
+
+    def _told_gap(self, name: str, gap: Any) -> None:
+        """A stretch of the history is gone: its messages by name, and by their times all between its ends."""
+        self._given_up[name].update(gap.message_ids)
+        self._gaps[name].append((gap.from_time or 0, gap.to_time))
 
     def _told_delivered(self, name: str, event: ReliableMessageDelivered) -> None:
         self.checks.delivered_events += 1
@@ -310,7 +330,11 @@ class Evidence:
 
     def _was_told(self, name: str, chunks: Iterable[str]) -> bool:
         """Whether a program was told that these are gone."""
-        return all(chunk in self._given_up[name] for chunk in chunks)
+        return all(chunk in self._given_up[name] or self._is_in_gap(name, chunk) for chunk in chunks)
+
+    def _is_in_gap(self, name: str, message_id: str) -> bool:
+        lamport = self._lamport_of.get(message_id)
+        return lamport is not None and any(first <= lamport <= last for first, last in self._gaps[name])
 
     def _check_delivered(self, sender: str, request_id: str) -> None:
         """What its sender was told is delivered is with somebody else, or was."""

@@ -122,7 +122,7 @@ class SimParticipant:
             if again and channel.config.hand_over == "again":
                 self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
                 continue
-            works = self._rng.random() < _WORKS and not self._evidence.concluding
+            works = self._rng.random() < _WORKS and self._evidence.programs_are_busy
             if works and channel.config.hand_over == "again":
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
             self.received.append(message)

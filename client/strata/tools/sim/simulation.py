@@ -162,6 +162,7 @@ class Simulation:
                 entry.request_id,
                 entry.payload,
                 message_id=entry.message_id,
+                lamport=entry.lamport,
                 follows=entry.follows,
             )
             self.evidence.packet(entry.event.message_hash, entry.message_id)
@@ -191,7 +192,7 @@ class Simulation:
         """
         timeout = self.bounds.agree_within if timeout is None else timeout
         self.network.heal(NO_FAULTS)
-        self.evidence.concluding = True
+        self.evidence.programs_are_busy = False
         for participant in self.participants:
             participant.wake_up()
             participant.heal()

@@ -39,6 +39,7 @@ class TapeEntry:
     request_id: str
     payload: bytes
     message_id: str
+    lamport: int
     follows: tuple[str, ...]
     event: NodeMessageReceived
 
@@ -95,7 +96,9 @@ class Tape:
         event = NodeMessageReceived(hashlib.sha256(data).digest(), envelope)
         follows = tuple(message.history_ids)
         self._entries.append(
-            TapeEntry(self._now, speaker, request_id, payload, message.message_id, follows, event)
+            TapeEntry(
+                self._now, speaker, request_id, payload, message.message_id, int(wall * 1000), follows, event
+            )
         )
 
     def _known_to(self, speaker: str) -> int:

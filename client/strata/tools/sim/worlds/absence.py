@@ -31,6 +31,7 @@ class Away:
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
         rng = run.rng
+        run.evidence.programs_are_busy = False
         await talk(run, 4, 40)
         await asyncio.sleep(120)
         for each in run.participants:
@@ -127,6 +128,7 @@ class Newcomer:
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
         first = run.participants[0]
+        run.evidence.programs_are_busy = False
         await talk(run, 2, 20)
         await asyncio.sleep(60)
         first.kill()

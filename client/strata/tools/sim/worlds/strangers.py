@@ -124,5 +124,10 @@ def forged(rng: random.Random, size: WorldSize, strict: bool) -> World:
         idle_repeats_per_minute=2.0,
     )
     return World(
-        Forgers(rng.randint(3, 20), past), bounds, participants=rng.randint(2, 4), relays=rng.randint(1, 2)
+        Forgers(rng.randint(3, 20), past),
+        bounds,
+        participants=rng.randint(2, 4),
+        relays=rng.randint(1, 2),
+        # What there is not is given up sooner: until then it is asked for.
+        options={"lost_message_timeout_ms": 60_000},
     )

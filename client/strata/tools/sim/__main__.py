@@ -247,17 +247,26 @@ def _planted(arguments: argparse.Namespace) -> int:
         for found in _map(find, list(FAULTS), arguments.jobs):
             results.append(found)
             progress.advance(bar)
-    missed = [each.fault for each in results if each.seed is None]
+    missed = [each.fault for each in results if each.seed is None and not each.waits_for]
     if arguments.json:
         print(msgspec.json.encode({"planted": results, "problems": missed}).decode())
     else:
         for each in results:
-            told = (
-                f"world {each.seed} of {each.kind}: {each.problem}" if each.seed is not None else "NOT FOUND"
-            )
-            print(f"{each.fault:28} {told}")
-        print(f"{len(results) - len(missed)} of {len(results)} planted faults found")
+            print(f"{each.fault:28} {_verdict(each)}")
+        waiting = sum(bool(each.waits_for) for each in results)
+        print(
+            f"{len(results) - len(missed) - waiting} of {len(results)} planted faults found, "
+            f"{waiting} wait for worlds that no channel survives"
+        )
     return 1 if missed else 0
+
+
+def _verdict(found: Found) -> str:
+    if found.waits_for:
+        return f"waits for {found.waits_for}: no channel survives those worlds yet"
+    if found.seed is None:
+        return f"NOT FOUND in {found.worlds} worlds"
+    return f"world {found.seed} of {found.kind}: {found.problem}"
 
 
 if __name__ == "__main__":

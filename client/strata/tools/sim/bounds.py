@@ -35,8 +35,11 @@ class Bounds:
     """Messages read from the relays' stores for each that a participant had to get from there."""
     entries: float | None = None
     """Items that a participant keeps, whatever was said."""
-    entries_per_message: float = 60.0
+    entries_per_message: float = 40.0
     """Items that a participant keeps besides, for each message."""
+    state_bytes: float = 200_000
+    """Bytes that a participant keeps, whatever was said; looked at with `entries`."""
+    state_bytes_per_message: float = 6_000
     idle_growth: float | None = None
     """Items that a participant may keep more after the idle time than before."""
     says_synced_after: float | None = None
@@ -64,7 +67,7 @@ class Bounds:
             ("transmissions", sends, self.sends_per_message),
             ("syncs", syncs, self.syncs_per_message),
         ):
-            if most is not None and count > most * (messages + 10):
+            if most is not None and count > most * messages + 5:
                 yield f"{count} {what} for {messages} messages: {most:g} for each are allowed"
 
     def of_reads(self, reads: int, missed: int) -> Iterator[str]:
@@ -80,6 +83,9 @@ class Bounds:
         most = self.entries + self.entries_per_message * messages
         if weight.entries > most:
             yield f"{name} keeps {weight.entries} items for {messages} messages: {most:g} are allowed"
+        most = self.state_bytes + self.state_bytes_per_message * messages
+        if weight.size_bytes > most:
+            yield f"{name} keeps {weight.size_bytes} bytes for {messages} messages: {most:g} are allowed"
 
     def of_growth(self, name: str, before: Weight, after: Weight) -> Iterator[str]:
         """What a participant kept of a time in which nothing was said."""

@@ -213,8 +213,8 @@ FAULTS: dict[str, PlantedFault] = {
             "lost messages are not repeated",
             "sds.outgoing:OutgoingBuffer.take_due",
             _returns(lambda: ([], [])),
-            kinds=("relays", "mixed", "devices"),
-            within=60,
+            kinds=("devices",),
+            within=30,
         ),
         PlantedFault(
             "never asks",

@@ -29,6 +29,8 @@ TAPE_BEGINS_AT = 600.0
 
 _LOOK_SECONDS = 5.0
 _CLAIM_SECONDS = 1.0
+_TOLD = 5
+"""How many participants' standing a failure tells."""
 _WEIGHED = 2
 """How many participants of a world are weighed: they all run the same code."""
 
@@ -53,7 +55,6 @@ class Report:
     """Messages read from the relays' stores."""
     most_entries: int = 0
     """The most items that a weighed participant kept."""
-    most_bytes: int = 0
     idles: list[Idle] = field(default_factory=list)
     """The quiet times that were measured."""
 
@@ -71,7 +72,6 @@ class Report:
         self.traffic.update(other.traffic)
         self.messages_read += other.messages_read
         self.most_entries = max(self.most_entries, other.most_entries)
-        self.most_bytes = max(self.most_bytes, other.most_bytes)
         self.idles += other.idles
 
 
@@ -104,7 +104,7 @@ class Simulation:
         self.participants = [self._make(f"p{number}", {}) for number in range(participants)]
         self._watch: asyncio.Task[None] | None = None
         self._converged_after = 0.0
-        self._most = Weight(0, 0)
+        self._most_entries = 0
         self._idles: list[Idle] = []
 
     def _setting(self, name: str) -> int:
@@ -255,7 +255,7 @@ class Simulation:
         before = self._weigh_all()
         for name, weight in before.items():
             problems += bounds.of_state(name, weight, messages)
-            self._most = max(self._most, weight, key=lambda each: each.entries)
+            self._most_entries = max(self._most_entries, weight.entries)
         if not bounds.idle_minutes:
             return
         idle = await self._idle(bounds.idle_minutes)
@@ -290,7 +290,7 @@ class Simulation:
     def _standing(self) -> list[str]:
         return [
             f"{each.name}: {each.channel.sync_status()}"
-            for each in self.participants
+            for each in self.participants[:_TOLD]
             if each.channel is not None
         ]
 
@@ -312,8 +312,7 @@ class Simulation:
             Counter({self.world: 1} if self.world else {}),
             self.evidence.traffic,
             self.network.messages_read,
-            self._most.entries,
-            self._most.size_bytes,
+            self._most_entries,
             self._idles,
         )
 

@@ -28,10 +28,29 @@ WILD = "wild"
 KINDS: dict[str, Kind] = {
     each.name: each
     for each in (
-        Kind("absence", "away for a long gap, which the relays have whole", absence, 40),
-        Kind("retention", "away for longer than the relays remember", short_retention, 30),
-        Kind("newcomers", "joining a room with a long past", newcomers, 20),
-        Kind("crowd", "many people", crowd, 20),
+        Kind(
+            "absence",
+            "away for a long gap, which the relays have whole",
+            absence,
+            40,
+            open_because="catch-up reads the newest page only and follows names from there: messages that no "
+            "other names never come, and the channel says it is synced before and after",
+        ),
+        Kind(
+            "retention",
+            "away for longer than the relays remember",
+            short_retention,
+            30,
+            open_because="only the messages that a surviving one names are told to be gone",
+        ),
+        Kind(
+            "newcomers",
+            "joining a room with a long past",
+            newcomers,
+            20,
+            open_because="what is said now is held back for as long as its past is missing",
+        ),
+        Kind("crowd", "many people", crowd, 16),
         Kind("laptops", "monotonic time stops, wall time goes on", laptops, 60),
         Kind("clocks", "clocks that are set while the channel is open", clock_steps, 60),
         Kind("forged", "a stranger makes messages up", forged, 40),

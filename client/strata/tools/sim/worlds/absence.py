@@ -90,7 +90,7 @@ def _bounds(gap: int) -> Bounds:
     return Bounds(
         agree_within=900 + gap / 10,
         reads_per_missed=4,
-        entries=3_000,
+        entries=1_500,
         says_synced_after=5.0,
         gaps_are_told=True,
     )

@@ -51,7 +51,7 @@ def laptops(rng: random.Random, size: WorldSize, strict: bool) -> World:
     lossy = rng.random() < 0.5
     return World(
         Laptops(rng.randint(1, 3), rng.choice((60.0, 400.0)), rng.choice((0.0, 8.0, 60.0))),
-        Bounds(agree_within=1_800, entries=3_000, says_synced_after=5.0 if strict and not lossy else None),
+        Bounds(agree_within=1_800, entries=1_500, says_synced_after=5.0 if strict and not lossy else None),
         faults=Faults(loss=0.1) if lossy else NO_FAULTS,
         participants=rng.randint(2, 4),
         relays=rng.randint(1, 2),
@@ -101,7 +101,7 @@ def clock_steps(rng: random.Random, size: WorldSize, strict: bool) -> World:
         ClockSteps(
             rng.randint(1, 3), rng.choice((5.0, 3_600.0, 40 * 3_600.0)), rng.random() < 0.3, follows=strict
         ),
-        Bounds(agree_within=1_800, entries=3_000),
+        Bounds(agree_within=1_800, entries=1_500),
         faults=Faults(loss=0.1) if lossy else NO_FAULTS,
         participants=rng.randint(2, 4),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.tools.sim.bounds import Bounds
 from strata.tools.sim.faults import NO_FAULTS, Faults
@@ -41,10 +41,9 @@ def crowd_bounds(people: int, *, strict: bool, idle_minutes: float = 2.0) -> Bou
         idle_syncs_per_minute=idle,
         idle_repeats_per_minute=1.0,
         idle_reads_per_minute=1.0 if strict else None,
-        sends_per_message=1.5 if strict else 3.0,
+        sends_per_message=1.5,
         syncs_per_message=2.0 if strict else None,
-        entries=6_000,
-        entries_per_message=80,
+        entries=1_500,
         idle_growth=200,
         says_synced_after=30.0 if strict else None,
     )
@@ -56,6 +55,8 @@ def crowd(rng: random.Random, size: WorldSize, strict: bool) -> World:
     messages = rng.randint(5, max(6, min(40, people)))
     lossy = rng.random() < 0.3
     bounds = crowd_bounds(people, strict=strict and not lossy, idle_minutes=1.0)
+    if lossy:
+        bounds = replace(bounds, sends_per_message=3.0, idle_repeats_per_minute=None)
     return World(
         Crowd(messages, rng.choice((1.0, 60.0))),
         bounds,

@@ -26,7 +26,7 @@ class Devices:
         rng, number = run.rng, 0
         for _ in range(self.changes):
             await talk(run, rng.randint(1, 4), 30, sizes=(10, 60, 600))
-            if rng.random() < 0.4 and len(run.participants) > 2:
+            if rng.random() < 0.4 and len(run.participants) > 1:
                 await asyncio.sleep(rng.uniform(0, 20))
                 run.lose(rng.choice(run.participants))
             else:
@@ -39,7 +39,7 @@ def devices(rng: random.Random, size: WorldSize, strict: bool) -> World:
     """Devices that are added and lost."""
     return World(
         Devices(rng.randint(1, 3), rng.randint(2, 7)),
-        Bounds(agree_within=3_600, entries=3_000),
+        Bounds(agree_within=3_600, entries=1_500),
         faults=Faults(loss=0.1) if rng.random() < 0.5 else NO_FAULTS,
         participants=rng.randint(2, 3),
         relays=rng.randint(1, 2),

@@ -65,6 +65,8 @@ _ACCIDENTS: tuple[Callable[[Simulation], Awaitable[None]], ...] = (
     _sleep,
     _set_clock,
     _crash,
+    _crash,
+    _crash,
     _add,
     _lose,
     _relay,
@@ -94,10 +96,15 @@ class Mixed:
 
 def mixed(rng: random.Random, size: WorldSize, strict: bool) -> World:
     """Sleep, clocks, crashes, devices, relays and cuts in one world, over a bad network."""
-    faults = replace(HARSH, loss=rng.choice((0.0, 0.1, 0.3)), disk_failure=rng.choice((0.0, 0.02)))
+    faults = replace(
+        HARSH,
+        loss=rng.choice((0.0, 0.1, 0.3)),
+        disk_failure=rng.choice((0.0, 0.02)),
+        disk_delay=(0.0, rng.choice((0.01, 3.0))),
+    )
     return World(
         Mixed(rng.randint(2, 8)),
-        Bounds(agree_within=3_600, entries=4_000),
+        Bounds(agree_within=3_600, entries=1_500),
         faults=faults,
         participants=rng.randint(2, 4),
         relays=rng.randint(1, 3),

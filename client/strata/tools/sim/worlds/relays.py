@@ -59,7 +59,7 @@ def returning_relays(rng: random.Random, size: WorldSize, strict: bool) -> World
     """Relays that drop and return with part of their log."""
     return World(
         ReturningRelays(rng.randint(1, 4)),
-        Bounds(agree_within=3_600, entries=3_000),
+        Bounds(agree_within=3_600, entries=1_500),
         faults=Faults(loss=0.1) if rng.random() < 0.5 else NO_FAULTS,
         participants=rng.randint(2, 4),
         relays=rng.randint(1, 3),

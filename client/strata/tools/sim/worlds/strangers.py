@@ -119,7 +119,7 @@ def forged(rng: random.Random, size: WorldSize, strict: bool) -> World:
     bounds = Bounds(
         agree_within=3_000,
         reads_per_missed=4.0 if strict else None,
-        entries=4_000,
+        entries=1_500,
         idle_minutes=1.0,
         idle_repeats_per_minute=2.0,
     )

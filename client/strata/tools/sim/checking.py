@@ -89,6 +89,8 @@ class Evidence:
     """Whether every message that no relay has any more must be told to whoever has not got it."""
     clocks_are_right: bool = False
     """Whether every clock has been right for so long that channel time must be near it."""
+    write_seconds: float = 0.0
+    """The longest that a change may take to reach a participant's store."""
     max_log: int = 10_000
     """How many messages a log holds; a longer one has lost its beginning."""
     checks: PromiseChecks = field(default_factory=PromiseChecks)
@@ -101,8 +103,8 @@ class Evidence:
     _taken_before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By program: what it had taken when it lost its disk."""
     _chunks: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _acknowledged: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By sender: its chunks that some other participant named in its hearing."""
+    _acknowledged: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By sender: its chunks that some other participant named in its hearing, and when it first did."""
     _follows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _request_of: dict[str, str] = field(default_factory=dict)
     _id_of_packet: dict[bytes, str | None] = field(default_factory=dict)
@@ -188,6 +190,9 @@ class Evidence:
 
     def died(self, name: str, at_risk: AtRisk) -> None:
         """A program died: events between its store and the program may never be told."""
+        heard, written = self._acknowledged[name], virtual_time() - self.write_seconds
+        for message_id in [each for each, at in heard.items() if at > written]:
+            del heard[message_id]
         if at_risk.message is not None:
             self._in_hand.add((name, at_risk.message.request_id))
         for event in at_risk.events:
@@ -252,7 +257,7 @@ class Evidence:
             known = self._sent.get(self._request_of.get(named, ""))
             # Before it is accepted a message may be out already, and named: then nobody is known to have it.
             if known is None or known[0] == name:
-                self._acknowledged[name].add(named)
+                self._acknowledged[name].setdefault(named, virtual_time())
 
     def _told_gap(self, name: str, gap: Any) -> None:
         """A stretch of the history is gone: its messages by name, and by their times all between its ends."""
@@ -267,7 +272,9 @@ class Evidence:
     def _told_undelivered(self, name: str, event: ReliableMessageDeliveryError) -> None:
         self.checks.delivery_errors += 1
         chunks = self._chunks[event.request_id]
-        if chunks and chunks <= self._acknowledged[name]:
+        # What is told now was so when the store began to write it.
+        heard, decided = self._acknowledged[name], virtual_time() - self.write_seconds
+        if chunks and all(heard.get(chunk, decided) < decided for chunk in chunks):
             self.problems.append(f"{name} said {event.request_id} is undelivered, and had heard otherwise")
         self._undelivered.add(event.request_id)
 

@@ -82,9 +82,12 @@ class SimParticipant:
     async def start(self) -> None:
         """Begin a life: open the channel and take its messages."""
         assert self._process is None
-        self._process = Process(self.name)
-        # Whoever waits here may be cancelled; the program that starts is not.
-        await asyncio.shield(self._process.start(self._open(self._process)))
+        process = self._process = Process(self.name)
+        opening = process.start(self._open(process))
+        # Whoever waits here may be cancelled; the program that starts is not. It may be killed meanwhile.
+        await asyncio.wait([opening])
+        if not opening.cancelled():
+            opening.result()
 
     async def _open(self, process: Process) -> None:
         faults = self._network.faults

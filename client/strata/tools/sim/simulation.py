@@ -96,6 +96,8 @@ class Simulation:
         self.rng = random.Random(seed)
         self.network = SimNetwork(relays, faults, self.rng)
         self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told)
+        # A write waits for the one before it, and both take their time.
+        self.evidence.write_seconds = 2 * faults.disk_delay[1]
         self.options = dict(options or {})
         self.evidence.max_log = self._setting("max_history")
         self.missed = 0

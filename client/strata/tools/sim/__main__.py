@@ -193,6 +193,7 @@ def _text(total: Report, problems: list[str], seconds: float) -> str:
         "worlds: " + ", ".join(f"{count} {name}" for name, count in total.worlds.most_common()),
         f"{checks.messages} messages checked, {checks.deliveries} deliveries, {checks.logs} logs compared, "
         f"{checks.order_pairs} pairs in causal order",
+        f"{checks.acknowledgements} acknowledgements compared with the disk, "
         f"{checks.delivered_events} times told delivered, {checks.delivery_errors} times told not, "
         f"{checks.unobtainable} lost with the disks of all who had them, {checks.told_missing} told missing",
         f"{checks.sync_claims} claims to be synced compared, {checks.weighed} states weighed (most "

@@ -9,7 +9,7 @@ A check without evidence proves nothing: everything checked is counted, and an e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -70,6 +70,8 @@ class PromiseChecks:
     """Messages that somebody lost with its disk, and that nobody has any more."""
     told_missing: int = 0
     """Messages that no relay has any more, and that a participant was told it has missed."""
+    acknowledgements: int = 0
+    """Messages that a participant named in its own, and that its disk was asked for."""
     sync_claims: int = 0
     """Times that a channel said it is synced, and that this was compared with the relays."""
     weighed: int = 0
@@ -122,12 +124,18 @@ class Evidence:
 
     # What is seen.
 
-    def watch(self, name: str, node: MessagingNode, channel: ReliableChannel) -> None:
-        """Look on at a participant's node and at what its channel tells."""
+    def watch(
+        self,
+        name: str,
+        node: MessagingNode,
+        channel: ReliableChannel,
+        holds: Callable[[str], bool] = lambda message_id: True,
+    ) -> None:
+        """Look on at a participant's node and at what its channel tells. `holds` asks its disk."""
         send = node.send
 
         async def seen(envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
-            self._saw_sent(name, envelope.payload)
+            self._saw_sent(name, envelope.payload, holds)
             return await send(envelope, request_id=request_id)
 
         node.send = seen  # type: ignore[method-assign]
@@ -215,10 +223,16 @@ class Evidence:
         """Who has sent this, as far as it has been accepted."""
         return self._sent.get(request_id, (None, b""))[0]
 
-    def _saw_sent(self, name: str, payload: bytes) -> None:
+    def _saw_sent(self, name: str, payload: bytes, holds: Callable[[str], bool]) -> None:
         message = decoded(payload)
         if message is None or message.lamport_timestamp is None:
             return
+        if message.message_id not in self._follows:
+            # Its history acknowledges: a crash must not make that untrue.
+            self.checks.acknowledgements += len(message.causal_history)
+            for message_id in message.history_ids:
+                if not holds(message_id):
+                    self._blame("stored", f"{name} acknowledged {message_id} before it was written")
         if not message.content:
             self._count("sync", payload)
         elif message.message_id in self._follows:

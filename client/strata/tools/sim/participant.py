@@ -107,7 +107,7 @@ class SimParticipant:
         for event in channel.message_events.names:
             if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
                 channel.message_events.on(event, self._count)
-        self._evidence.watch(self.name, node, channel)
+        self._evidence.watch(self.name, node, channel, self._disk.content.holds)
         try:
             await channel.open()
         except Exception:

@@ -29,6 +29,8 @@ class SyncClaims:
         self._complete: dict[str, int] = defaultdict(int)
         """By participant: how many of the first stored messages it has."""
         self._blamed: set[str] = set()
+        self._away_until: dict[str, float] = {}
+        """By participant: when it was last seen without its relays. A program notices a little later."""
         network.on_stored = self.stored
 
     def stored(self, event: NodeMessageReceived, at: float) -> None:
@@ -40,9 +42,16 @@ class SyncClaims:
         self._complete[name] = 0
         self._blamed.discard(name)
 
+    def away(self, name: str) -> None:
+        """A participant sleeps, or reaches no relay."""
+        self._away_until[name] = self._network.time()
+
     def look(self, name: str, status: SyncStatus) -> None:
         """Compare what a participant says of itself at this moment with what its relays have."""
-        if not status.is_synced or status.inbox or name in self._blamed:
+        if len(self._network.reachable(name)) < len(self._network.relays):
+            self.away(name)
+        noticed = self._away_until.get(name, -self._after) + self._after < self._network.time()
+        if not status.is_synced or status.inbox or name in self._blamed or not noticed:
             return
         self._evidence.checks.sync_claims += 1
         lacking = self._first_lacking(name)
@@ -56,9 +65,7 @@ class SyncClaims:
 
     def _first_lacking(self, name: str) -> tuple[float, str] | None:
         now, place = self._network.time(), self._complete[name]
-        relays = self._network.reachable(name)
-        if len(relays) < len(self._network.relays):
-            return None
+        relays = self._network.relays
         while place < len(self._stored) and self._stored[place][0] + self._after < now:
             at, event = self._stored[place]
             request_id = self._evidence.request_of(self._evidence.packet_id(event))

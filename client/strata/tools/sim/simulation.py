@@ -184,7 +184,9 @@ class Simulation:
         while True:
             for participant in list(self.participants):
                 await asyncio.sleep(_CLAIM_SECONDS / max(1, min(4, len(self.participants))))
-                if participant.channel is not None and not participant.asleep:
+                if participant.asleep:
+                    self.claims.away(participant.name)
+                elif participant.channel is not None:
                     self.claims.look(participant.name, participant.channel.sync_status())
 
     async def converge(self, *, timeout: float | None = None) -> None:

@@ -39,10 +39,7 @@ class Away:
         ended_at = run.play(self.gap)
         run.missed += self.gap * len(run.participants)
         await rest_until(run, ended_at + rng.uniform(30, 300))
-        if self.remembered < 1:
-            lasted = run.network.time() - 600
-            for relay in run.network.relays:
-                relay.retention = lasted * self.remembered
+        _forget(run, self.gap, self.remembered)
         for each in run.participants:
             await _return(run, each)
             for _ in range(self.interrupted):
@@ -51,6 +48,19 @@ class Away:
                 await asyncio.sleep(rng.uniform(0, 5))
                 await each.start()
         await talk(run, 4, 40)
+
+
+def _forget(run: Simulation, gap: int, remembered: float) -> None:
+    """The relays keep the end of the gap, and in some worlds go on to forget it as time passes."""
+    if remembered == 1:
+        return
+    kept = max(3, int(gap * remembered))
+    goes_on = run.rng.random() < 0.3
+    for relay in run.network.relays:
+        stored = sorted(relay.stored, key=relay.stored_at.__getitem__)
+        relay.forget(stored[:-kept])
+        if goes_on:
+            relay.retention = run.network.time() + 1 - relay.stored_at[stored[-kept]]
 
 
 def _leave(run: Simulation, participant: SimParticipant) -> None:
@@ -135,9 +145,7 @@ class Newcomer:
         ended_at = run.play(self.gap)
         run.missed += 2 * self.gap
         await rest_until(run, ended_at + run.rng.uniform(30, 300))
-        if self.remembered < 1:
-            for relay in run.network.relays:
-                relay.retention = (run.network.time() - 600) * self.remembered
+        _forget(run, self.gap, self.remembered)
         await first.start()
         await asyncio.sleep(120)
         joined = await run.join("new")

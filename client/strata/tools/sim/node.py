@@ -23,13 +23,11 @@ from strata.channels.messaging.values import (
 )
 from strata.protocol.errors import ConnectionFailed
 from strata.tools.sim.loop import Process
-from strata.tools.sim.network import SimNetwork, SimRelay
+from strata.tools.sim.network import EPOCH, SimNetwork, SimRelay
 
 __all__ = ["SimNode"]
 
 _ANSWER_TIMEOUT = 3.0
-_PAGE_MESSAGES = 20
-_READ_MESSAGES = 20
 _QUEUED_MESSAGES = 1_000
 
 
@@ -44,7 +42,9 @@ class SimNode:
         clock_offset: float = 0.0,
         largest: int | None = None,
         defaults: object = None,
+        identity: str | None = None,
     ) -> None:
+        """`identity` is the author of what it sends, where that is another than its name."""
         self.name = name
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
@@ -53,6 +53,7 @@ class SimNode:
         self.hub: object = None
         self.receipts = True
         self.unplugged = False
+        self._identity = identity or name
         self._network = network
         self._process = Process.current()
         self._largest = largest
@@ -76,8 +77,8 @@ class SimNode:
 
     @property
     def transport_identity(self) -> str:
-        """The participant's name stands for its identity."""
-        return self.name
+        """The participant's name stands for its identity, unless several devices have one."""
+        return self._identity
 
     @property
     def connection_status(self) -> ConnectionStatus:
@@ -91,7 +92,7 @@ class SimNode:
 
     def wall(self) -> float:
         """Virtual time from a fixed moment on, and what this clock is off by."""
-        return 1_760_000_000 + self._network.time() + self.clock_offset
+        return EPOCH + self._network.time() + self.clock_offset
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
         """What was asked for at the start."""
@@ -112,7 +113,7 @@ class SimNode:
             content_topic=topic,
             payload=envelope.payload,
             ephemeral=envelope.ephemeral,
-            author=None if envelope.again else self.name,
+            author=None if envelope.again else self._identity,
             timestamp=None if envelope.again else int(self.wall()),
         )
         self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
@@ -123,7 +124,8 @@ class SimNode:
     ) -> None:
         """Send what some relay stored, with its author's name on it."""
         for relay in self._network.reachable(self.name):
-            if (event := relay.stored.get(message_hash)) is not None:
+            if relay.serves(message_hash, self._network.time()):
+                event = relay.stored[message_hash]
                 again = NodeMessageReceived(self._network.hash_of(event.message.payload), event.message)
                 self._publish(again, request_id)
                 return
@@ -168,10 +170,13 @@ class SimNode:
             for event in self._network.stored(relay, topic, since_ms / 1000):
                 stored[event.message_hash] = event
         found = list(stored.values())
-        for start in range(0, len(found), _PAGE_MESSAGES):
+        size = self._network.page_messages
+        for start in range(0, len(found), size):
             await asyncio.sleep(2 * self._network.pass_time())
             self._reached()
-            yield found[start : start + _PAGE_MESSAGES]
+            page = found[start : start + size]
+            self._network.messages_read += len(page)
+            yield page
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """What the reachable relays have of these. Raises `ConnectionFailed` if none is."""
@@ -179,8 +184,9 @@ class SimNode:
         await asyncio.sleep(2 * self._network.pass_time())
         for message_hash in hashes:
             for relay in self._network.reachable(self.name):
-                if (event := relay.stored.get(message_hash)) is not None:
-                    yield event
+                if relay.serves(message_hash, self._network.time()):
+                    self._network.messages_read += 1
+                    yield relay.stored[message_hash]
                     break
 
     async def read(
@@ -210,10 +216,12 @@ class SimNode:
             found = [each for each in found if (each[2].message.timestamp or 0) * 1000 <= until_ms]
         found.sort(key=lambda each: each[0], reverse=order == "desc")
         places = read_position(after)
-        for start in range(0, len(found), _READ_MESSAGES):
+        size = self._network.page_messages
+        for start in range(0, len(found), size):
             await asyncio.sleep(2 * self._network.pass_time())
             self._reached()
-            part = found[start : start + _READ_MESSAGES]
+            part = found[start : start + size]
+            self._network.messages_read += len(part)
             places |= {relay: Place(event.message_hash.hex(), int(at)) for at, relay, event in part}
             once = {event.message_hash: event for _, _, event in part}
             yield HistoryPage(list(once.values()), write_position(places))

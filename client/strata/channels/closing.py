@@ -20,5 +20,5 @@ async def close_after(error: BaseException | None, closing: Awaitable[object]) -
     except StrataError as trouble:
         if error is None:
             raise
-        if error is not trouble:
+        if str(error) != str(trouble):  # else it is the error that the block raised
             error.add_note(f"While closing: {trouble}")

@@ -58,6 +58,10 @@ class ChannelFailed(ReliableError):
         self.error = error
         self.__cause__ = error
 
+    def again(self) -> ChannelFailed:
+        """The same error, to be raised once more: one object would collect the traceback of every time."""
+        return ChannelFailed(self.task, self.error)
+
     def __str__(self) -> str:
         return f"the channel is closed, because {self.task} failed: {self.error!r}"
 

@@ -21,6 +21,7 @@ from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.reliable.alarm import Alarm
+from strata.channels.reliable.errors import ChannelFailed
 from strata.channels.reliable.event_iterator import Events
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
@@ -76,7 +77,7 @@ class Handover:
         self._arrived = asyncio.Event()
         self._woken = Alarm()
         self._ended = False
-        self._failure: Exception | None = None
+        self._failure: ChannelFailed | None = None
         self._iterators: list[Events] = []
 
     @property
@@ -101,7 +102,7 @@ class Handover:
         """The store has confirmed more, or somebody has begun to listen."""
         self._woken.set()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: ChannelFailed) -> None:
         """The channel has closed itself: everyone who waits gets this error. `end` follows."""
         self._failure = error
         self._ended = True
@@ -177,7 +178,7 @@ class Handover:
         await self._acknowledge_processed()
         while self._in_hand is None:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.again()
             if self._ended:
                 raise StopAsyncIteration
             received = self._first()

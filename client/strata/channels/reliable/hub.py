@@ -98,7 +98,7 @@ class HubMember(Protocol):
         """The time has jumped: see `ChannelClock`."""
         ...
 
-    def failed(self, task: str, error: BaseException) -> None:
+    def fail(self, task: str, error: BaseException) -> None:
         """Something that the hub did for this channel, or all that it does, has failed: close the channel."""
         ...
 
@@ -229,7 +229,7 @@ class Hub:
         if self.node.hub is self:
             self.node.hub = None
         for member in list(self.members.values()):
-            member.failed("the sender of the node", self.failure)
+            member.fail("the sender of the node", self.failure)
 
     def join(self, member: HubMember) -> None:
         """A channel has been opened. Raises `ChannelFailed` if nothing can be sent any more."""
@@ -351,7 +351,7 @@ class Hub:
         try:
             dispatch = member.dispatch(transmission)
         except Exception as error:  # the fault of one channel is no other's
-            member.failed("sending", error)
+            member.fail("sending", error)
         self._store_counts()
         if dispatch is None:
             return
@@ -426,7 +426,7 @@ class Hub:
             try:
                 under_way.member.accepted(under_way.sent, outcome.message_hash)
             except Exception as error:
-                under_way.member.failed("noting what was sent", error)
+                under_way.member.fail("noting what was sent", error)
             return
         if outcome.recoverable and self._limiter is not None:
             wait = outcome.retry_after_ms
@@ -437,7 +437,7 @@ class Hub:
         try:
             under_way.member.not_accepted(under_way.sent, outcome)
         except Exception as error:
-            under_way.member.failed("noting what was not sent", error)
+            under_way.member.fail("noting what was not sent", error)
 
     def _store_counts(self) -> None:
         limit = self._rate_limit
@@ -463,7 +463,7 @@ class Hub:
                 else:
                     await member.receive(event)
             except Exception as error:
-                member.failed("receiving", error)
+                member.fail("receiving", error)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
         self._look_at_clock()  # a connection that is lost or back often means that the machine slept
@@ -472,7 +472,7 @@ class Hub:
             try:
                 member.status_changed(online)
             except Exception as error:
-                member.failed("noting the connection", error)
+                member.fail("noting the connection", error)
         self.wake()
 
 
@@ -481,7 +481,7 @@ def _is_ready(member: HubMember) -> bool:
     try:
         return member.is_ready()
     except Exception as error:
-        member.failed("preparing what is sent next", error)
+        member.fail("preparing what is sent next", error)
         return False
 
 

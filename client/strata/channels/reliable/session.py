@@ -307,11 +307,7 @@ class ChannelSession:
     def check(self) -> None:
         """Raise the error that has closed the channel, if one has."""
         if self.failure is not None:
-            raise self.failure
-
-    def failed(self, task: str, error: BaseException) -> None:
-        """The hub has met an error that is this channel's."""
-        self.fail(task, error)
+            raise self.failure.again()
 
     def status_changed(self, online: bool) -> None:
         """The node reaches a relay again, or none any more (C-088)."""

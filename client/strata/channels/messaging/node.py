@@ -59,6 +59,8 @@ class MessagingNode(Protocol):
     if not TYPE_CHECKING:  # a node may lack it
         read = None
         """A method that reads the store in either order and from a place on: `PagedHistory`."""
+        finds_by_hash = True
+        """Whether `fetch` costs less than reading the store."""
 
     @property
     def transport_identity(self) -> str:

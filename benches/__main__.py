@@ -16,6 +16,7 @@ import uvloop
 from benches import (
     besieged,
     catchup,
+    channel_absence,
     channel_convergence,
     channel_engine,
     channels,
@@ -45,6 +46,7 @@ NAMES = (
     "identities",
     "hostile",
     "channels",
+    "absence",
     "convergence",
     "engine",
 )
@@ -117,6 +119,8 @@ async def _one(
             return await hostile.measure(relay, plan, progress)
         case "channels":
             return await channels.measure(relay, plan, progress)
+        case "absence":
+            return await channel_absence.measure(relay, channels.plan_of(plan).histories, progress)
     raise ValueError(name)
 
 

@@ -13,7 +13,7 @@ import random
 import resource
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import strata
@@ -25,11 +25,17 @@ from strata.channels.segmentation import SegmentationConfig, encode_segment, seg
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
-__all__ = ["Reading", "join_to_first_live", "publish_all", "read_all", "written"]
+from benches.daemon import RelayProcess
+from benches.measures import Measure, Progress
+
+__all__ = ["Reading", "join_to_first_live", "measure", "publish_all", "read_all", "written"]
 
 CHANNEL = "room"
 _PUBLISHING = 256
 _PATIENCE = 120.0
+_FILTER_IDS = 100
+"""A small filter: most of a message of the default size is filter, and the log would be gigabytes."""
+_TARGET_RATE, _TARGET_SECONDS = 2_000, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +161,22 @@ async def join_to_first_live(url: str, topic: str, *, filter_ids: int) -> float:
             await publish_all(url, said)
             await anext(room)
             return time.monotonic() - began
+
+
+async def measure(relay: RelayProcess, missed: Sequence[int], progress: Progress) -> list[Measure]:
+    """Read what was missed, by how much it is; then join, and hear the first live message."""
+    measures: list[Measure] = []
+    for count in missed:
+        topic = f"/bench/1/{secrets.token_hex(8)}/proto"
+        await publish_all(relay.ws_url, written(count, topic, filter_ids=_FILTER_IDS))
+        spent = await read_all(relay.ws_url, topic, count, filter_ids=_FILTER_IDS)
+        progress(f"absence: {spent}")
+        cost = {"µs of CPU each": 1e6 * spent.cpu_seconds / count, "grown MB": spent.grown_bytes / 1e6}
+        rate = count / spent.seconds
+        measures.append(
+            Measure("absence", f"{count} missed, read", rate, "messages/s", _TARGET_RATE, details=cost)
+        )
+        joined = await join_to_first_live(relay.ws_url, topic, filter_ids=_FILTER_IDS)
+        name = f"{count} said before, joined to first heard"
+        measures.append(Measure("absence", name, joined, "s", _TARGET_SECONDS, at_most=True))
+    return measures

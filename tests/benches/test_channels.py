@@ -147,3 +147,14 @@ def test_a_brief_run_does_less() -> None:
     assert plan_of(FULL).histories == channel_engine.SIZES
     assert plan_of(FULL).losses == channel_convergence.LOSSES
     assert plan_of(FULL).seeds >= 20
+
+
+def test_the_benchmark_of_absences_runs_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
+    assert main(["--brief", "--json", "--serve", serve, "absence"]) == 0
+    measures = json.loads(capsys.readouterr().out)["measures"]
+    assert [measure["name"] for measure in measures] == [
+        f"{size} {what}"
+        for size in (100, 300)
+        for what in ("missed, read", "said before, joined to first heard")
+    ]

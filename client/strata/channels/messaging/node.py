@@ -61,6 +61,8 @@ class MessagingNode(Protocol):
         """A method that reads the store in either order and from a place on: `PagedHistory`."""
         receipts = False
         """Whether channels list receipts in place of filters while everybody does (decision 46)."""
+        finds_by_hash = True
+        """Whether `fetch` costs less than reading the store."""
 
     @property
     def transport_identity(self) -> str:

@@ -61,6 +61,7 @@ _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
 """A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
+_BY_HASH = frozenset({"packet_ids", "http_packets"})
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 _WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
 """Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
@@ -527,6 +528,12 @@ class RelayNode:
         """Where the relays of a pool stand after the packet last taken."""
         positions: dict[str, Position] = getattr(found, "positions", {})
         return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}
+
+    @property
+    def finds_by_hash(self) -> bool:
+        """Whether `fetch` costs less than reading the store: a plain relay is read through each time."""
+        announced = getattr(self._relays, "announced", None)
+        return announced is None or not _BY_HASH.isdisjoint(announced.extensions)
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages in these packets, found in the way that each relay supports (C-285)."""

@@ -221,8 +221,10 @@ class StoreQueries:
         engine = self._engine
         for _ in range(_MAX_ASKED):
             front = self._unknown_before(heard)
-            named = hinted(front)
-            unnamed = set() if by_name_alone else {entry.message_id for entry in front if not has_hint(entry)}
+            named = hinted(front) if self._can_ask else {}
+            unnamed: set[str] = set()
+            if not by_name_alone:
+                unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
             if not named and not unnamed:
                 return
             if named:
@@ -288,10 +290,15 @@ class StoreQueries:
         return self.caught_up and (unheard or self._is_young())
 
     async def _fetch(self, plan: RetrievalPlan) -> None:
-        if isinstance(plan, ByHash):
+        if isinstance(plan, ByHash) and self._can_ask:
             await self._ask(plan.hashes)
         else:
-            await self._read_rest(plan.since_ms)
+            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+
+    @property
+    def _can_ask(self) -> bool:
+        """Whether the store finds a message by its hash without being read through."""
+        return bool(getattr(self._node, "finds_by_hash", True))
 
     async def _read_rest(self, oldest: int) -> None:
         if self._engine.catching_up.position is not None:

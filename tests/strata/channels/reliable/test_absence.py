@@ -463,6 +463,53 @@ async def test_forged_dependencies_cost_no_second_reading_of_a_store_without_cur
         assert node.read_messages == 110
 
 
+@virtually
+async def test_a_relay_that_finds_nothing_by_name_is_not_read_through_for_names_that_nobody_has_sent() -> (
+    None
+):
+    class Plain(PagingNode):
+        finds_by_hash = False
+
+    node = at(Plain(), 1_000)
+    messages = talk(node, 110)
+    async with opened(node, retrieve_frequency_ms=1_000) as (channel, told):
+        await synced(channel)
+        for n in range(20):
+            forged = HistoryEntry(f"none-{n}", n.to_bytes(32, "big"), "x")
+            await node.deliver(sync(n, sender="mallory", follows=[forged]))
+            await asyncio.sleep(30)
+        assert node.reads == 110 and node.fetches == []
+        late = talk(node, 2, first=2_000, after=messages)
+        await node.deliver(node.log[-1])
+        await asyncio.sleep(400)
+        assert told.payloads[-2:] == payloads(late), "what is there is found all the same"
+
+
+class Reversing:
+    def encrypt(self, content: bytes) -> bytes:
+        return content[::-1]
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload[::-1]
+
+
+@virtually
+async def test_all_of_it_holds_for_an_encrypted_channel() -> None:
+    hook, node, plain = Reversing(), at(PagingNode(), 1_000), PagingNode()
+    messages = talk(plain, 200)
+    for event in plain.log:
+        kept = node.keep(hook.encrypt(event.message.payload), at=(event.message.timestamp or START) - START)
+        node.stored[event.message_hash] = kept
+    node.log = node.log[100:]
+    for event in plain.log[:100]:
+        del node.stored[event.message_hash]
+    async with opened(node, encryption=hook, max_waiting=30) as (channel, told):
+        await synced(channel)
+        assert told.payloads == payloads(messages[100:]) and len(told.of(HistoryGap)) == 1
+        page = await channel.history(limit=10)
+        assert [each.payload for each in page.messages] == payloads(messages[190:])
+
+
 # Joining.
 
 

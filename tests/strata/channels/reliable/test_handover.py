@@ -896,15 +896,15 @@ async def test_retrievals_that_fail_are_counted() -> None:
     world = World()
     node: Node = world.node("bob")
     failing = True
-    whole = node.history
+    whole = node.read
 
-    async def history(topic: str, *, since_ms: int) -> Any:
+    async def read(topic: str, **query: Any) -> Any:
         if failing:
             raise TimeoutError("the store is silent")
-        async for page in whole(topic, since_ms=since_ms):
+        async for page in whole(topic, **query):
             yield page
 
-    node.history = history  # type: ignore[method-assign]
+    node.read = read  # type: ignore[method-assign]
     bob = await world.open("bob")
     await until(lambda: bob.statistics.retrievals_failed == 1)
     failing = False

@@ -221,10 +221,12 @@ class Connection:
     def _let_go(self, subscriptions: list[Subscription]) -> None:
         """Forget subscriptions, as many at a time as the loop has time for: a crowd may go with thousands."""
         count = len(subscriptions)
-        while subscriptions and (len(subscriptions) % _LET_GO_AT_ONCE or not self._relay.slices.is_over()):
+        while subscriptions:
             subscription = subscriptions.pop()
             self._relay.fanout.leave(subscription)
             subscription.close()
+            if not len(subscriptions) % _LET_GO_AT_ONCE and self._relay.slices.is_over():
+                break
         self._relay.metrics.subscriptions.dec(count - len(subscriptions))
         if subscriptions:
             self._relay.slices.later(functools.partial(self._let_go, subscriptions))

@@ -57,7 +57,7 @@ async def test_jobs_that_come_again_wait_for_the_next_turn_behind_the_others() -
 @pytest.mark.req("R-321")
 async def test_a_job_that_raises_is_counted_and_the_others_are_done() -> None:
     caught, done = list[str](), list[int]()
-    slices = Slices(Faults(caught.append))
+    slices = Slices(Faults(caught.append), seconds=3600.0)
     slices.later(lambda: 1 / 0)
     slices.later(functools.partial(done.append, 1))
     await turn()

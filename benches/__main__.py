@@ -17,6 +17,7 @@ from benches import (
     besieged,
     catchup,
     channel_convergence,
+    channel_crowd,
     channel_engine,
     channels,
     checks,
@@ -47,6 +48,8 @@ NAMES = (
     "channels",
     "convergence",
     "engine",
+    "crowd",
+    "pace",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
@@ -85,6 +88,8 @@ def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] |
             return channel_convergence.as_measures(
                 size.losses, size.seeds, size.convergence_messages, progress
             )
+        case "pace":
+            return channel_crowd.as_measures(plan, progress)
         case "engine":
             return channel_engine.as_measures(channels.plan_of(plan).histories, progress)
     return None
@@ -117,6 +122,8 @@ async def _one(
             return await hostile.measure(relay, plan, progress)
         case "channels":
             return await channels.measure(relay, plan, progress)
+        case "crowd":
+            return await channel_crowd.measure(relay, plan, progress)
     raise ValueError(name)
 
 

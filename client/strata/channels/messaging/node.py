@@ -58,6 +58,7 @@ class MessagingNode(Protocol):
 
     hub: object = None
     """What the channels of this node share. The channels set it; a node only has the attribute."""
+
     @property
     def transport_identity(self) -> str:
         """The identity that the transport sees; nodes that share it share its limits (C-234)."""

@@ -18,6 +18,7 @@ from benches import (
     catchup,
     channel_absence,
     channel_convergence,
+    channel_crowd,
     channel_engine,
     channels,
     checks,
@@ -49,6 +50,8 @@ NAMES = (
     "absence",
     "convergence",
     "engine",
+    "crowd",
+    "pace",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
@@ -87,6 +90,8 @@ def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] |
             return channel_convergence.as_measures(
                 size.losses, size.seeds, size.convergence_messages, progress
             )
+        case "pace":
+            return channel_crowd.as_measures(plan, progress)
         case "engine":
             return channel_engine.as_measures(channels.plan_of(plan).histories, progress)
     return None
@@ -121,6 +126,8 @@ async def _one(
             return await channels.measure(relay, plan, progress)
         case "absence":
             return await channel_absence.measure(relay, channels.plan_of(plan).histories, progress)
+        case "crowd":
+            return await channel_crowd.measure(relay, plan, progress)
     raise ValueError(name)
 
 

@@ -613,11 +613,10 @@ class ChannelEngine:
             self._events.append(news)
 
     def _tell_conflicts(self, now_ms: int) -> None:
-        """Tell of another program under this sender id, and make it hear of this one."""
+        """Tell of another program under this sender id."""
         for shared in self.sds.shared():
             if (conflict := self.conflicts.heard(shared, now_ms)) is not None:
                 self._events.append(conflict)
-                self.sds.sync_soon(now_ms)
 
     def _note_wrapped(self, name: str | None) -> None:
         if name is not None:

@@ -211,11 +211,11 @@ class Unreferenced:
             if not contains(bloom_filter, positions(message_id)):
                 self._note_lacked(message_id)
 
-    def compare_receipts(self, receipts: Collection[bytes], sender_id: str, now: int) -> None:
+    def compare_receipts(self, receipts: Collection[bytes], now: int) -> None:
         """The same by a sync without a filter, which lists all that is unreferenced for its sender."""
         for message_id in self._settled(now):
             if receipt(message_id) not in receipts:
-                self._note_lacked(message_id, sender_id)
+                self._note_lacked(message_id)
 
     def _settled(self, now: int) -> Iterator[str]:
         """The messages that should have reached everybody by now; those that prove nothing are dropped."""
@@ -231,11 +231,20 @@ class Unreferenced:
             for message_id, _ in takewhile(lambda each: now - each[1] >= self._grace, self._since.items())
         )
 
-    def _note_lacked(self, message_id: str, sender_id: str = "") -> None:
-        """A peer lacks this message, unless it sent the message itself."""
+    def _note_lacked(self, message_id: str) -> None:
         logged = self._log.get(message_id)
-        if logged is not None and logged.dispatched and logged.sender_id != sender_id:
+        if logged is not None and logged.dispatched:
             self._lacked[message_id] = None
+
+    @property
+    def some_lacked(self) -> bool:
+        """Whether there is something to name in a sync, since some peer lacks it."""
+        return bool(self._lacked)
+
+    def named_by_other(self, named: Iterable[str]) -> None:
+        """Another participant's sync names these: whoever lacks them knows."""
+        for message_id in named:
+            self._lacked.pop(message_id, None)
 
     def take_lacked(self, named: Iterable[str]) -> list[str]:
         """The oldest messages that some peer lacks, to name in a sync beside `named`."""

@@ -47,15 +47,19 @@ class Pace:
         while len(self._heard) > _MAX_HEARD or now - next(iter(self._heard.values())) > _HEARD_FOR_MS:
             self._heard.popitem(last=False)
 
-    def passed(self, now: int, *, needless: bool) -> None:
+    def passed(self, now: int, *, needless: bool, own: bool = False) -> None:
         """A message went through the channel, a sync that nobody needed or something else."""
         if needless and self._interval and self._quiet_since is not None:
-            self._adapt(now - self._quiet_since)
+            self._adapt(now - self._quiet_since, own=own)
         self._quiet_since = now
 
-    def _adapt(self, gap: int) -> None:
+    def _adapt(self, gap: int, *, own: bool) -> None:
         wanted = self._interval / 2
-        scale = self._scale * math.exp(_RATE * (1 - min(gap, self._interval) / wanted))
+        step = 1 - min(gap, self._interval) / wanted
+        # Whoever syncs more than its share waits longer, and the others less: else a newcomer who knows
+        # nobody would speak for all, for ever.
+        step += 1.0 if own else -1 / self.scale()
+        scale = self._scale * math.exp(_RATE * step)
         if gap > self._interval:
             scale *= 0.5 ** (gap / self._interval - 1)
         self._scale = min(max(scale, _MIN_SCALE), _MAX_SCALE)

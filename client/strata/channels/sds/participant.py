@@ -59,6 +59,8 @@ __all__ = ["OutgoingFull", "Participant"]
 
 _PLAIN_FOR_MS = 3_600_000
 """Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+_FILTER_EVERY_MS = 120_000
+"""While all list, one sync in so long carries a filter, whoever sends it."""
 _SMALL_BYTES = 16_384
 """Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
@@ -105,6 +107,8 @@ class Participant:
         self._receipts = receipts
         self._plain_heard_at = -math.inf
         """Until when, by Lamport time, somebody was heard who lists nothing."""
+        self._filter_passed_at = self._clock.now
+        """When somebody last sent a filter."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -267,11 +271,6 @@ class Participant:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""
         self._sync.failed(self._clock.advance(now_ms))
 
-    def sync_soon(self, now_ms: int) -> None:
-        """Send the next sync at once, unless syncs are switched off."""
-        if self.config.sync_min_interval_ms:
-            self._sync.at = min(self._sync.at, self._clock.advance(now_ms))
-
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the node can reach others. While it cannot, no timer runs (C-088)."""
         self._clock.advance(now_ms)
@@ -366,6 +365,10 @@ class Participant:
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
         self._sync.received_sync(message.sender_id, now, needless=not (useful or unmet))
+        unreferenced = self._history.unreferenced
+        unreferenced.named_by_other(message.history_ids)
+        if unreferenced.some_lacked:
+            self._sync.others_lack(now)
 
     def _receive_content(
         self,
@@ -423,12 +426,13 @@ class Participant:
             useful |= bool(acknowledged)
         data = self._wire_filter(message)
         if data is not None:
+            self._filter_passed_at = now
             if counts and not self._outgoing.is_empty:
                 self._review_filter(message, data, history)
             if message.kind is Kind.SYNC:
                 self._history.unreferenced.compare(data, now)
         elif message.kind is Kind.SYNC and message.receipts is not None:
-            self._history.unreferenced.compare_receipts(receipts, message.sender_id, now)
+            self._history.unreferenced.compare_receipts(receipts, now)
         for entry in message.repair_request:
             self._receiver.requested(entry)
         return useful
@@ -561,6 +565,8 @@ class Participant:
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
+            if with_filter:
+                self._filter_passed_at = now
             message = self._compose(id_, entries, listed, None, with_filter=with_filter)
             self._own_name.sync_sent(message.lamport_timestamp or 0)
             self._events.append(SendSync(message.encode()))
@@ -588,7 +594,9 @@ class Participant:
             return [], True
         debts = self._sync.debts
         news = list(dict.fromkeys([*debts, *self._history.unreferenced.dispatched()]))
-        return news[:MAX_IN_SYNC], self._filters or debts.overflown or len(news) > MAX_IN_SYNC
+        # Now and then somebody says everything: an acknowledgement may be lost when nobody asks any more.
+        stale = self._clock.now - self._filter_passed_at > _FILTER_EVERY_MS
+        return news[:MAX_IN_SYNC], self._filters or stale or debts.overflown or len(news) > MAX_IN_SYNC
 
     def _paid(self, named: list[str], listed: list[str]) -> list[str]:
         """The messages that an own message acknowledges to everybody."""

@@ -106,6 +106,11 @@ class SyncSchedule:
         self._tell_by = now + _MIN_GAP_MS * (1 + self._random()) if self._tells else math.inf
         self.at = min(self.at, self._tell_by)
 
+    def others_lack(self, now: int) -> None:
+        """Others lack a message that a sync of this participant would name: one of all is to say so."""
+        if self._interval:
+            self.at = min(self.at, now + self._pace.within(self._interval, self._random()))
+
     def named_by_other(self, history: Iterable[str], receipts: Collection[bytes], sender_id: str) -> int:
         """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133).
 
@@ -121,7 +126,7 @@ class SyncSchedule:
         self.debts.pay(history)
         if with_filter:
             self.debts.filter_sent()
-        self._pace.passed(now, needless=needless)
+        self._pace.passed(now, needless=needless, own=True)
         self._in_debt_since, self._chance = now, self._random()
         self._schedule(now, 1.0)
         self.at = max(self.at, now + _MIN_GAP_MS)

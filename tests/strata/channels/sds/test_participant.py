@@ -355,6 +355,27 @@ def test_a_filter_of_another_size_is_ignored() -> None:
     assert alice.outgoing() == {message_id: OutgoingState.UNACKNOWLEDGED}
 
 
+@pytest.mark.req("C-121", "C-122")
+@pytest.mark.parametrize(
+    ("ids", "believed"), [(10_000, True), (14_000, True), (16_000, False), (30_000, False)]
+)
+def test_a_filter_that_was_never_rolled_over_acknowledges_nothing(ids: int, believed: bool) -> None:
+    """Of 30 000 ids it would have every fourth message that nobody has received."""
+    alice = join("alice")
+    held = say(alice, "held").message_id
+    lost = [say(alice, f"lost {number}").message_id for number in range(50)]
+    full = BloomFilter(PARAMETERS)
+    full.insert(held)
+    for number in range(ids):
+        full.insert(f"of another implementation {number}")
+    for number in range(2):
+        sync = SdsMessage("bob", f"s{number}", "room", T + number, (), full.to_bytes())
+        alice.receive(sync.encode(), T)
+    assert (held not in alice.outgoing()) is believed
+    assert set(lost) <= set(alice.outgoing())
+    assert alice.statistics.overfull_filters == (0 if believed else 2)
+
+
 # Receiving
 
 

@@ -182,7 +182,9 @@ def test_faults_that_make_no_sense_are_refused(wrong):
 def test_a_process_that_sleeps_does_nothing_and_its_clock_stands_still():
     async def run():
         loop = asyncio.get_running_loop()
-        ticks, woken = [], asyncio.Event()
+        assert isinstance(loop, VirtualLoop)
+        ticks: list[tuple[object, float]] = []
+        woken = asyncio.Event()
 
         async def work():
             asyncio.get_running_loop().create_task(listen())

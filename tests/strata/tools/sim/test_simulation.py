@@ -17,6 +17,7 @@ from strata.tools.sim import (
 )
 from strata.tools.sim.disk import Disk, SimStore
 from strata.tools.sim.faults import FaultCounts
+from strata.tools.sim.loop import VirtualLoop
 
 
 async def chat(run):

@@ -82,6 +82,7 @@ class StoreQueries:
         self._read_range = ReadRange()
         self._delivered_before = -1
         self._again = False
+        self._begins_here = engine.catching_up.joins_now
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
@@ -89,7 +90,7 @@ class StoreQueries:
     def leave_to_reading(self) -> bool:
         """Whether a message that the store has by now need not be heard, because the store is to be read."""
         catching_up = self._engine.catching_up
-        if self.caught_up or catching_up.joins_now:
+        if self.caught_up or self._begins_here:
             return False
         # A reading under way may be past it: another one follows, from where this one ends.
         self._again = self.is_reading
@@ -167,8 +168,9 @@ class StoreQueries:
         self.is_reading = True
         self._changed()
         try:
-            if engine.catching_up.joins_now:
+            if self._begins_here:
                 await self._begin_here()
+                self._begins_here = False
                 if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
                     # What was said since then is heard: a subscription looks back further.
                     self._read_range.covered(since, began_at)

@@ -159,7 +159,9 @@ async def join_to_first_live(url: str, topic: str, *, filter_ids: int) -> float:
         )
         async with room:
             await publish_all(url, said)
-            await anext(room)
+            message = await anext(room)
+            if message.payload != b"message 10000000":
+                raise AssertionError(f"{message.payload!r} was said before")
             return time.monotonic() - began
 
 

@@ -492,6 +492,8 @@ class ChannelSession:
         if event.stored and self._queries.leave_to_reading():
             return None
         await self._queries.joined()
+        if self._queries.is_from_before(event):
+            return None
         return await self._receive(event, stored=False)
 
     async def _receive_stored(self, event: NodeMessageReceived) -> SdsMessage | None:

@@ -34,7 +34,6 @@ _MAX_PAGES = 40
 """Most pages of a store without cursors that one query for missing messages reads; the next query follows."""
 _MAX_ASKED = 64
 """Most questions in a row for messages at the end of what relays keep."""
-_MAX_NEWEST_PAGES = 4
 _PER_TURN = 32
 """Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
 _OVERLAP_MS = 600_000
@@ -83,6 +82,7 @@ class StoreQueries:
         self._read_range = ReadRange()
         self._delivered_before = -1
         self._again = False
+        self._begins_here = engine.catching_up.joins_now
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
@@ -90,7 +90,7 @@ class StoreQueries:
     def leave_to_reading(self) -> bool:
         """Whether a message that the store has by now need not be heard, because the store is to be read."""
         catching_up = self._engine.catching_up
-        if self.caught_up or catching_up.joins_now:
+        if self.caught_up or self._begins_here:
             return False
         # A reading under way may be past it: another one follows, from where this one ends.
         self._again = self.is_reading
@@ -106,6 +106,10 @@ class StoreQueries:
             self._engine.catching_up.offline()
         self._connected = connected
         self._woken.set()
+
+    def is_from_before(self, event: NodeMessageReceived) -> bool:
+        """Whether a message was stored before this new participant began, and is not wanted."""
+        return event.stored and 0 < _sent_ms(event) < self._engine.catching_up.from_ms
 
     async def joined(self) -> None:
         """Wait until it is known what was said, if a new participant does not want it; not for long."""
@@ -167,8 +171,14 @@ class StoreQueries:
         self.is_reading = True
         self._changed()
         try:
-            if engine.catching_up.joins_now:
+            if self._begins_here:
                 await self._begin_here()
+                self._begins_here = False
+                if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
+                    # What was said since then is heard: a subscription looks back further.
+                    self._read_range.covered(since, began_at)
+                    engine.catching_up.succeeded(began_at)
+                    return
                 since = engine.catching_up.since(began_at)
             self._again = True
             while self._again:
@@ -248,18 +258,14 @@ class StoreQueries:
 
     async def _begin_here(self) -> None:
         """Note what was said last, so that nobody waits for it, and want none of it."""
-        catching_up, now = self._engine.catching_up, self._now_ms()
-        oldest = catching_up.oldest(now)
+        catching_up = self._engine.catching_up
+        oldest = catching_up.oldest(self._now_ms())
         from_ms = catching_up.joined()
-        pages_read = 0
         async with aclosing(self._pages("desc", oldest)) as pages:
-            while pages_read < _MAX_NEWEST_PAGES and (page := await _next_page(pages)) is not None:
-                pages_read += 1
-                for event in page.messages:
-                    if _sent_ms(event) < from_ms:
-                        await self._pass_over(event)
-                if not page.messages or _sent_ms(page.messages[-1]) < now - _OVERLAP_MS:
-                    break
+            page = await _next_page(pages)
+            for event in () if page is None else page.messages:
+                if _sent_ms(event) < from_ms:
+                    await self._pass_over(event)
         self._joined.set()
 
     # What is missing.

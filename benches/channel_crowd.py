@@ -70,7 +70,7 @@ def idle_syncs(people: int, minutes: int, seed: int) -> list[float]:
         if is_arrival:
             for other in range(number, people, _BUCKETS):
                 if other != who:
-                    paces[other].heard(str(who), int(now))
+                    paces[other].heard(str(who), int(now), int(now))
                     passed(other, now, own=False)
         elif number == rounds[who]:
             syncs.append(now)
@@ -85,7 +85,7 @@ def acknowledging(people: int, seed: int) -> int:
     source = random.Random(seed)
     pace = Pace(_INTERVAL_MS, source.random)
     for number in range(people - 1):
-        pace.heard(str(number), 0)
+        pace.heard(str(number), 0, 0)
     sent: list[float] = []
     for at in sorted(pace.within(_GRACE_MS, source.random()) for _ in range(people - 1)):
         if not any(at > earlier + source.uniform(*_LATENCY_MS) for earlier in sent):

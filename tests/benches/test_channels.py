@@ -36,6 +36,10 @@ MEASURES = {
     if sys.platform == "linux"
     else [],
     "convergence": [f"{loss} % lost: {what}" for loss in (0, 10) for what in CONVERGED],
+    "crowd": [
+        f"5 people say one thing each: {what}" for what in ("everybody has everything", "sent by the relay")
+    ],
+    "pace": [f"idle syncs of {people} people, in all" for people in (2, 10, 100)],
     "engine": [f"{what}, history of {size}" for size in (100, 300) for what in ("pushed", "received")],
 }
 

@@ -35,17 +35,19 @@ class Pace:
     def __init__(self, interval: int, random: Callable[[], float]) -> None:
         self._interval = interval
         self._random = random
-        self._heard: OrderedDict[str, int] = OrderedDict()
-        """Others by their last message, longest ago first."""
+        self._heard: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """When each other was heard last, and the Lamport time of that; longest ago first."""
         self._scale = _MIN_SCALE
         self._quiet_since: int | None = None
 
-    def heard(self, sender_id: str, now: int) -> None:
-        """Another participant sent something."""
-        self._heard[sender_id] = now
+    def heard(self, sender_id: str, now: int, lamport: int) -> bool:
+        """Another participant sent something; False for a copy, or for what came after later words."""
+        _, before = self._heard.get(sender_id, (0, -1))
+        self._heard[sender_id] = (now, max(before, lamport))
         self._heard.move_to_end(sender_id)
-        while len(self._heard) > _MAX_HEARD or now - next(iter(self._heard.values())) > _HEARD_FOR_MS:
+        while len(self._heard) > _MAX_HEARD or now - next(iter(self._heard.values()))[0] > _HEARD_FOR_MS:
             self._heard.popitem(last=False)
+        return lamport > before
 
     def passed(self, now: int, *, needless: bool, own: bool = False) -> None:
         """A message went through the channel, a sync that nobody needed or something else."""

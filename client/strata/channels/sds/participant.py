@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -48,7 +48,13 @@ from strata.channels.sds.messages import (
 )
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
 from strata.channels.sds.own_name import OwnName
-from strata.channels.sds.receipts import MAX_IN_CONTENT, MAX_IN_SYNC, read_receipts, write_receipts
+from strata.channels.sds.receipts import (
+    LATEST,
+    MAX_IN_CONTENT,
+    MAX_IN_SYNC,
+    read_receipts,
+    write_receipts,
+)
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
 from strata.channels.sds.sync import SyncSchedule
@@ -59,6 +65,8 @@ __all__ = ["OutgoingFull", "Participant"]
 
 _PLAIN_FOR_MS = 3_600_000
 """Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+_LIVE_MS = 30_000
+"""What was said longer ago comes from a store: it does not tell who is here now."""
 _FILTER_EVERY_MS = 120_000
 """While all list, one sync in so long carries a filter, whoever sends it."""
 _SMALL_BYTES = 16_384
@@ -171,7 +179,7 @@ class Participant:
         if id_ in self._history.known:
             raise ValueError("this content was wrapped at this time before")
         # A large message may fill its packet to the last byte.
-        listed = list(islice(self._sync.debts, MAX_IN_CONTENT if len(content) <= _SMALL_BYTES else 0))
+        listed = self._news_beside(len(content)) if self._receipts else []
         message = self._compose(
             id_, self._recent(dispatched_only=False), listed, content, with_filter=self._filters
         )
@@ -364,7 +372,8 @@ class Participant:
         # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
-        self._sync.received_sync(message.sender_id, now, needless=not (useful or unmet))
+        self._note_live(message, now, needless=not (useful or unmet))
+        self._sync.received_sync(now)
         unreferenced = self._history.unreferenced
         unreferenced.named_by_other(message.history_ids)
         if unreferenced.some_lacked:
@@ -397,11 +406,18 @@ class Participant:
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._history.filter.insert(id_)
         if not own:
+            self._note_live(message, now, needless=False)
             # A filter acknowledges with a message those that it follows (C-123), a list only itself.
             stands_for = () if self._lists else message.history_ids
             self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint, origin, stored=stored)
+
+    def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
+        """Count the sender as present, unless this was said long ago and comes from a store."""
+        lamport = message.lamport_timestamp or 0
+        if abs(self._clock.wall - lamport) <= _LIVE_MS:
+            self._sync.live(message.sender_id, now, lamport, needless=needless)
 
     def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
@@ -593,10 +609,19 @@ class Participant:
         if not self._receipts:
             return [], True
         debts = self._sync.debts
-        news = list(dict.fromkeys([*debts, *self._history.unreferenced.dispatched()]))
+        news = dict.fromkeys([*debts, *self._history.unreferenced.dispatched()])
         # Now and then somebody says everything: an acknowledgement may be lost when nobody asks any more.
         stale = self._clock.now - self._filter_passed_at > _FILTER_EVERY_MS
-        return news[:MAX_IN_SYNC], self._filters or stale or debts.overflown or len(news) > MAX_IN_SYNC
+        with_filter = self._filters or stale or debts.overflown or len(news) > MAX_IN_SYNC
+        # What was acknowledged already costs little to say again, and the acknowledgement may be lost.
+        return [*news | dict.fromkeys(self._history.known.latest(LATEST))][:MAX_IN_SYNC], with_filter
+
+    def _news_beside(self, content_bytes: int) -> list[str]:
+        """What a message with content lists, oldest debts first."""
+        if content_bytes > _SMALL_BYTES:
+            return []
+        latest = self._history.known.latest(MAX_IN_CONTENT)
+        return list(islice(dict.fromkeys(chain(self._sync.debts, latest)), MAX_IN_CONTENT))
 
     def _paid(self, named: list[str], listed: list[str]) -> list[str]:
         """The messages that an own message acknowledges to everybody."""

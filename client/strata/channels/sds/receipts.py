@@ -18,13 +18,15 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
-__all__ = ["MAX_IN_CONTENT", "MAX_IN_SYNC", "Debts", "read_receipts", "receipt", "write_receipts"]
+__all__ = ["LATEST", "MAX_IN_CONTENT", "MAX_IN_SYNC", "Debts", "read_receipts", "receipt", "write_receipts"]
 
 RECEIPT_BYTES = 6
 MAX_IN_CONTENT = 32
 """Receipts in a content message; the others are left to a sync."""
 MAX_IN_SYNC = 1_000
 """Receipts in a sync; with more to say it carries the filter too."""
+LATEST = 48
+"""Messages that a sync lists once more, acknowledged or not."""
 _MAX_READ = 2_000
 """Receipts read from one message; a longer list is ignored."""
 _MAX_DEBTS = 1_024

@@ -55,12 +55,18 @@ class SyncSchedule:
         """When the next sync is due; never if they are switched off (C-034)."""
         self._schedule(now, 1.0)
 
+    def live(self, sender_id: str, now: int, lamport: int, *, needless: bool) -> None:
+        """What another participant has just sent, and not long ago: one of those that are here.
+
+        A copy tells nothing about how many there are. `needless` is a sync that told nothing new.
+        """
+        if self._pace.heard(sender_id, now, lamport):
+            self._pace.passed(now, needless=needless)
+
     def received_content(
         self, message_id: str, sender_id: str, now: int, *, stands_for: Iterable[str] = ()
     ) -> None:
         """A content message came: it is a debt, and may stand for messages that it follows."""
-        self._pace.heard(sender_id, now)
-        self._pace.passed(now, needless=False)
         had_debts = bool(self.debts)
         self.debts.pay(stands_for)
         self._owe(message_id, sender_id, now, had_debts)
@@ -78,13 +84,8 @@ class SyncSchedule:
             self._in_debt_since, self._chance = now, self._random()
         self.debts.add(message_id, person_of(sender_id))
 
-    def received_sync(self, sender_id: str, now: int, *, needless: bool = True) -> None:
-        """Another participant's sync does for now what an own sync would do.
-
-        `needless` says that it told nothing new.
-        """
-        self._pace.heard(sender_id, now)
-        self._pace.passed(now, needless=needless)
+    def received_sync(self, now: int) -> None:
+        """Another participant's sync does for now what an own sync would do."""
         self._schedule(now, 1.0)
 
     def sender_is_shared(self, now: int) -> None:

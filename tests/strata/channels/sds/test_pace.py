@@ -40,14 +40,14 @@ def test_a_few_acknowledge_for_all(people: int) -> None:
 def test_a_room_that_empties_is_not_silent_for_long() -> None:
     pace = Pace(30_000, random.Random(1).random)
     for number in range(70):
-        pace.heard(str(number), number * 100)
+        pace.heard(str(number), number * 100, 0)
         pace.passed(number * 100, needless=True)
     scale = pace.scale()
     assert scale > 300
     delays = [min(pace.delay(1.0), pace.delay(1.0)) for _ in range(200)]
     assert max(delays) < 30_000 * (2 + math.log2(scale))
     # After a long silence everybody knows that hardly anybody is left.
-    pace.heard("the last", 11 * MINUTE)
+    pace.heard("the last", 11 * MINUTE, 0)
     pace.passed(11 * MINUTE, needless=True)
     assert pace.scale() == 1
 
@@ -69,19 +69,29 @@ def test_whoever_syncs_alone_gives_way_to_the_others() -> None:
     """Somebody who has begun anew knows nobody, and would be first for ever."""
     newcomer, old = Pace(30_000, lambda: 0.5), Pace(30_000, lambda: 0.5)
     for number in range(20):
-        old.heard(str(number), 0)
+        old.heard(str(number), 0, 0)
     for number in range(60):
         now = number * 15_000
         newcomer.passed(now, needless=True, own=True)
-        old.heard("newcomer", now)
+        old.heard("newcomer", now, now)
         old.passed(now, needless=True)
     assert newcomer.scale() > old.scale()
+
+
+def test_copies_and_what_a_store_has_do_not_look_like_a_crowd() -> None:
+    bob = Participant("room", "bob", now_ms=T, random=lambda: 0.5, receipts=True)
+    bob.receive(SdsMessage("alice", "hello", "room", T, content=b"x", receipts=b"").encode(), T)
+    for number in range(300):
+        # Four copies of each of the syncs of an hour, read at once.
+        lamport = T - 12_000 * (number // 4)
+        bob.receive(SdsMessage("alice", "s", "room", lamport, receipts=b"").encode(), T + number)
+    assert bob.get_timer() <= T + 30_300
 
 
 def test_those_who_were_heard_are_forgotten_and_bounded() -> None:
     pace = Pace(30_000, lambda: 0.5)
     for number in range(10_000):
-        pace.heard(str(number), 0)
+        pace.heard(str(number), 0, 0)
     assert pace.scale() == 1_024
-    pace.heard("late", 11 * MINUTE)
+    pace.heard("late", 11 * MINUTE, 0)
     assert pace.scale() == 1

@@ -99,7 +99,7 @@ def test_processes_that_begin_anew_from_what_they_stored(seed: int) -> None:
 
 @pytest.mark.req("C-141", "C-093", "C-296", "C-298")
 @pytest.mark.parametrize("listing", ["ab", "abcde"])
-@pytest.mark.parametrize("seed", range(4_000, 4_000 + RUNS // 2))
+@pytest.mark.parametrize("seed", range(4_000, 4_000 + RUNS // 4))
 def test_some_or_all_list_what_they_received(seed: int, listing: str) -> None:
     network, source = bad_network(seed, track_changes=True, receipts=listing)
     for _ in range(2):
@@ -110,13 +110,12 @@ def test_some_or_all_list_what_they_received(seed: int, listing: str) -> None:
 
 
 @pytest.mark.req("C-141", "C-296")
-@pytest.mark.parametrize("listing", [True, False])
-def test_a_busy_room_loses_no_message_that_nobody_names(listing: bool) -> None:
-    """Fifty say four things at once: far more messages are named by nobody than were once remembered."""
+def test_a_busy_room_loses_no_message_that_nobody_names() -> None:
+    """Fifty say three things at once, and nobody can ask a store."""
     names = [f"p{number}" for number in range(50)]
     config = SdsConfig(lost_message_timeout_ms=0)
-    network = Network(5, names, loss=0.05, delay_ms=300, config=config, receipts=names if listing else ())
-    for number in range(200):
+    network = Network(5, names, loss=0.05, delay_ms=300, config=config, receipts=names)
+    for number in range(150):
         network.at(number * 5, "send", names[number % 50], b"message %d" % number)
     for _ in range(60):
         network.run(60_000)

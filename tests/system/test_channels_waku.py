@@ -198,7 +198,8 @@ def test_both_hear_all_that_the_other_says_through_loss_and_restarts(
         living.cancel()
         await asyncio.wait([living])
         assert sorted(ours.taken) == sorted(waku.sent), "each once"
-        assert set(waku.received) - {"typing"} == set(said), "payloads, and no segments around them"
+        # Its new life does not know the messages of the one before, and takes them from us as another's.
+        assert set(said) <= set(waku.received) <= {*said, *waku.sent, "typing"}, "payloads, without segments"
         assert set(requests) <= ours.delivered
         assert ours.channel.statistics.sds.undecodable == 0
         assert loss or "typing" in waku.received

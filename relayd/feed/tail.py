@@ -96,29 +96,26 @@ class Tail:
         return self._coming[-1].sequence if self._coming else self._fanout.position
 
     def _take(self, entries: Sequence[LogEntry]) -> None:
-        """Pass these on, in their turn."""
+        """Pass these on, in their turn: what this turn of the loop has no time for is left to `run`."""
         is_idle = not self._coming
+        self._target = max(self._target, entries[-1].sequence)
         self._coming.extend(entries)
         if is_idle:
-            self._go_on()
-
-    def _go_on_later(self) -> None:
-        try:
-            self._go_on()
-        except Exception as error:
-            self._faults.caught("feed", error)
+            try:
+                self._go_on()
+            finally:
+                if self._fanout.position < self._target:
+                    self._wake.set()
 
     def _go_on(self) -> None:
         began = time.monotonic()
         until = began + _LONGEST_TURN
         while self._coming:
-            end = self._end
-            piece = self._piece()
             try:
+                piece = self._piece()
                 self._dispatch(piece)
             except Exception:
-                self._coming.clear()
-                self.ring(end)  # they come again from the log
+                self._coming.clear()  # they come again from the log
                 raise
             now = time.monotonic()
             # What an entry costs goes by how many filters may want it, which nobody knows beforehand.
@@ -127,8 +124,7 @@ class Tail:
             elif self._piece_length < _LONGEST_PIECE:
                 self._piece_length *= 2
             began = now
-            if self._coming and now >= until:
-                asyncio.get_running_loop().call_soon(self._go_on_later)
+            if now >= until:
                 return
 
     def _piece(self) -> list[LogEntry]:
@@ -163,7 +159,11 @@ class Tail:
             self._wake.clear()
             while self._fanout.position < self._target:
                 try:
-                    await self._read()
+                    if self._coming:
+                        self._go_on()
+                        await asyncio.sleep(0)
+                    else:
+                        await self._read()
                 except StoreError as error:
                     _log.debug("tail_read_failed", error=str(error), retry_in=pause)
                 except Exception as error:
@@ -177,8 +177,6 @@ class Tail:
     async def _read(self) -> None:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
-        while self._coming:  # noqa: ASYNC110 - what is at hand goes first, in turns of the loop
-            await asyncio.sleep(0)
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
         # Our own commits may have moved the feed while we were reading.
         end = self._end

@@ -284,18 +284,25 @@ class WebSocket(asyncio.Protocol):
 
     def _rested(self) -> None:
         self._resting, self._is_resting = None, False
-        if not self._suspended and not self._transport.is_closing():
-            now = time.monotonic()
-            if self._held:
-                held, self._held = self._held, []
-                self._take(held, now)
-            elif self._frames.has_more:
-                self._take(self._frames.receive(b""), now)
-            elif self._unread:
-                data, self._unread = self._unread, b""
-                self._read(data, now)
+        try:
+            if not self._suspended and not self._transport.is_closing():
+                self._go_on(time.monotonic())
+        except Exception as error:
+            self._relay.faults.caught("message", error)
+            self._transport.abort()  # nothing would be read from it any more
         if not self._is_resting:
             self._update_reading()
+
+    def _go_on(self, now: float) -> None:
+        """Take what has waited longest."""
+        if self._held:
+            held, self._held = self._held, []
+            self._take(held, now)
+        elif self._frames.has_more:
+            self._take(self._frames.receive(b""), now)
+        elif self._unread:
+            data, self._unread = self._unread, b""
+            self._read(data, now)
 
     def eof_received(self) -> bool:
         self._protocol.receive_eof()

@@ -17,6 +17,7 @@ from strata.tools.sim import (
 )
 from strata.tools.sim.disk import Disk, SimStore
 from strata.tools.sim.faults import FaultCounts
+from strata.tools.sim.loop import virtual_time
 
 
 async def chat(run):
@@ -182,17 +183,18 @@ def test_faults_that_make_no_sense_are_refused(wrong):
 def test_a_process_that_sleeps_does_nothing_and_its_clock_stands_still():
     async def run():
         loop = asyncio.get_running_loop()
-        ticks, woken = [], asyncio.Event()
+        ticks: list[tuple[object, float]] = []
+        woken = asyncio.Event()
 
         async def work():
             asyncio.get_running_loop().create_task(listen())
             while True:
                 await asyncio.sleep(10)
-                ticks.append((loop.time(), loop.now))
+                ticks.append((loop.time(), virtual_time()))
 
         async def listen():
             await woken.wait()
-            ticks.append(("heard", loop.now))
+            ticks.append(("heard", virtual_time()))
 
         process = Process("laptop")
         process.start(work())

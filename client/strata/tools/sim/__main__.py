@@ -32,7 +32,7 @@ from rich.table import Table
 from strata.tools.sim.chaos import run_chaos
 from strata.tools.sim.checking import SimulationFailed
 from strata.tools.sim.curve import ByGap, ByPeople, measure, rows
-from strata.tools.sim.planted import FAULTS, Found, find
+from strata.tools.sim.planted import FAULTS, FaultFound, find
 from strata.tools.sim.simulation import Report
 from strata.tools.sim.worlds import KINDS, WILD, WorldSize, run_world
 
@@ -242,7 +242,7 @@ def _cell(value: object) -> str:
 
 
 def _planted(arguments: argparse.Namespace) -> int:
-    results: list[Found] = []
+    results: list[FaultFound] = []
     with _progress() as progress:
         bar = progress.add_task("planted faults", total=len(FAULTS))
         for found in _map(find, list(FAULTS), arguments.jobs):
@@ -262,7 +262,7 @@ def _planted(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _verdict(found: Found) -> str:
+def _verdict(found: FaultFound) -> str:
     if found.waits_for:
         return f"waits for {found.waits_for}: no channel survives those worlds yet"
     if found.seed is None:

@@ -18,7 +18,7 @@ from typing import Any
 from strata.tools.sim.checking import SimulationFailed
 from strata.tools.sim.worlds import KINDS, run_world
 
-__all__ = ["FAULTS", "Found", "PlantedFault", "find"]
+__all__ = ["FAULTS", "FaultFound", "PlantedFault", "find"]
 
 Method = Callable[..., Any]
 
@@ -57,7 +57,7 @@ class PlantedFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FaultFound:
     """Which world found a fault."""
 
     fault: str
@@ -71,21 +71,21 @@ class Found:
     """The kind of world that would find it, and that no channel survives yet without the fault either."""
 
 
-def find(name: str) -> Found:
+def find(name: str) -> FaultFound:
     """Run worlds with a fault until one fails. Raises `KeyError` for a fault there is not."""
     # With a planted fault the library may log what it does not expect of itself.
     logging.getLogger("strata").setLevel(logging.CRITICAL)
     fault = FAULTS[name]
     open_kinds = [kind for kind in fault.kinds if kind in KINDS and KINDS[kind].open_because]
     if open_kinds:
-        return Found(name, waits_for=open_kinds[0])
+        return FaultFound(name, waits_for=open_kinds[0])
     for seed in range(fault.within):
         kind = fault.kinds[seed % len(fault.kinds)]
         with fault.planted():
             problem = _problem(seed, kind)
         if problem is not None and _problem(seed, kind) is None:
-            return Found(name, seed, kind, problem, seed + 1)
-    return Found(name, worlds=fault.within)
+            return FaultFound(name, seed, kind, problem, seed + 1)
+    return FaultFound(name, worlds=fault.within)
 
 
 def _problem(seed: int, kind: str) -> str | None:

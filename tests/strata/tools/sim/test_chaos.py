@@ -1,4 +1,4 @@
-"""Worlds in which everything goes wrong that can, hundreds of them: nothing is lost or doubled, and all agree."""
+"""Hundreds of worlds in which everything goes wrong: nothing is lost, nothing doubled, all agree."""
 
 from __future__ import annotations
 

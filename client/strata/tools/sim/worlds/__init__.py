@@ -1,8 +1,8 @@
 """Worlds, drawn from a seed: small and wild, with long absences, crowds, sleeping laptops, forgers and more.
 
 `run_world` runs one of a kind, or one of the mix. A kind that no channel survives yet is not in the mix, and
-says why (`Kind.open_because`). `strict` holds a world to everything that is wanted of a channel, also where
-today's channel is known to fall short.
+says why (`WorldKind.open_because`). `strict` holds a world to everything that is wanted of a channel, also
+where today's channel is known to fall short.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from strata.tools.sim.worlds.absence import absence, newcomers, short_retention
 from strata.tools.sim.worlds.clocks import clock_steps, laptops
 from strata.tools.sim.worlds.crowd import crowd
 from strata.tools.sim.worlds.devices import devices
-from strata.tools.sim.worlds.kinds import Kind, World, WorldSize
+from strata.tools.sim.worlds.kinds import World, WorldKind, WorldSize
 from strata.tools.sim.worlds.mixed import mixed
 from strata.tools.sim.worlds.relays import returning_relays
 from strata.tools.sim.worlds.strangers import forged
 
-__all__ = ["KINDS", "WILD", "Kind", "World", "WorldSize", "kind_of", "run_world"]
+__all__ = ["KINDS", "WILD", "World", "WorldKind", "WorldSize", "kind_of", "run_world"]
 
 WILD = "wild"
 """Everything goes wrong at once among two to five people: `run_chaos`."""
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, WorldKind] = {
     each.name: each
     for each in (
-        Kind(
+        WorldKind(
             "absence",
             "away for a long gap, which the relays have whole",
             absence,
@@ -36,27 +36,27 @@ KINDS: dict[str, Kind] = {
             open_because="catch-up reads the newest page only and follows names from there: messages that no "
             "other names never come, and the channel says it is synced before and after",
         ),
-        Kind(
+        WorldKind(
             "retention",
             "away for longer than the relays remember",
             short_retention,
             30,
             open_because="only the messages that a surviving one names are told to be gone",
         ),
-        Kind(
+        WorldKind(
             "newcomers",
             "joining a room with a long past",
             newcomers,
             20,
             open_because="what is said now is held back for as long as its past is missing",
         ),
-        Kind("crowd", "many people", crowd, 16),
-        Kind("laptops", "monotonic time stops, wall time goes on", laptops, 60),
-        Kind("clocks", "clocks that are set while the channel is open", clock_steps, 60),
-        Kind("forged", "a stranger makes messages up", forged, 40),
-        Kind("devices", "devices are added and lost", devices, 60),
-        Kind("relays", "relays return with a part of their log", returning_relays, 60),
-        Kind("mixed", "several of these at once", mixed, 60),
+        WorldKind("crowd", "many people", crowd, 16),
+        WorldKind("laptops", "monotonic time stops, wall time goes on", laptops, 60),
+        WorldKind("clocks", "clocks that are set while the channel is open", clock_steps, 60),
+        WorldKind("forged", "a stranger makes messages up", forged, 40),
+        WorldKind("devices", "devices are added and lost", devices, 60),
+        WorldKind("relays", "relays return with a part of their log", returning_relays, 60),
+        WorldKind("mixed", "several of these at once", mixed, 60),
     )
 }
 """Every kind but the wild one, which is the rest of the mix."""

@@ -14,7 +14,7 @@ from strata.tools.sim.faults import NO_FAULTS, Faults
 from strata.tools.sim.participant import SimParticipant
 from strata.tools.sim.simulation import Report, Scenario, Simulation, simulate
 
-__all__ = ["Kind", "World", "WorldSize", "rest_until", "say", "talk"]
+__all__ = ["World", "WorldKind", "WorldSize", "rest_until", "say", "talk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WorldKind:
     """A kind of world. `make` draws one; `strict` holds it to everything that is wanted of a channel."""
 
     name: str

@@ -306,9 +306,9 @@ class ReliableChannel:
         await self._open_session().stop(self._drain_seconds(timeout))
 
     def is_started(self) -> bool:
-        """Whether the channel works."""
+        """Whether the channel works: not from the moment on when it begins to stop."""
         session = self._session
-        return session is not None and session.started and session.failure is None
+        return session is not None and session.accepting and session.failure is None
 
     # Sending.
 

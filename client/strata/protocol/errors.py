@@ -36,6 +36,7 @@ it; a built-in class in brackets is a second base.
     ├── GroupKeyError (ValueError)          a group key or its file cannot be used
     │   strata.channels.sds
     ├── OutgoingFull                        too many messages wait for their acknowledgement
+    ├── InvalidSdsMessage (ValueError)      received bytes are no SDS message
     │   strata.channels.persistence
     ├── PersistenceError                    the store of a channel cannot be used:
     │   ├── StorageFull                     it has no room left
@@ -62,6 +63,10 @@ it; a built-in class in brackets is a second base.
     │   ├── MessageTooLarge (ValueError)    an ephemeral message does not fit into one transport message
     │   ├── SegmentDoesNotFit (ValueError)  a segment does not fit into one transport message
     │   └── EventsMissed                    events were dropped because nobody took them
+    ├── InvalidPlace (ValueError)           a place in a channel's history is malformed
+    │   strata.channels.waku.http
+    ├── WakuUnreachable                     a Waku node does not answer
+    ├── WakuRefused                         a Waku node refused a request
     │
     │   strata.txrx
     ├── TxRxError                           a Tx or Rx cannot do what was asked:

@@ -38,6 +38,8 @@ _PER_TURN = 32
 """Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
 _OVERLAP_MS = 600_000
 _PAGE_TIMEOUT = 60.0
+_PATIENCE_SECONDS = 1.0
+"""What a store does not have when it was just read may be on its way from there all the same."""
 _RETRY_SECONDS = 5.0
 _JOIN_TIMEOUT = 1.5
 
@@ -241,6 +243,11 @@ class StoreQueries:
                 await self._ask(named.values())
             sought = named.keys() | unnamed
             gone = [each.message_id for each in self._unknown_before(heard) if each.message_id in sought]
+            if gone and not self._is_young():
+                # What is heard and what is read come by two ways: one of them may bring these in a moment.
+                await asyncio.sleep(_PATIENCE_SECONDS)
+                still = {each.message_id for each in self._unknown_before(heard)}
+                gone = [message_id for message_id in gone if message_id in still]
             if heard and len(gone) < 2 and not self._is_young():
                 return  # a single message: others may have it
             engine.go_on_without(gone, self._now_ms())

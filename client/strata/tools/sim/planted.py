@@ -73,9 +73,17 @@ class FaultFound:
 
 def find(name: str) -> FaultFound:
     """Run worlds with a fault until one fails. Raises `KeyError` for a fault there is not."""
+    logger = logging.getLogger("strata")
+    level = logger.level
     # With a planted fault the library may log what it does not expect of itself.
-    logging.getLogger("strata").setLevel(logging.CRITICAL)
-    fault = FAULTS[name]
+    logger.setLevel(logging.CRITICAL)
+    try:
+        return _find(name, FAULTS[name])
+    finally:
+        logger.setLevel(level)
+
+
+def _find(name: str, fault: PlantedFault) -> FaultFound:
     open_kinds = [kind for kind in fault.kinds if kind in KINDS and KINDS[kind].open_because]
     if open_kinds:
         return FaultFound(name, waits_for=open_kinds[0])

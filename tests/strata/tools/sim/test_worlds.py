@@ -11,6 +11,7 @@ import sys
 import pytest
 from strata.tools.sim import KINDS, Bounds, Simulation, SimulationFailed, WorldSize, kind_of, run_virtually
 from strata.tools.sim.bounds import Idle
+from strata.tools.sim.checking import Evidence
 from strata.tools.sim.curve import by_gap, by_people, gaps_up_to, people_up_to
 from strata.tools.sim.planted import FAULTS, find
 from strata.tools.sim.simulation import simulate
@@ -106,15 +107,20 @@ def test_a_channel_that_says_it_is_synced_too_early_is_noticed():
     assert "p1 said it is synced, and" in judged(claims, Bounds(says_synced_after=5.0), participants=2)
 
 
-def test_silence_about_a_gap_is_noticed_and_a_word_is_enough():
+def test_silence_about_a_gap_is_noticed_and_a_word_is_enough(monkeypatch):
     async def away(run):
         await Away(20, 0.5, 0)(run)
+        for each in run.participants:
+            run.evidence._given_up[each.name].clear()
+            run.evidence._gaps[each.name].clear()
         if told:
             lost = [entry for entry in run.evidence._lamport_of if entry not in run._stored()]
             for each in run.participants:
                 run.evidence._given_up[each.name].update(lost)
 
     told, bounds = False, Bounds(gaps_are_told=True)
+    # A channel that says nothing of its gap.
+    monkeypatch.setattr(Evidence, "_told_gap", lambda evidence, name, gap: None)
     assert "was never told that it has missed" in judged(away, bounds, participants=1)
     told = True
     try:

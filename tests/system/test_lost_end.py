@@ -239,7 +239,8 @@ async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_onc
             assert {found.packet.packet_id async for found in publisher.find(ids)} == set(ids)
             await take(deliveries, 50, seen)
             (reset,) = told
-            assert reset.cursor is not None
+            # A worker that was never told of the other one's term cannot know how far the logs agree.
+            assert reset.cursor is not None or reset.since is not None
             assert seen == [packet.packet_id for packet in kept + lost] + [reset] + [p.packet_id for p in new]
             assert reader.statistics.log_resets == 1
 

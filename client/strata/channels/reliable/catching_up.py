@@ -147,6 +147,11 @@ class CatchingUp:
     # From where.
 
     @property
+    def begins_ms(self) -> int:
+        """Messages that a store had before this are not wanted, also where that has not been settled yet."""
+        return self._opened_at if self._joins_now else self.from_ms
+
+    @property
     def joins_now(self) -> bool:
         """Whether this participant is new, and wants nothing of what was said before."""
         return self._joins_now

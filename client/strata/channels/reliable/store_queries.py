@@ -111,7 +111,7 @@ class StoreQueries:
 
     def is_from_before(self, event: NodeMessageReceived) -> bool:
         """Whether a message was stored before this new participant began, and is not wanted."""
-        return event.stored and 0 < _sent_ms(event) < self._engine.catching_up.from_ms
+        return event.stored and 0 < _sent_ms(event) < self._engine.catching_up.begins_ms
 
     async def joined(self) -> None:
         """Wait until it is known what was said, if a new participant does not want it; not for long."""

@@ -67,6 +67,8 @@ _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
 _MAX_NAMED = 1_000
 """Most messages that the event of a gap names."""
+_SETTLED_MS = 600_000
+"""How long a message may take to get to the stores, where nothing is ever given up."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
 
@@ -461,9 +463,21 @@ class ChannelEngine:
             self.sds.pass_over(ids, now_ms)
             self._settle(now_ms)
 
-    def front(self, *, heard: bool) -> list[HistoryEntry]:
+    def front(self, *, heard: bool, said_before: float = math.inf) -> list[HistoryEntry]:
         """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
-        return self.sds.front(0 if self._gap is None else self._gap.to_time + _EDGE_MS, heard=heard)
+        edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS
+        return self.sds.front(edge, heard=heard, said_before=said_before)
+
+    def settled_ms(self, now_ms: int) -> int:
+        """What follows a message and was said before this: whoever sent that message sends it no more.
+
+        Before it, what no store has may have expired. Since then, it may be on its way.
+        """
+        sds_config = self.config.sds or sds.SdsConfig()
+        limits = [sds_config.lost_message_timeout_ms or _SETTLED_MS]
+        if self.config.retention_seconds is not None:
+            limits.append(1000 * self.config.retention_seconds)
+        return now_ms - min(limits)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
         """No store has these missing messages, behind which everything begins that waits: wait no longer.

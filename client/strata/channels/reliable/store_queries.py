@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import TypeVar
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.reading import HistoryPage, read_pages
-from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived
 from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.catching_up import ReadRange
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan, has_hint, hinted
 from strata.channels.sds import HistoryEntry
-from strata.protocol.errors import StrataError
+from strata.protocol.errors import ConnectionFailed, StrataError
 
 __all__ = ["StoreQueries"]
 
@@ -40,6 +40,8 @@ _OVERLAP_MS = 600_000
 _PAGE_TIMEOUT = 60.0
 _PATIENCE_SECONDS = 1.0
 """What a store does not have when it was just read may be on its way from there all the same."""
+_AWAY_SECONDS = 15.0
+"""How long a relay that is away is given to come back, before what the others lack is called gone."""
 _RETRY_SECONDS = 5.0
 _JOIN_TIMEOUT = 1.5
 
@@ -225,7 +227,7 @@ class StoreQueries:
                 await self._receive(event)
 
     async def _settle_front(self, *, by_name_alone: bool = False, heard: bool = False) -> None:
-        """Ask by name for the messages behind which everything begins; go on without those that nobody has.
+        """Ask by name for the messages behind which everything begins; go on without those that have expired.
 
         `by_name_alone`: what has no name in a store may still be read. `heard`: messages that were heard may
         name them, and not those alone that were read.
@@ -237,21 +239,46 @@ class StoreQueries:
             unnamed: set[str] = set()
             if not by_name_alone:
                 unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
-            if not named and not unnamed:
+            sought = named.keys() | unnamed
+            if not sought:
                 return
             if named:
                 await self._ask(named.values())
-            sought = named.keys() | unnamed
-            gone = [each.message_id for each in self._unknown_before(heard) if each.message_id in sought]
+            gone = self._expired(sought, heard)
             if gone and not self._is_young():
-                # What is heard and what is read come by two ways: one of them may bring these in a moment.
-                await asyncio.sleep(_PATIENCE_SECONDS)
-                still = {each.message_id for each in self._unknown_before(heard)}
-                gone = [message_id for message_id in gone if message_id in still]
+                gone = await self._await_stragglers(gone, heard)
             if heard and len(gone) < 2 and not self._is_young():
                 return  # a single message: others may have it
+            if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
+                return  # on their way: they are missing as others are
             engine.go_on_without(gone, self._now_ms())
             self._flush()
+
+    async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
+        """Which of these no store has, although they may come by another way or another store be back."""
+        left = _AWAY_SECONDS
+        while True:
+            await asyncio.sleep(_PATIENCE_SECONDS)
+            left -= _PATIENCE_SECONDS
+            if not self._connected:
+                raise ConnectionFailed("the relays went away while they were asked")
+            front = self._unknown_before(heard)
+            if self._can_ask and (named := hinted([each for each in front if each.message_id in gone])):
+                await self._ask(named.values())
+            gone = self._expired(gone, heard)
+            if not gone or left <= 0 or self._node.connection_status is ConnectionStatus.CONNECTED:
+                return list(gone)
+
+    def _expired(self, sought: Collection[str], heard: bool) -> list[str]:
+        """Which of these are missing, and so old that nobody is still sending them.
+
+        Where the stores have nothing at all, what was heard first says nothing of the age of what it follows.
+        """
+        engine = self._engine
+        front = self._unknown_before(heard)
+        if not heard and not self._is_young():
+            front = engine.front(heard=False, said_before=engine.settled_ms(self._now_ms()))
+        return [each.message_id for each in front if each.message_id in sought]
 
     def _unknown_before(self, heard: bool) -> list[HistoryEntry]:
         """The missing messages that may be from before all that can be had."""

@@ -176,16 +176,19 @@ class IncomingBuffer:
             if not missing.released and now - missing.waited_from >= hold_back
         ]
 
-    def front(self, edge: int, *, heard: bool) -> dict[str, HistoryEntry]:
+    def front(self, edge: int, *, heard: bool, said_before: float = math.inf) -> dict[str, HistoryEntry]:
         """The missing messages behind which everything begins that waits: what came before is all unknown.
 
         A message that names one missing message and one that is known has a hole before it, and no front;
         unless its Lamport time is at most `edge`, where a front was found before: many talk at a time.
-        Messages that were heard count with `heard`, those that were read from a store always.
+        Messages that were heard count with `heard`, those that were read from a store always, and those
+        alone whose Lamport time is below `said_before`.
         """
         at_front: set[str] = set()
         found: dict[str, HistoryEntry] = {}
         for waiting in sorted(self.waiting.values(), key=_log_order):
+            if waiting.lamport >= said_before:
+                break
             if not ((waiting.alone and (waiting.stored or heard)) or waiting.lamport <= edge):
                 continue
             named = [each for each in waiting.unmet if each not in self.waiting]

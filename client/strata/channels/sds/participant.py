@@ -499,9 +499,11 @@ class Participant:
 
     # What is not there to be had.
 
-    def front(self, edge: int = 0, *, heard: bool = True) -> list[HistoryEntry]:
+    def front(
+        self, edge: int = 0, *, heard: bool = True, said_before: float = math.inf
+    ) -> list[HistoryEntry]:
         """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
-        return list(self._incoming.front(edge, heard=heard).values())
+        return list(self._incoming.front(edge, heard=heard, said_before=said_before).values())
 
     def release(self, ids: Iterable[str], now_ms: int) -> None:
         """Deliver what waits for these missing messages alone. They stay wanted; giving up is no news."""

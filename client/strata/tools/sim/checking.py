@@ -70,6 +70,8 @@ class PromiseChecks:
     """Messages that somebody lost with its disk, and that nobody has any more."""
     told_missing: int = 0
     """Messages that no relay has any more, and that a participant was told it has missed."""
+    told_late: int = 0
+    """Messages that came behind those that follow them, after a participant was told that they are gone."""
     acknowledgements: int = 0
     """Messages that a participant named in its own, and that its disk was asked for."""
     sync_claims: int = 0
@@ -91,6 +93,8 @@ class Evidence:
     """Whether every message that no relay has any more must be told to whoever has not got it."""
     clocks_are_right: bool = False
     """Whether every clock has been right for so long that channel time must be near it."""
+    is_served: Callable[[str, str], bool] = lambda name, message_id: False
+    """Whether a relay that this participant reaches has an SDS message."""
     write_seconds: float = 0.0
     """The longest that a change may take to reach a participant's store."""
     max_log: int = 10_000
@@ -275,6 +279,9 @@ class Evidence:
 
     def _told_gap(self, name: str, gap: Any) -> None:
         """A stretch of the history is gone: its messages by name, and by their times all between its ends."""
+        for message_id in gap.message_ids:
+            if self.is_served(name, message_id):
+                self._blame("gone", f"{name} was told that {message_id} is gone, which a relay gives it")
         self._given_up[name].update(gap.message_ids)
         self._gaps[name].append((gap.from_time or 0, gap.to_time))
 
@@ -400,6 +407,9 @@ class Evidence:
                     continue
                 self.checks.order_pairs += 1
                 if theirs > mine and len(self._chunks[self._request_of[named]]) == 1:
+                    if named in self._given_up[name]:
+                        self.checks.told_late += 1  # it was called gone, and came late
+                        continue
                     self._blame("order", f"{name} was given {message_id} before {named}, which it follows")
 
     def _places(self, taken: Mapping[str, int], message_ids: Iterable[str]) -> Iterator[tuple[str, int]]:

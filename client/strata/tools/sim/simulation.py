@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from strata.channels.sds import SdsConfig
@@ -15,7 +15,7 @@ from strata.tools.sim.checking import Evidence, PromiseChecks, SimulationFailed,
 from strata.tools.sim.claims import SyncClaims
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import run_virtually
-from strata.tools.sim.network import SimNetwork
+from strata.tools.sim.network import SimNetwork, SimRelay
 from strata.tools.sim.participant import SimParticipant
 from strata.tools.sim.tape import tape
 from strata.tools.sim.weighing import Weight, weigh
@@ -95,7 +95,7 @@ class Simulation:
         self.bounds = bounds or Bounds()
         self.rng = random.Random(seed)
         self.network = SimNetwork(relays, faults, self.rng)
-        self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told)
+        self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told, is_served=self._is_served)
         # A write waits for the one before it, and both take their time.
         self.evidence.write_seconds = 2 * faults.disk_delay[1]
         self.options = dict(options or {})
@@ -226,12 +226,18 @@ class Simulation:
         if self.evidence.problems:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 
+    def _is_served(self, name: str, message_id: str) -> bool:
+        return message_id in self._stored_at(self.network.reachable(name))
+
     def _stored(self) -> set[str]:
         """The SDS messages that relays serve."""
+        return self._stored_at(self.network.relays)
+
+    def _stored_at(self, relays: Iterable[SimRelay]) -> set[str]:
         now, packet_id = self.network.time(), self.evidence.packet_id
         found = {
             packet_id(event)
-            for relay in self.network.relays
+            for relay in relays
             for event in relay.stored.values()
             if relay.serves(event.message_hash, now)
         }

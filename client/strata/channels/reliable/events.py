@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.rate_limit.values import EphemeralDropReason
+from strata.channels.reliable.handed_over import HandedOver
 from strata.channels.spelling import in_camel_case
 
 __all__ = [
@@ -143,7 +144,7 @@ class SendingMessageIrrecoverableError:
 
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageReceived:
+class MessageReceived(HandedOver):
     """A whole message of another participant, once (C-046). Times are Unix milliseconds.
 
     Sort by `order` for the order that all participants share: that of `log`. A message that comes later may
@@ -241,7 +242,7 @@ class EphemeralMessageDropped:
 
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReliableMessageReceived:
+class ReliableMessageReceived(HandedOver):
     """`message-received` of 2026: the message in its envelope."""
 
     name: ClassVar[str] = "reliable:message:received"

@@ -7,7 +7,8 @@ events do; and where there are none of these, iterators of events that ask for o
 With `hand_over="at_most_once"` a message leaves the store before the program gets it: a crash in between
 loses it. With `"at_least_once"` it leaves the store when it is acknowledged: a crash before that hands it
 over again. A handler acknowledges by returning, and hears of the message again after a pause if it raises. A
-program that iterates acknowledges by asking for the next message. With `auto_ack` off only `ack` does.
+program that iterates acknowledges by asking for the next message. With `auto_ack` off only `ack` does, that
+of the channel or of the message.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.reliable.alarm import Alarm
-from strata.channels.reliable.errors import ChannelFailed
+from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen
 from strata.channels.reliable.event_iterator import Events
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
@@ -30,6 +31,7 @@ from strata.channels.reliable.events import (
     ReliableEnvelope,
     ReliableMessageReceived,
 )
+from strata.channels.reliable.handed_over import hand_over
 from strata.channels.reliable.inbox import MessageInbox, Received
 
 __all__ = ["Events", "Handover"]
@@ -76,6 +78,7 @@ class Handover:
         """A heap of messages whose handlers raised: when to try again, the pause before, and the position."""
         self._arrived = asyncio.Event()
         self._woken = Alarm()
+        self._closing = False
         self._ended = False
         self._failure: ChannelFailed | None = None
         self._iterators: list[Events] = []
@@ -253,7 +256,11 @@ class Handover:
         await self._announce(received)
 
     def put_back(self) -> None:
-        """The channel closes: a message in hand that nobody has heard of stays for the next opening."""
+        """The channel closes: a message in hand that nobody has heard of stays for the next opening.
+
+        So does what is not acknowledged by now: nothing more can be stored.
+        """
+        self._closing = True
         if self._in_hand is not None and not self._in_hand.announced:
             self._inbox.put_back(self._in_hand)
             self._in_hand = None
@@ -272,12 +279,23 @@ class Handover:
 
     def _first(self) -> Received | None:
         received = self._inbox.first()
-        return received if received is not None and received.position <= self._available else None
+        if received is None or received.position > self._available:
+            return None
+        hand_over(received.message, self)
+        return received
 
     # Acknowledging.
 
     async def ack(self, messages: Iterable[object]) -> None:
-        """The program is done with these. Returns once the store has forgotten them."""
+        """The program is done with these. Returns once the store has forgotten them.
+
+        Raises `ChannelNotOpen` from the moment on when the channel closes, `ChannelFailed`, and
+        `PersistenceError` if the store failed for good.
+        """
+        if self._failure is not None:
+            raise self._failure.again()
+        if self._closing or self._ended:
+            raise ChannelNotOpen
         for message in messages:
             received = self._unacknowledged.get(id(message))
             if received is not None:
@@ -342,4 +360,5 @@ class Handover:
             received.envelope = ReliableMessageReceived(
                 request_id=message.request_id, envelope=envelope, message=message
             )
+            hand_over(received.envelope, self)
         return received.envelope

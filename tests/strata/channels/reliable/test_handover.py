@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
+import pickle
 import random
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +27,7 @@ from strata.channels.persistence import (
 )
 from strata.channels.persistence.interface import Change
 from strata.channels.reliable import (
+    ChannelNotOpen,
     EventsMissed,
     InboxFull,
     MessageReceived,
@@ -467,6 +473,88 @@ async def test_at_most_once_has_nothing_to_acknowledge() -> None:
     message = await anext(bob)
     await bob.ack(message)
     assert message.payload == sent[0] and await waiting_in(store) == sent[1:]
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+@virtually
+async def test_a_message_acknowledges_itself(auto_ack: bool) -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 4, persistence=store, hand_over="at_least_once", auto_ack=auto_ack)
+    first, second = await anext(bob), await anext(bob)
+    await second.ack()
+    assert await waiting_in(store) == (sent[2:] if auto_ack else [sent[0], *sent[2:]])
+    await asyncio.gather(first.ack(), first.ack(), bob.ack(first))
+    assert await waiting_in(store) == sent[2:] and bob.sync_status().inbox == 2
+
+
+@MODES
+@pytest.mark.parametrize("kind", [MessageReceived, ReliableMessageReceived])
+@virtually
+async def test_a_handler_acknowledges_the_message_it_got_in_either_form(mode: Any, kind: Any) -> None:
+    store = MemoryPersistence()
+    bob, _ = await filled(World(), 3, persistence=store, hand_over=mode, auto_ack=False)
+    seen: list[int] = []
+
+    async def work(event: Any) -> None:
+        await event.ack()
+        seen.append(len(await waiting_in(store)))
+
+    bob.message_events.on(kind.name, work)
+    await until(lambda: len(seen) == 3)
+    assert seen == [2, 1, 0]
+
+
+@MODES
+@virtually
+async def test_after_closing_a_message_cannot_be_acknowledged_and_comes_again_where_it_can(mode: Any) -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 2, persistence=store, hand_over=mode)
+    message = await anext(bob)
+    await bob.close()
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
+    bob = await world.open("bob", persistence=store, hand_over=mode)
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
+    assert (await anext(bob)).payload == (sent[1] if mode == "once" else sent[0])
+
+
+@pytest.mark.parametrize("milliseconds", range(0, 30, 4))
+@virtually
+async def test_what_is_acknowledged_while_the_channel_closes_is_gone_or_refused(milliseconds: int) -> None:
+    world, disk = World(), Disk()
+    slow = disk_store(disk, seconds=0.01)
+    bob, sent = await filled(world, 2, persistence=slow, hand_over="at_least_once", query_on_connect=False)
+    message = await anext(bob)
+    closing = asyncio.create_task(bob.close())
+    await asyncio.sleep(milliseconds / 1000)
+    refused = False
+    try:
+        await message.ack()
+    except ChannelNotOpen:
+        refused = True
+    await closing
+    bob = await world.open("bob", persistence=disk_store(disk, seconds=0.0), query_on_connect=False)
+    assert (await anext(bob)).payload == (sent[0] if refused else sent[1])
+
+
+@virtually
+async def test_only_what_was_handed_over_can_be_acknowledged_and_it_keeps_no_channel_alive() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 2, persistence=store, hand_over="at_least_once", auto_ack=False)
+    message = await anext(bob)
+    for copy in (replace(message), pickle.loads(pickle.dumps(message)), deepcopy(message)):
+        assert copy == message
+        with pytest.raises(ValueError, match="copy"):
+            await copy.ack()
+    assert await waiting_in(store) == sent
+    kept = weakref.ref(bob)
+    await bob.close()
+    del bob
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
 
 
 @pytest.mark.parametrize(("old", "new"), [("once", "at_most_once"), ("again", "at_least_once")])

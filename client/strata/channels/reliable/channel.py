@@ -17,6 +17,7 @@ from strata.channels.closing import close_after
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import MessagingNode, check_content_topic
+from strata.channels.parameters import named_too
 from strata.channels.persistence.interface import ParticipantKey, Persistence
 from strata.channels.persistence.memory import MemoryPersistence
 from strata.channels.persistence.state import ChannelState
@@ -57,6 +58,9 @@ __all__ = ["ReliableChannel"]
 _LEAST_FITTED_BYTES = 4_096
 """A transport with room for less is not what anybody had in mind."""
 _log = logging.getLogger("strata.reliable")
+
+
+_named_as_documented = named_too(message_payload="payload")
 
 
 class ReliableChannel:
@@ -140,6 +144,7 @@ class ReliableChannel:
         return self._sender_id
 
     @staticmethod
+    @_named_as_documented
     def get_message_id(payload: bytes) -> str:
         """The logical id that events will carry for this payload (C-018)."""
         return message_hash(payload).hex()
@@ -312,6 +317,7 @@ class ReliableChannel:
 
     # Sending.
 
+    @_named_as_documented
     async def send(self, payload: bytes, *, request_id: str | None = None) -> str:
         """Give a message to the channel; returns its request id once it is stored (C-012).
 
@@ -343,6 +349,7 @@ class ReliableChannel:
         session.check()
         return request_id
 
+    @_named_as_documented
     async def send_ephemeral(self, payload: bytes) -> str:
         """Send a message once, to those who listen now: no history, no acknowledgement, no retry (C-017).
 

@@ -1,6 +1,7 @@
-"""The type names of the three documents, for the types that have another name here.
+"""The type names of the three documents, for the types that have another name or another home here.
 
-`ReliableChannelOptions` is a mapping for `options=`; everything else is an alias.
+`ReliableChannelOptions` is a mapping for `options=`; everything else is an alias. What the documents call a
+`WakuNode` is any `MessagingNode`; `strata.channels.waku` has the one that speaks to a Waku node.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -11,8 +12,11 @@ from typing import TypedDict
 
 from strata.channels.encryption import Encryption
 from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.interface import Persistence
+from strata.channels.rate_limit.values import DefaultRateLimitConfig, RateLimitConfig
 from strata.channels.reliable.events import (
+    EphemeralMessageDropped,
     MessageAcknowledged,
     MessagePossiblyAcknowledged,
     MessageReceived,
@@ -20,23 +24,32 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.sds import HistoryEntry, SdsConfig
+from strata.channels.segmentation.splitting import SegmentationConfig
 
 __all__ = [
     "ChannelId",
     "ContentTopic",
     "DecodedMessage",
+    "DefaultRateLimitConfig",
+    "EphemeralDropReason",
+    "HistoryEntry",
     "IEncryption",
     "IPersistence",
     "MessageAcknowledgedEvent",
+    "MessageEnvelope",
     "MessageError",
     "MessageEvents",
     "MessageId",
     "MessagePayload",
     "MessageSentEvent",
     "PossibleAcknowledgment",
+    "RateLimitConfig",
     "ReliableChannelEvents",
     "ReliableChannelOptions",
     "RequestId",
+    "SdsConfig",
+    "SegmentationConfig",
     "SenderId",
     "SendingMessageEvent",
 ]
@@ -60,6 +73,8 @@ MessageSentEvent = MessageSent
 MessageAcknowledgedEvent = MessageAcknowledged
 PossibleAcknowledgment = MessagePossiblyAcknowledged
 MessageError = SendingMessageIrrecoverableError
+EphemeralDropReason = EphemeralMessageDropped
+"""With `reason` and `rate_limit_utilization`; `strata.channels.rate_limit` has the reasons themselves."""
 
 
 class ReliableChannelOptions(TypedDict, total=False):

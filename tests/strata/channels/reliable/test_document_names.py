@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import inspect
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -10,20 +11,18 @@ import strata.channels.reliable as names
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.rate_limit import RateLimitConfig
-from strata.channels.reliable import ReliableChannelConfig, ReliableEnvelope, configure, make_channel
-from strata.channels.sds import HistoryEntry, SdsConfig
+from strata.channels.reliable import (
+    ReliableChannel,
+    ReliableChannelConfig,
+    ReliableEnvelope,
+    configure,
+    make_channel,
+)
+from strata.channels.sds import SdsConfig
 from strata.channels.segmentation import SegmentationConfig
 from strata.channels.spelling import camel_case, snake_case
 
 from tests.support.scripted_node import TOPIC, ScriptedNode, opened, said, virtually
-
-ELSEWHERE: dict[str, Any] = {
-    "HistoryEntry": HistoryEntry,
-    "MessageEnvelope": MessageEnvelope,
-    "RateLimitConfig": RateLimitConfig,
-    "SdsConfig": SdsConfig,
-    "SegmentationConfig": SegmentationConfig,
-}
 
 TYPES: dict[str, str] = {
     # The first document.
@@ -47,6 +46,7 @@ TYPES: dict[str, str] = {
     "SendingMessageEvent": "message_id chunk_info",
     "MessageSentEvent": "message_id chunk_info",
     "MessageAcknowledgedEvent": "message_id chunks_acknowledged total_chunks",
+    "EphemeralDropReason": "reason rate_limit_utilization",
     "EphemeralMessageDropped": "reason rate_limit_utilization",
     # 2026.
     "IEncryption": "encrypt decrypt",
@@ -56,6 +56,7 @@ TYPES: dict[str, str] = {
     "ReliableChannelConfig": "segmentationConfig sdsConfig rateLimitConfig encryption",
     "SdsConfig": "persistence acknowledgementTimeoutMs maxRetransmissions causalHistorySize",
     "RateLimitConfig": "enabled epochSizeMs",
+    "DefaultRateLimitConfig": "enabled epochSizeMs",
     "SegmentationConfig": "segmentSizeBytes enableReedSolomon",
     "EventMessageReceived": "requestId envelope",
     "EventReliableMessageSent": "requestId",
@@ -72,7 +73,7 @@ IN_OPTIONS = {"retry_interval_ms", "max_retry_attempts"}
 
 @pytest.mark.parametrize("name", TYPES)
 def test_each_type_is_there_with_each_of_its_fields(name: str) -> None:
-    kind = getattr(names, name, None) or ELSEWHERE[name]
+    kind = getattr(names, name)
     for field in TYPES[name].split():
         if name == "ReliableChannelOptions":
             assert field in get_type_hints(kind)
@@ -147,6 +148,51 @@ def test_a_configuration_is_made_with_the_names_of_2026() -> None:
 def test_a_spelling_leads_back_to_the_other() -> None:
     for name in ("a", "causal_history_size", "query_on_connect", "name2_of"):
         assert snake_case(camel_case(name)) == name == snake_case(name)
+
+
+@pytest.mark.req("C-004")
+@virtually
+async def test_functions_take_the_parameters_of_each_document() -> None:
+    node, create = ScriptedNode(), names.create_reliable_channel
+    plain = make_channel(node, "room", TOPIC, "alice")
+    whole = replace(plain.config, node=node, channel_id="room", content_topic=TOPIC)
+    calls: list[dict[str, Any]] = [
+        {"waku_node": node, "channel_id": "room", "sender_id": "alice", "content_topic": TOPIC},
+        {"wakuNode": node, "channelId": "room", "senderId": "alice", "contentTopic": TOPIC},
+    ]
+    calls += [
+        {"channelConfig": whole, "senderId": "alice"},
+        {"channel_config": whole, "sender_id": "alice"},
+    ]
+    for given in calls:
+        channel = await create(**given)
+        assert (channel.channel_id, channel.content_topic, channel.sender_id) == ("room", TOPIC, "alice")
+        assert replace(channel.config, node=None, channel_id=None, content_topic=None) == plain.config
+        await channel.close()
+    assert inspect.iscoroutinefunction(create) and inspect.iscoroutinefunction(ReliableChannel.send)
+    with pytest.raises(TypeError, match="node is given twice, as waku_node too"):
+        make_channel(node=node, waku_node=node, channel_id="room")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="node"):
+        make_channel(node, wakuNode=node)  # type: ignore[call-arg]
+    with pytest.raises(names.InvalidConfiguration):
+        make_channel(node, "room", TOPIC, nodeOfWaku=node)  # type: ignore[call-arg]
+
+
+@virtually
+async def test_what_is_sent_is_a_payload_or_a_message_payload() -> None:
+    node = ScriptedNode()
+    async with opened(node) as (channel, _):
+        send: Any = channel.send
+        assert await send(message_payload=b"one", requestId="order 1") == "order 1"
+        assert await send(messagePayload=b"one", request_id="order 1") == "order 1"
+        ephemeral: Any = channel.sendEphemeral
+        await ephemeral(message_payload=b"two")
+        function: Any = names.send
+        assert await function(channel, message=b"one", requestId="order 1") == "order 1"
+        identify: Any = ReliableChannel.getMessageId
+        assert identify(message_payload=b"one") == ReliableChannel.get_message_id(b"one")
+        with pytest.raises(TypeError):
+            await send(b"one", message_payload=b"one")
 
 
 @virtually

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.interface import Change, StoredState
 from strata.channels.persistence.memory import MemoryPersistence
 from strata.channels.persistence.records import RequestName, read_records
 from strata.channels.reliable import (
+    InvalidEnvelope,
+    MessageReceived,
+    ReliableClient,
+    ReliableEnvelope,
     ReliableMessageDelivered,
     RequestIdInUse,
     SendingMessageIrrecoverableError,
@@ -17,7 +23,7 @@ from strata.channels.reliable import (
 from strata.channels.reliable.client import send
 from strata.channels.reliable.request_names import RequestNames
 
-from tests.support.channel_world import Recorder, Refusal, World, take, until, virtually
+from tests.support.channel_world import TOPIC, Recorder, Refusal, World, take, until, virtually
 
 
 @virtually
@@ -102,6 +108,29 @@ async def test_a_refused_message_may_be_sent_again_under_its_id() -> None:
     node.answer = lambda sending: None
     await alice.send(b"hello", request_id="a")
     assert await take(bob) == [b"hello"]
+
+
+@virtually
+async def test_an_envelope_is_sent_once_under_the_id_that_the_program_chose() -> None:
+    world = World()
+    alice, bob = await world.pair()
+    heard, client = Recorder(bob), ReliableClient(world.node("alice"))
+
+    def envelope(payload: bytes, channel_id: str = "room", **form: Any) -> ReliableEnvelope:
+        inner = MessageEnvelope(content_topic=TOPIC, payload=payload, **form)
+        return ReliableEnvelope(message_envelope=inner, channel_id=channel_id)
+
+    for _ in range(3):
+        assert await client.send(envelope(b"hello"), request_id="order 7") == "order 7"
+    assert await alice.send(b"hello", request_id="order 7") == "order 7"
+    await until(lambda: not alice.sync_status().outstanding)
+    assert len(world.node("alice").contents) == 1 and heard.count(MessageReceived) == 1
+    with pytest.raises(RequestIdInUse):
+        await client.send(envelope(b"goodbye"), request_id="order 7")
+    for ephemeral in (envelope(b"hello", ephemeral=True), envelope(b"hello", "")):
+        with pytest.raises(InvalidEnvelope):
+            await client.send(ephemeral, request_id="order 8")
+    assert len(world.node("alice").sendings) == len(world.node("alice").contents)
 
 
 @virtually

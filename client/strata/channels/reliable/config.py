@@ -149,10 +149,12 @@ ALIASES: Mapping[str, str] = {
 }
 """Older names of options (C-030); `epoch_period_sec` is in seconds, as it was."""
 
-PROFILES: Mapping[str, Mapping[str, int]] = {
-    "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200}
+PROFILES: Mapping[str, Mapping[str, int | str]] = {
+    "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200},
+    "js-waku": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "segmentation": "auto"},
 }
-"""Presets (C-033)."""
+"""Presets (C-033). A participant of js-waku puts its sync off whenever it receives anything. Whoever repeats
+every five seconds hears from it late, and takes messages for undelivered that it has."""
 
 DEFAULT_RELIABLE_CHANNEL_CONFIG = ReliableChannelConfig(
     sds=SdsConfig(), segmentation=SegmentationConfig(), rate_limit=RateLimitConfig()

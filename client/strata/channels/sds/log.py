@@ -125,9 +125,12 @@ class LoggedMessage:
         """This message follows all own messages numbered from `run` to `floor`."""
         self.dispatched = dispatched
 
-    def as_history(self, *, with_sender: bool) -> HistoryEntry:
-        """The entry by which other messages name this one."""
-        return HistoryEntry(self.message_id, self.hint, self.sender_id if with_sender else None)
+    def as_history(self) -> HistoryEntry:
+        """The entry by which other messages name this one.
+
+        Others may repair what this participant does not: they need the sender.
+        """
+        return HistoryEntry(self.message_id, self.hint, self.sender_id)
 
 
 class MessageLog:

@@ -256,7 +256,7 @@ class Participant:
         before = self._history.log.recent(
             self.config.causal_history_size, entry.lamport - 1, dispatched_only=False
         )
-        named = tuple([each.as_history(with_sender=self.config.enable_repair) for each in before])
+        named = tuple([each.as_history() for each in before])
         amended = replace(message, causal_history=named)
         data = amended.encode()
         self._wire_cache.discard(message_id)
@@ -656,8 +656,7 @@ class Participant:
             id_,
             self.channel_id,
             self._lamport.tick(self._clock.wall),
-            # Others may repair what we do not: they need the senders, whatever this participant does.
-            tuple([entry.as_history(with_sender=True) for entry in named]),
+            tuple([entry.as_history() for entry in named]),
             self._history.filter.to_bytes() if with_filter else None,
             requests,
             content,
@@ -688,7 +687,7 @@ class Participant:
 
     def log(self) -> list[HistoryEntry]:
         """The whole log, in the order that all participants share. The cost is the length of the log."""
-        return [entry.as_history(with_sender=True) for entry in self._history.log.ordered()]
+        return [entry.as_history() for entry in self._history.log.ordered()]
 
     def encoded(self, message_id: str) -> bytes | None:
         """A logged or unacknowledged message as it travels, byte for byte; None if it is unknown.

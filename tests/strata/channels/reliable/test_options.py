@@ -324,6 +324,14 @@ async def test_the_profile_of_2025_sets_three_values() -> None:
 
 
 @pytest.mark.req("C-033")
+def test_the_profile_of_js_waku_sets_its_pace_and_its_form() -> None:
+    config = configure(None, profile="js-waku")
+    assert config.sds == SdsConfig(acknowledgement_timeout_ms=30_000, max_retransmissions=10)
+    assert config.segmentation == SegmentationConfig(segmentation="auto")
+    assert configure(None, profile="js-waku", options={"segmentation": "off"}).sds == config.sds
+
+
+@pytest.mark.req("C-033")
 def test_an_option_is_stronger_than_the_profile() -> None:
     config = configure(None, profile="2025", options={"max_retry_attempts": 3})
     assert config.sds == SdsConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -46,7 +47,7 @@ def join(name: str, config: SdsConfig = QUIET, *, chance: float = 0.5, channel: 
 
 
 def say(sender: Participant, text: str, now: int = T, *, dispatch: bool = True) -> SdsMessage:
-    message = sender.wrap(text.encode(), now, hash(text))
+    message = sender.wrap(text.encode(), now, zlib.crc32(text.encode()))
     if dispatch:
         sender.dispatched(message.message_id, now)
     return message
@@ -130,6 +131,19 @@ def test_the_history_names_the_last_two_with_hint_and_sender() -> None:
     plain.receive(stranger("m1"), T)
     # Others may repair, whatever this participant does.
     assert plain.wrap(b"x", T, 1).causal_history == (HistoryEntry("m1", None, "mallory"),)
+
+
+def test_an_amended_history_names_the_senders_too() -> None:
+    for config in (QUIET, replace(QUIET, enable_repair=False)):
+        alice = join("alice", config)
+        alice.receive(stranger("m1", lamport=T - 1), T)
+        refused, kept = say(alice, "refused", dispatch=False), say(alice, "kept", dispatch=False)
+        assert refused.message_id in kept.history_ids
+        alice.failed(refused.message_id)
+        assert alice.amend(kept.message_id)
+        amended = SdsMessage.decode(alice.encoded(kept.message_id) or b"")
+        assert amended is not None
+        assert amended.causal_history == (HistoryEntry("m1", None, "mallory"),)
 
 
 @pytest.mark.req("C-109", "C-110", "C-071")

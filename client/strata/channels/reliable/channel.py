@@ -340,7 +340,7 @@ class ReliableChannel:
         try:
             session = self._open_session(started=True)
             session.check_store()
-            session.engine.send(payload, request_id, session.now_ms(), chosen=chosen)
+            session.engine.sending.send(payload, request_id, session.now_ms(), chosen=chosen)
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
@@ -362,7 +362,7 @@ class ReliableChannel:
             session = self._open_session(started=True)
             limit = self._largest_payload()
             most = largest_ephemeral(limit, self._channel_id, self.sender_id, hook_overhead=self._overhead)
-            ephemeral = session.engine.send_ephemeral(payload, request_id, session.now_ms(), most)
+            ephemeral = session.engine.ephemerals.send(payload, request_id, session.now_ms(), most)
             if ephemeral is not None:
                 await session.send_ephemeral(ephemeral)
         except StrataError as error:

@@ -7,7 +7,8 @@
 engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
 timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
 
-`outbox` holds what waits to be sent, and `data` has the bytes of each transmission.
+`sending` has the own messages on their way out, `ephemerals` those that are sent and heard once, and the engine
+itself what comes in.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,54 +16,42 @@ timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_ste
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
-from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
 from strata.channels.reliable.catching_up import CatchingUp, Joining
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.conflicts import Conflicts
 from strata.channels.reliable.dating import date_of_sending
-from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge, RequestIdInUse
+from strata.channels.reliable.ephemerals import Ephemerals
 from strata.channels.reliable.events import (
     ChannelEvent,
-    ChunkInfo,
-    EphemeralMessageDropped,
     HistoryGap,
     IrretrievableMessage,
     MessageReceived,
-    MessageSent,
-    SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.inbox import MessageInbox
-from strata.channels.reliable.outbox import Outbox, Repair, Sync
-from strata.channels.reliable.request_names import RequestNames
+from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
+from strata.channels.reliable.sending import Sending
 from strata.channels.reliable.syncing import SyncNews
 from strata.channels.sds import (
     HistoryEntry,
     Origin,
-    OutgoingFull,
-    OutgoingState,
     Participant,
     SdsMessage,
     person_of,
 )
 from strata.channels.segmentation.messages import message_hash
-from strata.channels.segmentation.reassembly import Reassembled, Reassembler, whole_payload
-from strata.channels.segmentation.splitting import SegmentationConfig, message_contents, segment_counts
+from strata.channels.segmentation.reassembly import Reassembled, Reassembler
+from strata.channels.segmentation.splitting import SegmentationConfig
 
-__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan"]
+__all__ = ["ChannelEngine"]
 
-_REMEMBERED_EPHEMERALS = 4_096
-_SYNC_SECONDS = 3_600
-"""There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
-_NS = 1_000_000
 _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
 _MAX_NAMED = 1_000
@@ -71,38 +60,6 @@ _SETTLED_MS = 600_000
 """How long a message may take to get to the stores, where nothing is ever given up."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ephemeral:
-    """An ephemeral message on its way: it is sent at once or never."""
-
-    request_id: str
-    message_id: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SendPlan:
-    """How the transport is to carry one transmission."""
-
-    request_id: str | None
-    """`R:1` … `R:N` for the chunks of request `R` (C-070); None for a sync or repair."""
-    retention_seconds: int | None
-    original: bytes | None = None
-    """Send the packet that a store has under this hash, as its author signed it (C-294)."""
-    again: bool = False
-    """It is what another participant has said, repeated without proof."""
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """Dropped messages by their causes; SDS and the reassembly count their own."""
-
-    ephemerals_invalid: int = 0
-    ephemerals_repeated: int = 0
-    senders_forged: int = 0
-    """The packet was signed by another than the sender it names (C-287)."""
 
 
 class ChannelEngine:
@@ -132,7 +89,8 @@ class ChannelEngine:
         self.segmentation = config.segmentation or SegmentationConfig()
         self.content_topic = content_topic
         self.outbox = outbox
-        self.counts = EngineCounts()
+        self.senders_forged = 0
+        """Messages whose packet was signed by another than the sender they name (C-287)."""
         self.sds = Participant(
             channel_id,
             sender_id,
@@ -159,7 +117,6 @@ class ChannelEngine:
             place=self.sds.place,
             bound=config.sender_binding == "did",
         )
-        self.request_names = RequestNames(state.request_names.values())
         self.retrieval = Retrieval(config.retrieve_frequency_ms)
         self.catching_up = CatchingUp(
             enabled=config.query_on_connect,
@@ -175,37 +132,23 @@ class ChannelEngine:
             max_bytes=config.max_inbox_bytes,
             stored=state.inbox.values(),
         )
-        self._wrapped: list[str] = []
-        self._amends = False
-        """Whether a message that waits may name one that was refused."""
-        self._ephemerals: OrderedDict[str, None] = OrderedDict()
+        self.sending = Sending(
+            config,
+            self.segmentation,
+            self.sds,
+            outbox,
+            self.requests,
+            now_ms=now_ms,
+            random=random,
+            state=state,
+        )
+        self.ephemerals = Ephemerals(config, self.segmentation, outbox, self.sending.wrap_ephemeral)
         self._events: list[ChannelEvent] = []
-        # Ids of an earlier run do not come again, however the clock was set: its Lamport time was no earlier.
-        # A run that remembers nothing has moments of its own within each millisecond.
-        self._last_ns = (self.sds.lamport + 1) * _NS if self.sds.lamport > now_ms else 0
-        self._moment_ns = int(random() * _NS)
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
         self._latest_origin = Origin()
         self._gap: HistoryGap | None = None
         self._max_entries = sds_config.max_received_history
-        self._resume(state, now_ms)
-
-    def _resume(self, state: ChannelState, now_ms: int) -> None:
-        """Continue where an earlier run ended (C-257)."""
-        outgoing = self.sds.outgoing()
-        queued = [each for each in state.queue.values() if each.message_id in outgoing]
-        self.outbox.restore(queued)
-        self._amends = bool(queued)
-        # A message that is neither sent nor queued was on its way when the program ended.
-        waiting = {each.message_id for each in queued}
-        for message_id in self.sds.undispatched():
-            if message_id not in waiting:
-                found = self.requests.find(message_id)
-                self.outbox.queue([message_id], opens_message=found is None or found[1] == 0)
-        for message_id, where in outgoing.items():
-            if where is OutgoingState.EXHAUSTED:
-                self.requests.mark_undelivered(message_id)
         if self.sds.missing():
             self.retrieval.found_missing(now_ms)
 
@@ -214,212 +157,6 @@ class ChannelEngine:
         data = self.sds.encoded(message_id)
         message = None if data is None else SdsMessage.decode(data)
         return None if message is None else message.content
-
-    # What the application sends.
-
-    def send(self, payload: bytes, request_id: str, now_ms: int, *, chosen: bool = False) -> None:
-        """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).
-
-        With `chosen` the program chose the request id, and a repetition registers nothing. Raises
-        `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`, `RequestIdInUse`: nothing was
-        registered.
-        """
-        if not payload:
-            raise EmptyPayload
-        if chosen and self._is_repeated(payload, request_id):
-            return
-        count = sum(segment_counts(len(payload), self.segmentation))
-        if count > self.sds.room:
-            raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
-        self.outbox.check_room(count)
-        carried = request_id if self.config.send_request_id else None
-        digest, contents = message_contents(payload, self.segmentation, request_id=carried)
-        message_ids = [self._wrap(content, now_ms) for content in contents]
-        self.requests.add(request_id, digest, message_ids)
-        if chosen:
-            self.request_names.add(request_id, digest)
-        self.outbox.queue(message_ids)
-
-    def _is_repeated(self, payload: bytes, request_id: str) -> bool:
-        digest = message_hash(payload)
-        followed = self.requests.get(request_id)
-        if followed is not None and followed.message_hash != digest:
-            raise RequestIdInUse(request_id)
-        return self.request_names.is_repeated(request_id, digest) or followed is not None
-
-    def send_ephemeral(
-        self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None
-    ) -> Ephemeral | None:
-        """Give an ephemeral message its form; None if the rate limit drops it (C-177 … C-181).
-
-        Raises `EmptyPayload`, and `MessageTooLarge` above `max_bytes`.
-        """
-        if not payload:
-            raise EmptyPayload
-        if max_bytes is not None and len(payload) > max_bytes:
-            raise MessageTooLarge(len(payload), max_bytes)
-        digest = message_hash(payload)
-        reason = self.outbox.admit_ephemeral(now_ms)
-        if reason is not None:
-            self._drop_ephemeral(request_id, digest.hex(), reason, now_ms)
-            return None
-        whole = replace(self.segmentation, segment_size_bytes=len(payload), enable_reed_solomon=False)
-        carried = request_id if self.config.send_request_id else None
-        _, (content,) = message_contents(payload, whole, request_id=carried)
-        message = self.sds.wrap_ephemeral(content, self._next_ns(now_ms))
-        return Ephemeral(request_id, digest.hex(), message.encode())
-
-    def _drop_ephemeral(
-        self, request_id: str, message_id: str, reason: EphemeralDropReason, now_ms: int
-    ) -> None:
-        self._events.append(
-            EphemeralMessageDropped(
-                request_id=request_id,
-                message_id=message_id,
-                reason=reason,
-                rate_limit_utilization=self.outbox.utilisation(now_ms),
-            )
-        )
-
-    def ephemeral_sent(self, ephemeral: Ephemeral) -> None:
-        """The transport has an ephemeral message (C-058)."""
-        self._events.append(
-            MessageSent(
-                request_id=ephemeral.request_id, message_id=ephemeral.message_id, chunk_info=ChunkInfo()
-            )
-        )
-
-    def ephemeral_failed(self, ephemeral: Ephemeral, error: str, code: str) -> None:
-        """The transport refused an ephemeral message; there is no second attempt."""
-        self._events.append(
-            SendingMessageIrrecoverableError(
-                request_id=ephemeral.request_id,
-                message_id=ephemeral.message_id,
-                chunk_info=ChunkInfo(),
-                error=error,
-                code=code,
-            )
-        )
-
-    def _wrap(self, content: bytes, now_ms: int) -> str:
-        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms, self._moment_ns)).message_id
-        self._wrapped.append(message_id)
-        return message_id
-
-    def _next_ns(self, now_ms: int, within: int = 0) -> int:
-        self._last_ns = max(now_ms * _NS + within, self._last_ns + 1)
-        return self._last_ns
-
-    # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
-
-    def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn.
-
-        None too if it has to be stored first, because it was amended after a refusal.
-        """
-        message_id = transmission.message_id
-        data: bytes | None = None
-        if transmission.priority is Priority.BACKGROUND:
-            background = self.outbox.background(transmission)
-            data = None if background is None else background.data
-        elif self.sds.is_outgoing(message_id):
-            if self._amends and self.sds.amend(message_id):
-                self._wrapped.append(message_id)
-                return None
-            data = self.sds.encoded(message_id)
-        if data is None:
-            self.outbox.withdraw(message_id)
-        return data
-
-    def plan(self, transmission: Transmission) -> SendPlan | None:
-        """How to carry a transmission; None if nobody would believe it."""
-        retention = self.config.retention_seconds
-        match self.outbox.background(transmission):
-            case Sync():
-                return SendPlan(None, min(_SYNC_SECONDS, retention or _SYNC_SECONDS))
-            case Repair(message_id) if self.config.sender_binding == "did":
-                # Its author did not sign this transmission: only the original proves who wrote it.
-                original = self.sds.retrieval_hint(message_id)
-                return None if original is None else SendPlan(None, retention, original)
-            case Repair():
-                return SendPlan(None, retention, again=True)
-        found = self.requests.find(transmission.message_id)
-        return SendPlan(None if found is None else f"{found[0].request_id}:{found[1] + 1}", retention)
-
-    def sending(self, transmission: Transmission) -> None:
-        """It was taken, and goes out now."""
-        self.outbox.sending(transmission)
-        if transmission.priority is not Priority.BACKGROUND:
-            self.requests.sending(transmission.message_id)
-        self._amends = self._amends and self.outbox.waits
-
-    def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
-        """The transport has it; a store finds it by `hint`."""
-        message_id = transmission.message_id
-        self.outbox.sent(transmission)
-        if transmission.priority is not Priority.BACKGROUND:
-            self.sds.dispatched(message_id, now_ms, hint)
-            self.requests.sent(message_id)
-            self._forget_orphan(message_id)
-
-    def not_dispatched(self, transmission: Transmission, now_ms: int) -> None:
-        """The transport could not take it now: it keeps its place, and no attempt is counted (C-292)."""
-        message_id = transmission.message_id
-        if transmission.priority is Priority.BACKGROUND:
-            # A later sync says more, and another participant may answer the request for repair.
-            self._background_failed(transmission, now_ms)
-            return
-        self._forget_orphan(message_id)
-        self.outbox.not_sent(transmission, again=self.sds.is_outgoing(message_id))
-
-    def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
-        """It can never go out (C-044, C-045). A message that was to follow it is amended when its turn comes,
-        so that nobody waits for a message that never comes; the payload that was made for it is out of date.
-        """
-        message_id = transmission.message_id
-        if transmission.priority is Priority.BACKGROUND:
-            self._background_failed(transmission, now_ms)
-            self.outbox.withdraw(message_id)
-            return
-        self.outbox.sent(transmission)
-        self.outbox.withdraw(message_id)
-        if (found := self.requests.find(message_id)) is not None:
-            self.request_names.forget(found[0].request_id)
-        for each in {message_id, *self.requests.failed(message_id, error, code)}:
-            if not self.outbox.is_in_flight(each):
-                self.outbox.withdraw(each)
-                self.sds.failed(each)
-        self._amends = True
-
-    def _background_failed(self, transmission: Transmission, now_ms: int) -> None:
-        background = self.outbox.background(transmission)
-        self.outbox.not_sent(transmission, again=False)
-        if isinstance(background, Sync):
-            self.sds.sync_failed(now_ms)
-
-    def _forget_orphan(self, message_id: str) -> None:
-        """Send a chunk no more if its message failed while the chunk was on its way."""
-        if self.requests.find(message_id) is None:
-            self.sds.failed(message_id)
-
-    def _wrap_anew(self, now_ms: int, *, before: float = math.inf) -> None:
-        """Give own messages that never went out, and have a Lamport time before this one, a new place."""
-        held: list[tuple[str, bytes]] = []
-        for message_id in self.sds.undispatched():
-            data = self.sds.encoded(message_id)
-            message = SdsMessage.decode(data) if data is not None else None
-            if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
-                continue
-            if self.requests.find(message_id) is not None and (message.lamport_timestamp or 0) < before:
-                held.append((message_id, message.content))
-        for message_id, _ in held:
-            self.outbox.withdraw(message_id)
-            self.sds.failed(message_id)
-        for message_id, content in held:
-            new_id = self._wrap(content, now_ms)
-            self.requests.replace(message_id, new_id)
-            found = self.requests.find(new_id)
-            self.outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
 
     # What comes in.
 
@@ -440,7 +177,7 @@ class ChannelEngine:
         read from a store, and not heard.
         """
         if not self.is_genuine(data, author):
-            self.counts.senders_forged += 1
+            self.senders_forged += 1
             return None
         self._latest_hint = hint
         refused = self.sds.statistics.refused_full
@@ -541,7 +278,7 @@ class ChannelEngine:
         self._last_round += by_ms
         if now_ms - by_ms < _EARLIEST_MS <= now_ms:
             # They would stand before all that they answer; no relay took them at such a time.
-            self._wrap_anew(now_ms, before=_EARLIEST_MS)
+            self.sending.wrap_anew(now_ms, before=_EARLIEST_MS)
 
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
@@ -571,12 +308,7 @@ class ChannelEngine:
         """The events since the last call, in order. Received messages are in the inbox instead."""
         events = self._events
         self._events = []
-        return events + self.requests.events()
-
-    def wrapped(self) -> list[str]:
-        """The SDS messages made since the last call: they go out once the step that made them is stored."""
-        wrapped, self._wrapped = self._wrapped, []
-        return wrapped
+        return events + self.ephemerals.events() + self.requests.events()
 
     def changes(self) -> list[Change]:
         """The changes since the last call, to be stored in one transaction."""
@@ -584,7 +316,7 @@ class ChannelEngine:
             *sds_changes(self.sds.changes()),
             *self.reassembler.changes_to_store(),
             *self.requests.changes_to_store(),
-            *self.request_names.changes_to_store(),
+            *self.sending.changes_to_store(),
             *self.catching_up.changes_to_store(),
             *self.inbox.changes_to_store(),
             *self.outbox.changes_to_store(),
@@ -618,9 +350,9 @@ class ChannelEngine:
                 case sds.Retransmit():
                     self.outbox.queue_again(event.message_id)
                 case sds.SendSync():
-                    self._note_wrapped(self.outbox.queue_sync(event.data))
+                    self.sending.note_wrapped(self.outbox.queue_sync(event.data))
                 case sds.SendRepair():
-                    self._note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
+                    self.sending.note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
         self._take_whole(now_ms)
         self._tell_conflicts(now_ms)
         if (news := self._sync_news.look(self.sds.counts(), now_ms)) is not None:
@@ -631,10 +363,6 @@ class ChannelEngine:
         for shared in self.sds.shared():
             if (conflict := self.conflicts.heard(shared, now_ms)) is not None:
                 self._events.append(conflict)
-
-    def _note_wrapped(self, name: str | None) -> None:
-        if name is not None:
-            self._wrapped.append(name)  # it may acknowledge what this very step received
 
     def _take_whole(self, now_ms: int) -> None:
         for event in self.reassembler.events_received():
@@ -671,21 +399,12 @@ class ChannelEngine:
         )
 
     def _receive_ephemeral(self, event: sds.EphemeralReceived, now_ms: int) -> None:
-        if event.message_id in self._ephemerals:
-            self.counts.ephemerals_repeated += 1
-            return
-        self._ephemerals[event.message_id] = None
-        if len(self._ephemerals) > _REMEMBERED_EPHEMERALS:
-            self._ephemerals.popitem(last=False)
-        found = whole_payload(event.content, event.message_id, self.segmentation)
-        if found is None:
-            self.counts.ephemerals_invalid += 1
-            return
-        payload, request_id = found
-        digest = message_hash(payload)
-        self._hand_over(
-            event.sender_id, payload, digest, request_id, now_ms, origin=event.origin, ephemeral=True
-        )
+        if (found := self.ephemerals.receive(event)) is not None:
+            payload, request_id = found
+            digest = message_hash(payload)
+            self._hand_over(
+                event.sender_id, payload, digest, request_id, now_ms, origin=event.origin, ephemeral=True
+            )
 
     def _hand_over(
         self,

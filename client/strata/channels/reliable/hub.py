@@ -32,7 +32,7 @@ from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
 from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.clock import ChannelClock
-from strata.channels.reliable.engine import Ephemeral
+from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.errors import ChannelFailed, InvalidConfiguration
 from strata.channels.reliable.outbox import Outbox
 from strata.protocol.errors import StrataError

@@ -143,7 +143,7 @@ class Payloads:
             return False
         if head.message_id in self._made:
             return True
-        data = self._engine.data(head)
+        data = self._engine.sending.data(head)
         if data is None:
             self._flush()
             return False
@@ -183,7 +183,7 @@ class Payloads:
         self._made[head.message_id] = payload
 
     def _refuse(self, head: Transmission, error: EncryptionFailed | ProofFailed | EncodingFailed) -> None:
-        self._engine.refused(head, self._now_ms(), str(error), type(error).__name__)
+        self._engine.sending.refused(head, self._now_ms(), str(error), type(error).__name__)
         self.renew()
         self._flush()
 

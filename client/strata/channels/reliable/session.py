@@ -25,7 +25,8 @@ from strata.channels.rate_limit.values import Transmission
 from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.departures import Departures
-from strata.channels.reliable.engine import ChannelEngine, Ephemeral
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.errors import ChannelFailed, NotSent
 from strata.channels.reliable.events import (
     InboxFull,
@@ -207,7 +208,7 @@ class ChannelSession:
         if self.failure is None:
             for sent in left:
                 if isinstance(sent, Transmission):
-                    self.engine.not_dispatched(sent, self.now_ms())
+                    self.engine.sending.not_dispatched(sent, self.now_ms())
             self.engine.set_online(False, self.now_ms())
             self.engine.catching_up.stopped()
             self.flush()
@@ -361,11 +362,11 @@ class ChannelSession:
             except PersistenceError as error:
                 # The next step tries again; events are told once they are stored.
                 _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
-                self._unsubmitted_ids += self.engine.wrapped()
+                self._unsubmitted_ids += self.engine.sending.wrapped()
                 self._tickets |= dict.fromkeys(self._unsubmitted_ids, _NEVER)
                 return
             self._unsubmitted = []
-            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.wrapped()], ticket)
+            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.sending.wrapped()], ticket)
             self._unsubmitted_ids = []
         else:
             ticket = self.writer.submitted
@@ -421,12 +422,12 @@ class ChannelSession:
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
         """What the hub is to send now, as the engine plans it."""
         payload = self._payloads.take(transmission)
-        plan = None if payload is None else self.engine.plan(transmission)
+        plan = None if payload is None else self.engine.sending.plan(transmission)
         if payload is None or plan is None:
-            self.engine.not_dispatched(transmission, self.now_ms())
+            self.engine.sending.not_dispatched(transmission, self.now_ms())
             self.flush()
             return None
-        self.engine.sending(transmission)
+        self.engine.sending.taken(transmission)
         self.flush()
         envelope = MessageEnvelope(
             content_topic=self.content_topic,
@@ -454,10 +455,10 @@ class ChannelSession:
         if self.failure is not None:
             return
         if isinstance(sent, Ephemeral):
-            self.engine.ephemeral_sent(sent)
+            self.engine.ephemerals.sent(sent)
         else:
             self._tickets.pop(sent.message_id, None)
-            self.engine.dispatched(sent, self.now_ms(), message_hash)
+            self.engine.sending.dispatched(sent, self.now_ms(), message_hash)
         self.flush()
 
     def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None:
@@ -465,12 +466,12 @@ class ChannelSession:
         if self.failure is not None:
             return
         if isinstance(sent, Ephemeral):
-            self.engine.ephemeral_failed(sent, error.error, error.code)
+            self.engine.ephemerals.failed(sent, error.error, error.code)
         elif error.recoverable:
-            self.engine.not_dispatched(sent, self.now_ms())
+            self.engine.sending.not_dispatched(sent, self.now_ms())
         else:
             self._tickets.pop(sent.message_id, None)
-            self.engine.refused(sent, self.now_ms(), error.error, error.code)
+            self.engine.sending.refused(sent, self.now_ms(), error.error, error.code)
             self._payloads.renew()
         self.flush()
 
@@ -617,9 +618,9 @@ class ChannelSession:
             reassembly=replace(engine.reassembler.statistics),
             undecryptable=self._payloads.undecryptable,
             undecodable=self._payloads.undecodable,
-            senders_forged=engine.counts.senders_forged,
-            ephemerals_invalid=engine.counts.ephemerals_invalid,
-            ephemerals_repeated=engine.counts.ephemerals_repeated,
+            senders_forged=engine.senders_forged,
+            ephemerals_invalid=engine.ephemerals.invalid,
+            ephemerals_repeated=engine.ephemerals.repeated,
             ephemerals_not_taken=engine.inbox.ephemerals_dropped,
             retrievals=self._queries.retrievals,
             retrievals_failed=self._queries.retrievals_failed,

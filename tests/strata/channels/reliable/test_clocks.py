@@ -244,7 +244,7 @@ def test_a_program_without_a_store_makes_other_ids_in_its_next_life() -> None:
             now_ms=30_000,
             random=random.Random(life).random,
         )
-        engine.send(b"ok", "request", 31_000)
+        engine.sending.send(b"ok", "request", 31_000)
         made |= set(engine.sds.outgoing())
     assert len(made) == 100
 

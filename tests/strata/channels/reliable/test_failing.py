@@ -56,11 +56,11 @@ def ready(session: ChannelSession) -> None:
 
 
 def planning(session: ChannelSession) -> None:
-    session.engine.plan = boom  # type: ignore[method-assign]
+    session.engine.sending.plan = boom  # type: ignore[method-assign]
 
 
 def noting_success(session: ChannelSession) -> None:
-    session.engine.dispatched = boom  # type: ignore[method-assign]
+    session.engine.sending.dispatched = boom  # type: ignore[method-assign]
 
 
 def status(session: ChannelSession) -> None:

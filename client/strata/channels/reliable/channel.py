@@ -25,7 +25,7 @@ from strata.channels.persistence.writer import WriterHealth
 from strata.channels.rate_limit.values import DEFAULT_RATE_LIMIT_CONFIG
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
-from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
+from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
     CHANNEL_STATUS_EVENTS,
@@ -37,26 +37,26 @@ from strata.channels.reliable.events import (
 from strata.channels.reliable.handover import Events
 from strata.channels.reliable.history import PastMessages
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.looking import causal_log
 from strata.channels.reliable.naming import name_sender
 from strata.channels.reliable.payloads import CodecPair
+from strata.channels.reliable.request_names import check_request_id
 from strata.channels.reliable.session import ChannelSession
-from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
+from strata.channels.reliable.sizes import fitted_segments, largest_ephemeral, largest_segment
 from strata.channels.reliable.values import (
     AtRisk,
     ChannelHealth,
     ChannelStatistics,
     SyncStatus,
 )
-from strata.channels.sds import SdsConfig, SdsMessage
+from strata.channels.sds import SdsConfig
 from strata.channels.sds.messages import check_id
-from strata.channels.segmentation.messages import MAX_REQUEST_ID_BYTES, message_hash
-from strata.channels.segmentation.splitting import DEFAULT_SEGMENT_BYTES, SegmentationConfig
+from strata.channels.segmentation.messages import message_hash
+from strata.channels.segmentation.splitting import SegmentationConfig
 from strata.protocol.errors import StrataError
 
 __all__ = ["ReliableChannel"]
 
-_LEAST_FITTED_BYTES = 4_096
-"""A transport with room for less is not what anybody had in mind."""
 _log = logging.getLogger("strata.reliable")
 
 
@@ -214,17 +214,12 @@ class ReliableChannel:
 
     def _fit_sizes(self, sender_id: str) -> None:
         """Make a segment size that nobody chose fit the transport, and refuse one that does not (C-035)."""
-        segmentation = self.config.segmentation or SegmentationConfig()
         sds = self.config.sds or SdsConfig()
         largest = largest_segment(
             self._largest_payload(), self._channel_id, sender_id, sds, hook_overhead=self._overhead
         )
-        size = segmentation.segment_size_bytes
-        if largest is None or size <= largest:
-            return
-        if size != DEFAULT_SEGMENT_BYTES or largest < _LEAST_FITTED_BYTES:
-            raise SegmentDoesNotFit(size, largest)
-        self.config = replace(self.config, segmentation=replace(segmentation, segment_size_bytes=largest))
+        fitted = fitted_segments(self.config.segmentation or SegmentationConfig(), largest)
+        self.config = replace(self.config, segmentation=fitted)
 
     def _largest_payload(self) -> int | None:
         repairable = self.config.sender_binding == "did"
@@ -336,7 +331,7 @@ class ReliableChannel:
         `ChannelFailed` if the channel closes itself meanwhile: then the message may be sent or not.
         """
         chosen = request_id is not None
-        request_id = self._request_id() if request_id is None else _check_request_id(request_id)
+        request_id = self._request_id() if request_id is None else check_request_id(request_id)
         try:
             session = self._open_session(started=True)
             session.check_store()
@@ -491,15 +486,7 @@ class ReliableChannel:
 
         In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
         """
-        sds = self._open_session().engine.sds
-        found = []
-        for entry in sds.log():
-            data = sds.encoded(entry.message_id)
-            message = None if data is None else SdsMessage.decode(data)
-            if message is not None:
-                follows = tuple(each.message_id for each in message.causal_history)
-                found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
-        return found
+        return causal_log(self._open_session().engine.sds)
 
     def _open_session(self, *, started: bool = False) -> ChannelSession:
         if self._session is None:
@@ -508,9 +495,3 @@ class ReliableChannel:
         if started and not self._session.accepting:
             raise NotStarted
         return self._session
-
-
-def _check_request_id(request_id: str) -> str:
-    if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
-        raise ValueError(f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes")
-    return request_id

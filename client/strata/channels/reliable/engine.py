@@ -7,8 +7,8 @@
 engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
 timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
 
-`sending` has the own messages on their way out, `ephemerals` those that are sent and heard once, and the engine
-itself what comes in.
+`sending` has the own messages on their way out, `ephemerals` those that are sent and heard once, and the
+engine itself what comes in.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).

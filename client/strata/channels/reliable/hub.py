@@ -12,11 +12,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from typing import Protocol
 
 from strata.channels.messaging.node import MessagingNode, NodeError
-from strata.channels.messaging.outcomes import Outcome, Outcomes
+from strata.channels.messaging.outcomes import Outcome
 from strata.channels.messaging.values import (
     ConnectionStatus,
     ConnectionStatusChange,
@@ -34,82 +32,18 @@ from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.clock import ChannelClock
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.errors import ChannelFailed, InvalidConfiguration
+from strata.channels.reliable.membership import HubMember
 from strata.channels.reliable.outbox import Outbox
+from strata.channels.reliable.under_way import Consignment, UnderWay
 from strata.protocol.errors import StrataError
 
-__all__ = ["Dispatch", "Hub", "HubMember"]
+__all__ = ["Hub"]
 
 _log = logging.getLogger("strata.reliable")
 
-_MAX_UNDER_WAY = 64
-_MAX_UNDER_WAY_BYTES = 4 << 20
-_ANSWER_TIMEOUT = 120.0
 _BACKOFF_BASE_MS, _BACKOFF_CAP_MS = 250, 10_000
 _LOOK_SECONDS = 5.0
 """How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """What a channel wants sent, and as what."""
-
-    request_id: str
-    envelope: MessageEnvelope
-    original: bytes | None = None
-    """Send the packet that a store has under this hash instead, as its author signed it (C-294)."""
-
-
-class HubMember(Protocol):
-    """What a hub needs of an open channel."""
-
-    @property
-    def outbox(self) -> Outbox: ...
-
-    @property
-    def content_topic(self) -> str: ...
-
-    @property
-    def channel(self) -> object:
-        """The channel as programs see it."""
-        ...
-
-    def is_ready(self) -> bool:
-        """Whether the next transmission of each of its queues can go out at once."""
-        ...
-
-    def dispatch(self, transmission: Transmission) -> Dispatch | None:
-        """What to send for a transmission; None if it need not go out any more."""
-        ...
-
-    def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None: ...
-
-    def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None: ...
-
-    @property
-    def is_full(self) -> bool: ...
-
-    def pass_over(self) -> None: ...
-
-    async def receive(self, event: NodeMessageReceived) -> object: ...
-
-    def status_changed(self, online: bool) -> None: ...
-
-    def clock_stepped(self, by_ms: int) -> None:
-        """The time has jumped: see `ChannelClock`."""
-        ...
-
-    def fail(self, task: str, error: BaseException) -> None:
-        """Something that the hub did for this channel, or all that it does, has failed: close the channel."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _UnderWay:
-    """A message that the node has and has not answered."""
-
-    member: HubMember
-    sent: Transmission | Ephemeral
-    size_bytes: int
 
 
 class Hub:
@@ -126,11 +60,7 @@ class Hub:
         self._clock = ChannelClock(node.wall, self._loop.time)
         self._clock_watch: asyncio.TimerHandle | None = None
         self._topics: Counter[str] = Counter()
-        self._outcomes = Outcomes(node)
-        self._under_way: dict[_UnderWay, asyncio.Task[None] | None] = {}
-        """Each with the task that awaits its outcome, once the node has taken it."""
-        self._settled = asyncio.Event()
-        self._bytes_under_way = 0
+        self._under_way = UnderWay(node, on_outcome=self._conclude, on_ended=self.wake)
         self._failures = 0
         self._woken = Alarm()
         self._guests = 0
@@ -252,14 +182,13 @@ class Hub:
             self.node.hub = None
         self.node.message_events.off(NodeMessageReceived.name, self._on_received)
         self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
-        self._outcomes.close()
+        self._under_way.stop_listening()
         if self._clock_watch is not None:
             self._clock_watch.cancel()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
-        for under_way in list(self._under_way):
-            self._end(under_way)
+        self._under_way.give_up()
         if self._counts is not None:
             try:
                 await self._counts.close()
@@ -305,28 +234,18 @@ class Hub:
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises as the node does."""
-        name = self._free_name(ephemeral.request_id)
+        name = self._under_way.free_name(ephemeral.request_id)
         sending = self.node.send(envelope, request_id=name)
-        under_way = _UnderWay(member, ephemeral, len(envelope.payload))
+        consignment = Consignment(member, ephemeral, len(envelope.payload))
         try:
-            await self._hand_to_node(under_way, name, sending)
+            await self._under_way.hand_to_node(consignment, name, sending)
         except BaseException:
-            self._end(under_way)
+            self._under_way.end(consignment)
             raise
 
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
         """Wait until a channel has nothing under way. Returns what it gives up after `timeout` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                while any(each.member is member for each in self._under_way):
-                    self._settled.clear()
-                    await self._settled.wait()
-        except TimeoutError:
-            pass
-        left = [each for each in self._under_way if each.member is member]
-        for each in left:
-            self._end(each)
-        return [each.sent for each in left]
+        return await self._under_way.settled(member, timeout)
 
     async def _send(self, limiter: RateLimiter) -> None:
         while True:
@@ -339,8 +258,7 @@ class Hub:
             await self._woken.wait(wait if wait is None or wait > 0 else None)
 
     def _next(self, limiter: RateLimiter) -> Transmission | None:
-        full = len(self._under_way) >= _MAX_UNDER_WAY or self._bytes_under_way >= _MAX_UNDER_WAY_BYTES
-        if full or not self.online:
+        if self._under_way.is_full or not self.online:
             return None
         ready = {lane for lane, member in list(self.members.items()) if _is_ready(member)}
         return limiter.take(self.now_ms(), ready=ready) if ready else None
@@ -355,7 +273,7 @@ class Hub:
         self._store_counts()
         if dispatch is None:
             return
-        name, envelope = self._free_name(dispatch.request_id), dispatch.envelope
+        name, envelope = self._under_way.free_name(dispatch.request_id), dispatch.envelope
         if dispatch.original is None:
             sending: Awaitable[object] = self.node.send(envelope, request_id=name)
         else:
@@ -365,68 +283,27 @@ class Hub:
                 request_id=name,
                 retention_seconds=envelope.retention_seconds,
             )
-        under_way = _UnderWay(member, transmission, len(envelope.payload))
+        consignment = Consignment(member, transmission, len(envelope.payload))
         try:
-            await self._hand_to_node(under_way, name, sending)
+            await self._under_way.hand_to_node(consignment, name, sending)
         except Exception as error:
             if not isinstance(error, StrataError):
                 _log.exception("the node raised")
             final = isinstance(error, NodeError)
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
-            self._conclude(under_way, failed)
+            self._conclude(consignment, failed)
             await asyncio.sleep(0)  # a node that refuses at once, message after message, holds up nobody else
 
-    def _free_name(self, request_id: str) -> str:
-        """A name for a request to the node: the programs of two channels may choose one request id."""
-        name, number = request_id, 1
-        while self._outcomes.is_waiting(name):
-            number += 1
-            name = f"{request_id}:{number}"
-        return name
-
-    async def _hand_to_node(self, under_way: _UnderWay, request_id: str, sending: Awaitable[object]) -> None:
-        """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""
-        self._under_way[under_way] = None
-        self._bytes_under_way += under_way.size_bytes
-        outcome = await self._outcomes.begin(request_id, sending)
-        if under_way in self._under_way:
-            waiting = self._await_outcome(under_way, request_id, outcome)
-            self._under_way[under_way] = self._loop.create_task(waiting, name=f"strata-outcome {request_id}")
-        else:  # it was given up meanwhile
-            outcome.cancel()
-
-    async def _await_outcome(
-        self, under_way: _UnderWay, request_id: str, outcome: asyncio.Future[Outcome]
-    ) -> None:
-        try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT):
-                told = await outcome
-        except TimeoutError:
-            told = NodeMessageError(request_id, None, "the node has not answered", "timeout")
-        self._conclude(under_way, told)
-
-    def _end(self, under_way: _UnderWay) -> bool:
-        """Count a message as under way no more; False if it was given up before."""
-        if under_way not in self._under_way:
-            return False
-        task = self._under_way.pop(under_way)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-        self._bytes_under_way -= under_way.size_bytes
-        self._settled.set()
-        self._woken.set()
-        return True
-
-    def _conclude(self, under_way: _UnderWay, outcome: Outcome) -> None:
+    def _conclude(self, consignment: Consignment, outcome: Outcome) -> None:
         """Tell a channel what became of its message, unless that was given up."""
-        if not self._end(under_way):
+        if not self._under_way.end(consignment):
             return
         if isinstance(outcome, NodeMessageSent):
             self._failures = 0
             try:
-                under_way.member.accepted(under_way.sent, outcome.message_hash)
+                consignment.member.accepted(consignment.sent, outcome.message_hash)
             except Exception as error:
-                under_way.member.fail("noting what was sent", error)
+                consignment.member.fail("noting what was sent", error)
             return
         if outcome.recoverable and self._limiter is not None:
             wait = outcome.retry_after_ms
@@ -435,9 +312,9 @@ class Hub:
                 self._failures += 1
             self._limiter.pause(self.now_ms(), wait)  # C-232
         try:
-            under_way.member.not_accepted(under_way.sent, outcome)
+            consignment.member.not_accepted(consignment.sent, outcome)
         except Exception as error:
-            under_way.member.fail("noting what was not sent", error)
+            consignment.member.fail("noting what was not sent", error)
 
     def _store_counts(self) -> None:
         limit = self._rate_limit

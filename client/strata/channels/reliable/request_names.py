@@ -14,10 +14,18 @@ from collections.abc import Iterable
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import RequestName, put, remove
 from strata.channels.reliable.errors import RequestIdInUse
+from strata.channels.segmentation.messages import MAX_REQUEST_ID_BYTES
 
-__all__ = ["RequestNames"]
+__all__ = ["RequestNames", "check_request_id"]
 
 _MAX_REMEMBERED = 10_000
+
+
+def check_request_id(request_id: str) -> str:
+    """Return a request id that a program chose. Raises `ValueError` for an empty or too long one."""
+    if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
+        raise ValueError(f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes")
+    return request_id
 
 
 class RequestNames:

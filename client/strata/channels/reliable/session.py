@@ -1,7 +1,7 @@
 """One participant's part in a channel while it is open: its engine, its store, its tasks. An asyncio shell.
 
 The engine decides. The session carries its changes to the store, its transmissions to the hub and its events
-to `handover`. It keeps the engine's time, and holds back the node while there is no room.
+to `handover`. It keeps the engine's time; `receiving` holds back the node while there is no room.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import random
 import secrets
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 from strata.channels.encryption import EncryptionHook
@@ -29,17 +28,19 @@ from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.errors import ChannelFailed, NotSent
 from strata.channels.reliable.events import (
-    InboxFull,
     ReliableMessageSendError,
     SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.history import ChannelPast, PastMessages
-from strata.channels.reliable.hub import Dispatch, Hub
+from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.looking import statistics, sync_status
+from strata.channels.reliable.membership import Dispatch
 from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.payloads import CodecPair, Payloads
+from strata.channels.reliable.receiving import Receiving
 from strata.channels.reliable.store_queries import StoreQueries
-from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
+from strata.channels.reliable.values import ChannelStatistics, SyncStatus
 from strata.channels.sds import SdsMessage
 
 __all__ = ["ChannelSession"]
@@ -121,15 +122,6 @@ class ChannelSession:
             on_taken=self._on_taken,
         )
         self._departures = Departures(self.engine.requests)
-        self._queries = StoreQueries(
-            hub.node,
-            self.engine,
-            receive=self._receive_stored,
-            pass_over=self._pass_over,
-            flush=self.flush,
-            changed=self.sync_changed,
-            now_ms=hub.now_ms,
-        )
         self._payloads = Payloads(
             self.engine,
             hook=hook,
@@ -141,15 +133,32 @@ class ChannelSession:
             on_ready=hub.wake,
             on_fault=lambda error: self.fail("the hook", error),
         )
+        self._receiving = Receiving(
+            key.channel_id,
+            self.engine,
+            self._payloads,
+            self.handover,
+            works=lambda: self._works,
+            has_failed=lambda: self.failure is not None,
+            is_behind=self._is_behind,
+            flush=self.flush,
+            now_ms=hub.now_ms,
+        )
+        self._queries = StoreQueries(
+            hub.node,
+            self.engine,
+            receive=self._receiving.take_stored,
+            pass_over=self._receiving.pass_over,
+            flush=self.flush,
+            changed=self.sync_changed,
+            now_ms=hub.now_ms,
+        )
         self._unsubmitted: list[Change] = []
         self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
         """By message: the submission that must be durable before it goes out."""
-        self._room = asyncio.Event()
-        self._told_full = False
         self._woken = Alarm()
         self._armed_for = math.inf
-        self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._called: dict[asyncio.Task[None], str] = {}
@@ -199,7 +208,7 @@ class ChannelSession:
 
     async def _halt(self, settle_timeout: float) -> None:
         self.started = False
-        self._room.set()
+        self._receiving.make_room()
         self._departures.end()
         await self._end_tasks([*self._tasks, *self._payloads.tasks()])
         self._tasks = []
@@ -286,7 +295,7 @@ class ChannelSession:
         self._departures.end(failure)
         self.handover.fail(failure)
         self.writer.release(failure)
-        self._room.set()
+        self._receiving.make_room()
         if isinstance(error, asyncio.CancelledError):  # as at the end of the loop, where no task may begin
             _log.debug("%s: %s", self.channel_id, failure)
             return
@@ -396,7 +405,7 @@ class ChannelSession:
         self.handover.wake()
         if self.outbox.waits:
             self._hub.wake()
-        self._room.set()
+        self._receiving.make_room()
 
     def _on_store_health(self, health: WriterHealth) -> None:
         if health.failures == 0:
@@ -405,9 +414,9 @@ class ChannelSession:
             self._departures.end(health.error)
 
     def _on_taken(self) -> None:
-        self._told_full = self._told_full and len(self.engine.inbox) > 0
+        self._receiving.program_took()
         self.flush()
-        self._room.set()
+        self._receiving.make_room()
 
     # Sending, as the hub asks for it.
 
@@ -480,11 +489,11 @@ class ChannelSession:
     @property
     def is_full(self) -> bool:
         """Whether `receive` would wait for room."""
-        return self._works and self._is_full()
+        return self._works and self._receiving.is_full
 
     def pass_over(self) -> None:
         """Let a message pass for want of room: other channels wait for the topic, and the relays have it."""
-        self._tell_full()
+        self._receiving.tell_full()
         self.engine.catching_up.missed()
         self._queries.wake()
 
@@ -495,65 +504,15 @@ class ChannelSession:
         await self._queries.joined()
         if self._queries.is_from_before(event):
             return None
-        return await self._receive(event, stored=False)
-
-    async def _receive_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
-        """The same for one that is read; the reader flushes, so that a page is one step."""
-        return await self._receive(event, stored=True)
-
-    async def _receive(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
-        async with self._receiving:
-            while self._works and self._is_full():
-                if stored:
-                    self.flush()  # only what the program has can make room
-                self._tell_full()
-                self._room.clear()
-                await self._room.wait()
-            if not self._works:
-                return None
-            data = await self._payloads.read(event.message.payload)
-            if data is None or self.failure is not None:
-                return None
-            message = self.engine.receive(
-                data,
-                self.now_ms(),
-                hint=event.message_hash,
-                author=event.message.author,
-                sent_at=event.message.timestamp,
-                meta=event.message.meta,
-                stored=stored,
-            )
-            if not stored:
-                self.flush()
-            return message
-
-    async def _pass_over(self, event: NodeMessageReceived) -> None:
-        """A stored message from before this participant's part in the channel."""
-        data = await self._payloads.read(event.message.payload)
-        if data is not None:
-            self.engine.pass_over(data, self.now_ms())
-            self.flush()
-
-    def _tell_full(self) -> None:
-        inbox = self.engine.inbox
-        if inbox.is_full and not self._told_full:
-            self._told_full = True
-            event = InboxFull(messages=len(inbox), size_bytes=inbox.size_bytes)
-            _log.warning(
-                "%s: %d received messages wait for the program, and no further one is read or acknowledged; "
-                "a program that only sends says receive=False",
-                self.channel_id,
-                event.messages,
-            )
-            self.handover.tell([event], 0, inbox.newest)
+        return await self._receiving.take(event, stored=False)
 
     @property
     def _works(self) -> bool:
         return self.started and self.failure is None
 
-    def _is_full(self) -> bool:
-        behind = bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED
-        return self.engine.inbox.is_full or behind or self.writer.has_failed
+    def _is_behind(self) -> bool:
+        """Whether the store has too much to write: the channel reads no further."""
+        return bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED or self.writer.has_failed
 
     # Looking.
 
@@ -577,51 +536,8 @@ class ChannelSession:
 
     def sync_status(self) -> SyncStatus:
         """The value of `ReliableChannel.sync_status`."""
-        engine, queries = self.engine, self._queries
-        released = engine.sds.released()
-        since = engine.sds.missing_since()
-        return SyncStatus(
-            outstanding=tuple(
-                OutstandingMessage(
-                    request.request_id,
-                    request.message_id,
-                    len(request.chunks),
-                    sum(chunk.sent for chunk in request.chunks),
-                    len(request.acknowledged),
-                    request.undelivered,
-                )
-                for request in engine.requests
-            ),
-            missing=tuple(
-                MissingMessage(
-                    each.message_id,
-                    each.sender_id,
-                    each.retrieval_hint,
-                    since[each.message_id],
-                    each.message_id in released,
-                )
-                for each in engine.sds.missing()
-            ),
-            queued=self.outbox.queued,
-            partial_messages=engine.reassembler.statistics.partial_messages,
-            inbox=len(engine.inbox) + (self.handover.in_hand is not None),
-            rate_limit_utilization=self.outbox.utilisation(self.now_ms()),
-            caught_up=queries.caught_up,
-            syncing=engine.catching_up.progress(self.now_ms()) if queries.is_reading else None,
-        )
+        return sync_status(self.engine, self._queries, self.handover, self.now_ms())
 
     def statistics(self) -> ChannelStatistics:
         """The value of `ReliableChannel.statistics`."""
-        engine = self.engine
-        return ChannelStatistics(
-            sds=replace(engine.sds.statistics),
-            reassembly=replace(engine.reassembler.statistics),
-            undecryptable=self._payloads.undecryptable,
-            undecodable=self._payloads.undecodable,
-            senders_forged=engine.senders_forged,
-            ephemerals_invalid=engine.ephemerals.invalid,
-            ephemerals_repeated=engine.ephemerals.repeated,
-            ephemerals_not_taken=engine.inbox.ephemerals_dropped,
-            retrievals=self._queries.retrievals,
-            retrievals_failed=self._queries.retrievals_failed,
-        )
+        return statistics(self.engine, self._queries, self._payloads)

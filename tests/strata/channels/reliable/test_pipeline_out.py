@@ -367,7 +367,7 @@ async def test_an_encoder_that_refuses_everything_holds_up_nobody_for_long() -> 
 async def test_what_follows_a_refused_message_keeps_its_id_and_names_what_went_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strata.channels.reliable.hub._MAX_UNDER_WAY", 1)
+    monkeypatch.setattr("strata.channels.reliable.under_way._MAX_MESSAGES", 1)
 
     def answer(sent: Sent) -> Refusal | float:
         return Refusal() if sent.segment.payload in (b"2", b"3") else 0.0
@@ -396,7 +396,7 @@ async def test_what_follows_a_refused_message_keeps_its_id_and_names_what_went_o
 async def test_what_was_refused_before_a_restart_is_not_named_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strata.channels.reliable.hub._MAX_UNDER_WAY", 1)
+    monkeypatch.setattr("strata.channels.reliable.under_way._MAX_MESSAGES", 1)
 
     def answer(sent: Sent) -> Refusal | float:
         if sent.segment.payload == b"1":

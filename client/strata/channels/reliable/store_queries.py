@@ -237,7 +237,8 @@ class StoreQueries:
             front = self._unknown_before(heard)
             named = hinted(front) if self._can_ask else {}
             unnamed: set[str] = set()
-            if not by_name_alone:
+            # What was heard names without a hint what was sent a moment ago: it is on its way.
+            if not by_name_alone and not (heard and self._can_ask and not self._is_young()):
                 unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
             sought = named.keys() | unnamed
             if not sought:
@@ -262,12 +263,23 @@ class StoreQueries:
             left -= _PATIENCE_SECONDS
             if not self._connected:
                 raise ConnectionFailed("the relays went away while they were asked")
-            front = self._unknown_before(heard)
-            if self._can_ask and (named := hinted([each for each in front if each.message_id in gone])):
-                await self._ask(named.values())
+            whole = self._reaches_all()
+            await self._seek(gone, heard)
             gone = self._expired(gone, heard)
-            if not gone or left <= 0 or self._node.connection_status is ConnectionStatus.CONNECTED:
+            if not gone or left <= 0 or (whole and self._reaches_all()):
                 return list(gone)
+
+    async def _seek(self, ids: Collection[str], heard: bool) -> None:
+        """Look once more for these missing messages, by name where they have one."""
+        entries = [each for each in self._unknown_before(heard) if each.message_id in ids]
+        named = hinted(entries) if self._can_ask else {}
+        if named:
+            await self._ask(named.values())
+        if len(named) < len(entries):
+            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+
+    def _reaches_all(self) -> bool:
+        return self._node.connection_status is ConnectionStatus.CONNECTED
 
     def _expired(self, sought: Collection[str], heard: bool) -> list[str]:
         """Which of these are missing, and so old that nobody is still sending them.

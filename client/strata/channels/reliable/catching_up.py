@@ -144,6 +144,10 @@ class CatchingUp:
         self._whole = False
         self._held |= stored
 
+    def made_room(self) -> None:
+        """What waited waits no longer: whatever was let pass is to be read now."""
+        self._fruitless = self._retry_at = 0
+
     # From where.
 
     @property

@@ -69,6 +69,8 @@ _MAX_NAMED = 1_000
 """Most messages that the event of a gap names."""
 _SETTLED_MS = 600_000
 """How long a message may take to get to the stores, where nothing is ever given up."""
+_AGAIN_MS = 60_000
+"""How soon what is missing at the beginning is looked at again."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
 
@@ -478,6 +480,11 @@ class ChannelEngine:
         if self.config.retention_seconds is not None:
             limits.append(1000 * self.config.retention_seconds)
         return now_ms - min(limits)
+
+    def settles_in(self, now_ms: int) -> int:
+        """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
+        first = self.sds.first_waiting()
+        return max(_AGAIN_MS, (now_ms if first is None else first.lamport) - self.settled_ms(now_ms) + 1)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
         """No store has these missing messages, behind which everything begins that waits: wait no longer.

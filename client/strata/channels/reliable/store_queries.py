@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import TypeVar
@@ -87,6 +88,8 @@ class StoreQueries:
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
+        self._settle_at = math.inf
+        """When what is missing at the beginning will be so old that it is gone, if no store has it then."""
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
@@ -144,7 +147,10 @@ class StoreQueries:
                     if (plan := engine.plan_retrieval(now)) is not None:
                         await self._retrieve(plan)
                     continue
-            at = min(engine.retrieval.at, catching_up.retry_at)
+                if self._settle_at <= now:
+                    await self._settle_later(now)
+                    continue
+            at = min(engine.retrieval.at, catching_up.retry_at, self._settle_at)
             self.armed_for = at if self._connected else float("inf")
             wait = (self.armed_for - now) / 1000
             await self._woken.wait(wait if wait < 1e9 else None)
@@ -251,9 +257,22 @@ class StoreQueries:
             if heard and len(gone) < 2 and not self._is_young():
                 return  # a single message: others may have it
             if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
-                return  # on their way: they are missing as others are
+                # On their way: they are missing as others are, until they are old.
+                self._settle_at = self._now_ms() + engine.settles_in(self._now_ms())
+                return
             engine.go_on_without(gone, self._now_ms())
             self._flush()
+
+    async def _settle_later(self, now: int) -> None:
+        """What may have been on its way at the end of a reading is old by now."""
+        engine, before = self._engine, self._engine.sds.statistics.delivered
+        self._settle_at = math.inf
+        if not await self._guarded(self._settle_front()):
+            self._settle_at = now + 1000 * _RETRY_SECONDS
+        if engine.sds.statistics.delivered > before:
+            engine.catching_up.made_room()
+        engine.tell_gap()
+        self._flush()
 
     async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
         """Which of these no store has, although they may come by another way or another store be back."""

@@ -252,6 +252,8 @@ class Simulation:
             waiting = any(not each.undelivered for each in status.outstanding)
             if waiting or status.missing or status.queued or status.partial_messages or status.inbox:
                 return False
+            if not status.caught_up:
+                return False  # it knows that its relays have more
         logs = (channel.log() for channel in channels if channel is not None)
         first = next(logs, [])
         return all(same_order(log, first, self.evidence.max_log) for log in logs)

@@ -201,8 +201,11 @@ class CatchingUp:
             self._position, self._position_at = position, now
             self._mark()
 
-    def succeeded(self, now: int, *, progress: bool = True) -> None:
-        """The reading has come to its end. It began at `now`; `progress`: it brought something new."""
+    def succeeded(self, began_at: int, now: int, *, progress: bool = True) -> None:
+        """The reading has come to its end; `progress`: it brought something new.
+
+        The clock may have been set in between: it began at the time that the clock showed then.
+        """
         self._asked = True
         if self._missed:
             self._fruitless = 0 if progress else self._fruitless + 1
@@ -211,7 +214,7 @@ class CatchingUp:
             return
         self._whole = True
         self._fruitless = 0
-        self._succeeded_at = now
+        self._succeeded_at = began_at
         self._mark()
 
     def joined(self) -> int:

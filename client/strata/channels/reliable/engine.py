@@ -445,12 +445,14 @@ class ChannelEngine:
             self.counts.senders_forged += 1
             return None
         self._latest_hint = hint
-        refused = self.sds.statistics.refused_full
+        refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
         message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
         elif message is not None and not stored:
             self.catching_up.received(now_ms)
+        if self.sds.is_waiting and not waited:
+            self.retrieval.waited_for(now_ms)
         self._settle(now_ms)
         return message
 

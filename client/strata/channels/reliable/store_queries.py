@@ -187,7 +187,7 @@ class StoreQueries:
                 if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
                     # What was said since then is heard: a subscription looks back further.
                     self._read_range.covered(since, began_at)
-                    engine.catching_up.succeeded(began_at)
+                    engine.catching_up.succeeded(began_at, self._now_ms())
                     return
                 since = engine.catching_up.since(began_at)
             self._again = True
@@ -195,7 +195,8 @@ class StoreQueries:
                 self._again = False
                 await self._read_on(since, settle=True)
             await self._settle_front()
-            engine.catching_up.succeeded(began_at, progress=engine.sds.statistics.delivered > before)
+            progress = engine.sds.statistics.delivered > before
+            engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)
         finally:
             self.is_reading = False
             engine.tell_gap()
@@ -243,8 +244,7 @@ class StoreQueries:
             front = self._unknown_before(heard)
             named = hinted(front) if self._can_ask else {}
             unnamed: set[str] = set()
-            # What was heard names without a hint what was sent a moment ago: it is on its way.
-            if not by_name_alone and not (heard and self._can_ask and not self._is_young()):
+            if not by_name_alone and (not heard or self._reads_all()):
                 unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
             sought = named.keys() | unnamed
             if not sought:
@@ -297,6 +297,12 @@ class StoreQueries:
         if len(named) < len(entries):
             await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
 
+    def _reads_all(self) -> bool:
+        """Whether a reading finds what was stored a moment ago: by its place, or by a clock that is right."""
+        first, now = self._engine.sds.first_waiting(), self._now_ms()
+        said = now if first is None else first.lamport
+        return self._engine.catching_up.position is not None or abs(now - said) < _OVERLAP_MS // 2
+
     def _reaches_all(self) -> bool:
         return self._node.connection_status is ConnectionStatus.CONNECTED
 
@@ -346,8 +352,9 @@ class StoreQueries:
                 await self._guarded(self._settle_front(heard=True))
                 engine.tell_gap()
                 self._flush()
-            after = {entry.message_id for entry in engine.sds.missing()} - engine.sds.released()
-            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=bool(after))
+            after = {entry.message_id for entry in engine.sds.missing()}
+            still = bool(after - engine.sds.released())
+            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=still)
         else:
             engine.retrieval.failed(self._now_ms())
             self._flush()

@@ -196,6 +196,9 @@ def newcomers(rng: random.Random, size: WorldSize, strict: bool) -> World:
     waits = remembered < 1 and _is_early(rest, options)
     within = _ON_ITS_WAY + _LIVE_WITHIN if waits else _LIVE_WITHIN
     bounds = replace(_bounds(gap), gaps_are_told=remembered < 1)
+    if remembered < 1:
+        # Who was there has the past, and repairs it backwards, two messages in a round.
+        bounds = replace(bounds, agree_within=900 + 20 * gap)
     return World(
         Newcomer(gap, remembered, rest, within),
         bounds,

@@ -94,6 +94,8 @@ class CatchingUp:
         self._whole = False
         """Whether everything has been read that the store had when last asked."""
         self._missed = False
+        self.clock_jumped = False
+        """Whether the clock has been set, or the machine has slept, since the last reading of everything."""
         self._wanted = False
         self._held = False
         self._fruitless = 0
@@ -135,7 +137,7 @@ class CatchingUp:
         """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
         self._retry_at = 0
         if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
-            self._missed = True
+            self._missed = self.clock_jumped = True
             self._whole = False
 
     def missed(self, *, stored: bool = False) -> None:
@@ -213,6 +215,7 @@ class CatchingUp:
             self._retry_at = now + wait
             return
         self._whole = True
+        self.clock_jumped = False
         self._fruitless = 0
         self._succeeded_at = began_at
         self._mark()

@@ -276,13 +276,14 @@ class StoreQueries:
 
     async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
         """Which of these no store has, although they may come by another way or another store be back."""
-        left = _AWAY_SECONDS
+        left, pause = _AWAY_SECONDS, _PATIENCE_SECONDS
         while True:
-            await asyncio.sleep(_PATIENCE_SECONDS)
-            left -= _PATIENCE_SECONDS
+            await asyncio.sleep(pause)
+            left, pause = left - pause, 2 * pause
             if not self._connected:
                 raise ConnectionFailed("the relays went away while they were asked")
-            whole = self._reaches_all()
+            # By a clock that was set a moment ago what is on its way looks old.
+            whole = self._reaches_all() and not self._engine.catching_up.clock_jumped
             await self._seek(gone, heard)
             gone = self._expired(gone, heard)
             if not gone or left <= 0 or (whole and self._reaches_all()):

@@ -315,6 +315,16 @@ def test_the_threshold_of_a_store_that_becomes_available_can_be_set() -> None:
     assert catching_up.is_due(1)
 
 
+def test_a_clock_that_is_set_back_during_a_reading_delays_no_retry() -> None:
+    catching_up = CatchingUp(enabled=True, threshold_ms=10_000, window_ms=DAY_MS)
+    catching_up.begin(START_MS)
+    catching_up.missed(stored=True)
+    now = START_MS - 3_600_000
+    catching_up.clock_stepped(-3_600_000)
+    catching_up.succeeded(START_MS, now, progress=False)
+    assert not catching_up.is_due(now) and catching_up.is_due(now + 20_000)
+
+
 @pytest.mark.req("C-169")
 @virtually
 async def test_without_query_on_connect_the_history_is_left_alone() -> None:

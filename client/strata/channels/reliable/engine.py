@@ -191,6 +191,9 @@ class ChannelEngine:
         self._latest_origin = Origin()
         self._gap: HistoryGap | None = None
         self._max_entries = sds_config.max_received_history
+        self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
+        if config.retention_seconds is not None:
+            self._settles_ms = min(self._settles_ms, 1000 * config.retention_seconds)
         self._resume(state, now_ms)
 
     def _resume(self, state: ChannelState, now_ms: int) -> None:
@@ -477,11 +480,18 @@ class ChannelEngine:
 
         Before it, what no store has may have expired. Since then, it may be on its way.
         """
-        sds_config = self.config.sds or sds.SdsConfig()
-        limits = [sds_config.lost_message_timeout_ms or _SETTLED_MS]
-        if self.config.retention_seconds is not None:
-            limits.append(1000 * self.config.retention_seconds)
-        return now_ms - min(limits)
+        return now_ms - self._settles_ms
+
+    def knows_what_was_before(self) -> bool:
+        """Whether something known was said shortly before the first message that waits, or shortly after.
+
+        Then what that message names has not expired, whatever the clock shows.
+        """
+        first = self.sds.first_waiting()
+        if first is None:
+            return True
+        known = self.sds.last_before(first.lamport + self._settles_ms)
+        return known is not None and known.lamport > first.lamport - self._settles_ms
 
     def settles_in(self, now_ms: int) -> int:
         """In how many milliseconds the first message that waits was said so long ago; a minute at least."""

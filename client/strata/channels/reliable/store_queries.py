@@ -365,8 +365,11 @@ class StoreQueries:
 
         Then what others name may be from before all that can be had.
         """
-        unheard = self._engine.sds.statistics.delivered == self._delivered_before
-        return self.caught_up and (unheard or self._is_young())
+        if not self.caught_up or self._is_young():
+            return self.caught_up
+        engine = self._engine
+        unheard = engine.sds.statistics.delivered == self._delivered_before
+        return unheard and not engine.knows_what_was_before()
 
     async def _fetch(self, plan: RetrievalPlan) -> None:
         if isinstance(plan, ByHash) and self._can_ask:

@@ -216,7 +216,9 @@ class StoreQueries:
                 )
                 self._flush()
                 self._changed()
-                if settle and page.messages and engine.sds.statistics.delivered == before:
+                fruitless = engine.sds.statistics.delivered == before
+                # A copy that was sent again may come later on: read on while there is room.
+                if settle and page.messages and fruitless and engine.sds.is_crowded:
                     await self._settle_front(by_name_alone=True)
         if engine.catching_up.position is None:
             self._read_range.covered(since, began_at)

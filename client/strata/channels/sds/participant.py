@@ -526,6 +526,11 @@ class Participant:
         """Whether any received message waits for others."""
         return bool(self._incoming.waiting)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether little room is left for messages that wait for others."""
+        return self._incoming.is_crowded
+
     def first_waiting(self) -> Waiting | None:
         """The first message, in the order that all share, that waits for others."""
         waiting = self._incoming.waiting.values()

@@ -301,10 +301,14 @@ class StoreQueries:
             await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
 
     def _reads_all(self) -> bool:
-        """Whether a reading finds what was stored a moment ago: by its place, or by a clock that is right."""
+        """Whether a reading finds what was stored a moment ago: by its place, or by clocks that are right."""
         first, now = self._engine.sds.first_waiting(), self._now_ms()
-        said = now if first is None else first.lamport
-        return self._engine.catching_up.position is not None or abs(now - said) < _OVERLAP_MS // 2
+        if first is None or self._engine.catching_up.position is not None:
+            return True
+        said = [first.lamport]
+        if first.origin.sent_at is not None:
+            said.append(1000 * first.origin.sent_at)
+        return all(abs(now - each) < _OVERLAP_MS // 2 for each in said)
 
     def _reaches_all(self) -> bool:
         return self._node.connection_status is ConnectionStatus.CONNECTED

@@ -94,6 +94,8 @@ class CatchingUp:
         self._whole = False
         """Whether everything has been read that the store had when last asked."""
         self._missed = False
+        self.clock_jumped = False
+        """Whether the clock has been set, or the machine has slept, since the last reading of everything."""
         self._wanted = False
         self._held = False
         self._fruitless = 0
@@ -135,7 +137,7 @@ class CatchingUp:
         """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
         self._retry_at = 0
         if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
-            self._missed = True
+            self._missed = self.clock_jumped = True
             self._whole = False
 
     def missed(self, *, stored: bool = False) -> None:
@@ -143,6 +145,10 @@ class CatchingUp:
         self._missed = True
         self._whole = False
         self._held |= stored
+
+    def made_room(self) -> None:
+        """What waited waits no longer: whatever was let pass is to be read now."""
+        self._fruitless = self._retry_at = 0
 
     # From where.
 
@@ -197,8 +203,11 @@ class CatchingUp:
             self._position, self._position_at = position, now
             self._mark()
 
-    def succeeded(self, now: int, *, progress: bool = True) -> None:
-        """The reading has come to its end. It began at `now`; `progress`: it brought something new."""
+    def succeeded(self, began_at: int, now: int, *, progress: bool = True) -> None:
+        """The reading has come to its end; `progress`: it brought something new.
+
+        The clock may have been set in between: it began at the time that the clock showed then.
+        """
         self._asked = True
         if self._missed:
             self._fruitless = 0 if progress else self._fruitless + 1
@@ -206,8 +215,9 @@ class CatchingUp:
             self._retry_at = now + wait
             return
         self._whole = True
+        self.clock_jumped = False
         self._fruitless = 0
-        self._succeeded_at = now
+        self._succeeded_at = began_at
         self._mark()
 
     def joined(self) -> int:

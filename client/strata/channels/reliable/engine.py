@@ -58,6 +58,8 @@ _MAX_NAMED = 1_000
 """Most messages that the event of a gap names."""
 _SETTLED_MS = 600_000
 """How long a message may take to get to the stores, where nothing is ever given up."""
+_AGAIN_MS = 60_000
+"""How soon what is missing at the beginning is looked at again."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
 
@@ -149,6 +151,9 @@ class ChannelEngine:
         self._latest_origin = Origin()
         self._gap: HistoryGap | None = None
         self._max_entries = sds_config.max_received_history
+        self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
+        if config.retention_seconds is not None:
+            self._settles_ms = min(self._settles_ms, 1000 * config.retention_seconds)
         if self.sds.missing():
             self.retrieval.found_missing(now_ms)
 
@@ -180,12 +185,14 @@ class ChannelEngine:
             self.senders_forged += 1
             return None
         self._latest_hint = hint
-        refused = self.sds.statistics.refused_full
+        refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
         message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
         elif message is not None and not stored:
             self.catching_up.received(now_ms)
+        if self.sds.is_waiting and not waited:
+            self.retrieval.waited_for(now_ms)
         self._settle(now_ms)
         return message
 
@@ -210,11 +217,23 @@ class ChannelEngine:
 
         Before it, what no store has may have expired. Since then, it may be on its way.
         """
-        sds_config = self.config.sds or sds.SdsConfig()
-        limits = [sds_config.lost_message_timeout_ms or _SETTLED_MS]
-        if self.config.retention_seconds is not None:
-            limits.append(1000 * self.config.retention_seconds)
-        return now_ms - min(limits)
+        return now_ms - self._settles_ms
+
+    def knows_what_was_before(self) -> bool:
+        """Whether something known was said shortly before the first message that waits, or shortly after.
+
+        Then what that message names has not expired, whatever the clock shows.
+        """
+        first = self.sds.first_waiting()
+        if first is None:
+            return True
+        known = self.sds.last_before(first.lamport + self._settles_ms)
+        return known is not None and known.lamport > first.lamport - self._settles_ms
+
+    def settles_in(self, now_ms: int) -> int:
+        """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
+        first = self.sds.first_waiting()
+        return max(_AGAIN_MS, (now_ms if first is None else first.lamport) - self.settled_ms(now_ms) + 1)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
         """No store has these missing messages, behind which everything begins that waits: wait no longer.

@@ -70,6 +70,11 @@ class Retrieval:
             soon = now + min(_SOON_MS, self._frequency)
             self.at = min(self.at, max(soon, self._asked_at + self._wait))
 
+    def waited_for(self, now: int) -> None:
+        """A first message waits for what was missing already: it is worth another look at once."""
+        if self._frequency and not self._under_way:
+            self.at = min(self.at, now + min(_SOON_MS, self._frequency))
+
     def take(self, now: int, missing: Sequence[HistoryEntry], window_since_ms: int) -> RetrievalPlan | None:
         """What to ask for now; None if nothing is missing. Then say `finished`."""
         self.at = math.inf

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import TypeVar
@@ -87,6 +88,8 @@ class StoreQueries:
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
+        self._settle_at = math.inf
+        """When what is missing at the beginning will be so old that it is gone, if no store has it then."""
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
@@ -144,7 +147,10 @@ class StoreQueries:
                     if (plan := engine.plan_retrieval(now)) is not None:
                         await self._retrieve(plan)
                     continue
-            at = min(engine.retrieval.at, catching_up.retry_at)
+                if self._settle_at <= now:
+                    await self._settle_later(now)
+                    continue
+            at = min(engine.retrieval.at, catching_up.retry_at, self._settle_at)
             self.armed_for = at if self._connected else float("inf")
             wait = (self.armed_for - now) / 1000
             await self._woken.wait(wait if wait < 1e9 else None)
@@ -181,7 +187,7 @@ class StoreQueries:
                 if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
                     # What was said since then is heard: a subscription looks back further.
                     self._read_range.covered(since, began_at)
-                    engine.catching_up.succeeded(began_at)
+                    engine.catching_up.succeeded(began_at, self._now_ms())
                     return
                 since = engine.catching_up.since(began_at)
             self._again = True
@@ -189,7 +195,8 @@ class StoreQueries:
                 self._again = False
                 await self._read_on(since, settle=True)
             await self._settle_front()
-            engine.catching_up.succeeded(began_at, progress=engine.sds.statistics.delivered > before)
+            progress = engine.sds.statistics.delivered > before
+            engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)
         finally:
             self.is_reading = False
             engine.tell_gap()
@@ -209,7 +216,9 @@ class StoreQueries:
                 )
                 self._flush()
                 self._changed()
-                if settle and page.messages and engine.sds.statistics.delivered == before:
+                fruitless = engine.sds.statistics.delivered == before
+                # A copy that was sent again may come later on: read on while there is room.
+                if settle and page.messages and fruitless and engine.sds.is_crowded:
                     await self._settle_front(by_name_alone=True)
         if engine.catching_up.position is None:
             self._read_range.covered(since, began_at)
@@ -237,7 +246,7 @@ class StoreQueries:
             front = self._unknown_before(heard)
             named = hinted(front) if self._can_ask else {}
             unnamed: set[str] = set()
-            if not by_name_alone:
+            if not by_name_alone and (not heard or self._reads_all()):
                 unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
             sought = named.keys() | unnamed
             if not sought:
@@ -250,24 +259,59 @@ class StoreQueries:
             if heard and len(gone) < 2 and not self._is_young():
                 return  # a single message: others may have it
             if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
-                return  # on their way: they are missing as others are
+                # On their way: they are missing as others are, until they are old.
+                self._settle_at = self._now_ms() + engine.settles_in(self._now_ms())
+                return
             engine.go_on_without(gone, self._now_ms())
             self._flush()
 
+    async def _settle_later(self, now: int) -> None:
+        """What may have been on its way at the end of a reading is old by now."""
+        engine, before = self._engine, self._engine.sds.statistics.delivered
+        self._settle_at = math.inf
+        if not await self._guarded(self._settle_front()):
+            self._settle_at = now + 1000 * _RETRY_SECONDS
+        if engine.sds.statistics.delivered > before:
+            engine.catching_up.made_room()
+        engine.tell_gap()
+        self._flush()
+
     async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
         """Which of these no store has, although they may come by another way or another store be back."""
-        left = _AWAY_SECONDS
+        left, pause = _AWAY_SECONDS, _PATIENCE_SECONDS
         while True:
-            await asyncio.sleep(_PATIENCE_SECONDS)
-            left -= _PATIENCE_SECONDS
+            await asyncio.sleep(pause)
+            left, pause = left - pause, 2 * pause
             if not self._connected:
                 raise ConnectionFailed("the relays went away while they were asked")
-            front = self._unknown_before(heard)
-            if self._can_ask and (named := hinted([each for each in front if each.message_id in gone])):
-                await self._ask(named.values())
+            # By a clock that was set a moment ago what is on its way looks old.
+            whole = self._reaches_all() and not self._engine.catching_up.clock_jumped
+            await self._seek(gone, heard)
             gone = self._expired(gone, heard)
-            if not gone or left <= 0 or self._node.connection_status is ConnectionStatus.CONNECTED:
+            if not gone or left <= 0 or (whole and self._reaches_all()):
                 return list(gone)
+
+    async def _seek(self, ids: Collection[str], heard: bool) -> None:
+        """Look once more for these missing messages, by name where they have one."""
+        entries = [each for each in self._unknown_before(heard) if each.message_id in ids]
+        named = hinted(entries) if self._can_ask else {}
+        if named:
+            await self._ask(named.values())
+        if len(named) < len(entries):
+            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+
+    def _reads_all(self) -> bool:
+        """Whether a reading finds what was stored a moment ago: by its place, or by clocks that are right."""
+        first, now = self._engine.sds.first_waiting(), self._now_ms()
+        if first is None or self._engine.catching_up.position is not None:
+            return True
+        said = [first.lamport]
+        if first.origin.sent_at is not None:
+            said.append(1000 * first.origin.sent_at)
+        return all(abs(now - each) < _OVERLAP_MS // 2 for each in said)
+
+    def _reaches_all(self) -> bool:
+        return self._node.connection_status is ConnectionStatus.CONNECTED
 
     def _expired(self, sought: Collection[str], heard: bool) -> list[str]:
         """Which of these are missing, and so old that nobody is still sending them.
@@ -315,8 +359,9 @@ class StoreQueries:
                 await self._guarded(self._settle_front(heard=True))
                 engine.tell_gap()
                 self._flush()
-            after = {entry.message_id for entry in engine.sds.missing()} - engine.sds.released()
-            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=bool(after))
+            after = {entry.message_id for entry in engine.sds.missing()}
+            still = bool(after - engine.sds.released())
+            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=still)
         else:
             engine.retrieval.failed(self._now_ms())
             self._flush()
@@ -326,8 +371,11 @@ class StoreQueries:
 
         Then what others name may be from before all that can be had.
         """
-        unheard = self._engine.sds.statistics.delivered == self._delivered_before
-        return self.caught_up and (unheard or self._is_young())
+        if not self.caught_up or self._is_young():
+            return self.caught_up
+        engine = self._engine
+        unheard = engine.sds.statistics.delivered == self._delivered_before
+        return unheard and not engine.knows_what_was_before()
 
     async def _fetch(self, plan: RetrievalPlan) -> None:
         if isinstance(plan, ByHash) and self._can_ask:

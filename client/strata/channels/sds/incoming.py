@@ -120,6 +120,16 @@ class IncomingBuffer:
             and len(self.missing) + unmet <= share * config.max_missing
         )
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of the room is taken."""
+        config = self._config
+        return (
+            2 * len(self.waiting) >= config.max_waiting
+            or 2 * self._waiting_bytes >= config.max_waiting_bytes
+            or 2 * len(self.missing) >= config.max_missing
+        )
+
     def hold(self, waiting: Waiting) -> None:
         """Keep a message until its dependencies are met."""
         self.waiting[waiting.message_id] = waiting

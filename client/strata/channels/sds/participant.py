@@ -521,6 +521,16 @@ class Participant:
         found = self._history.log.recent(1, lamport - 1, dispatched_only=False)
         return found[0] if found else None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any received message waits for others."""
+        return bool(self._incoming.waiting)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether little room is left for messages that wait for others."""
+        return self._incoming.is_crowded
+
     def first_waiting(self) -> Waiting | None:
         """The first message, in the order that all share, that waits for others."""
         waiting = self._incoming.waiting.values()

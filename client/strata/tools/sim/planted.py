@@ -323,8 +323,8 @@ FAULTS: dict[str, PlantedFault] = {
         ),
         PlantedFault(
             "gives up in silence",
-            "nobody is told of a message that cannot be had",
-            "reliable.engine:ChannelEngine._give_up",
+            "nobody is told of what no relay has any more",
+            "reliable.engine:ChannelEngine.tell_gap",
             _returns(None),
             kinds=("retention",),
             within=5,

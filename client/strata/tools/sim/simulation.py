@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from strata.channels.sds import SdsConfig
 from strata.tools.sim.bounds import Bounds, Idle
-from strata.tools.sim.checking import Evidence, PromiseChecks, SimulationFailed, same_order
+from strata.tools.sim.checking import Evidence, PromiseChecks, SimulationFailed
 from strata.tools.sim.claims import SyncClaims
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import run_virtually
@@ -252,9 +252,10 @@ class Simulation:
             waiting = any(not each.undelivered for each in status.outstanding)
             if waiting or status.missing or status.queued or status.partial_messages or status.inbox:
                 return False
-        logs = (channel.log() for channel in channels if channel is not None)
-        first = next(logs, [])
-        return all(same_order(log, first, self.evidence.max_log) for log in logs)
+            if not status.caught_up:
+                return False  # it knows that its relays have more
+        logs = [(each.name, each.channel.log()) for each in self.participants if each.channel is not None]
+        return all(self.evidence.agree(name, log, *logs[0]) for name, log in logs)
 
     async def _hold_to_bounds(self) -> None:
         """What it has cost, and what a quiet time costs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from strata.channels.messaging.reading import HistoryPage
-from strata.channels.messaging.values import NodeMessageReceived, ReceivedEnvelope
+from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived, ReceivedEnvelope
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.reliable import HistoryGap, IrretrievableMessage, ReliableChannel, SyncStatus
 from strata.channels.sds import HistoryEntry, SdsMessage
@@ -355,6 +355,92 @@ async def test_where_all_has_expired_live_messages_are_heard_at_once() -> None:
         await asyncio.sleep(2)
         assert told.payloads == [b"live 0", b"live 1", b"live 2"]
         assert len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.parametrize("retention", [None, 300])
+@virtually
+async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | None) -> None:
+    node = at(PagingNode(), 100)
+    messages = talk(node, 60)
+    node.expire(30)
+    waits = retention or 600
+    async with opened(node, max_waiting=10, retention_seconds=retention) as (channel, told):
+        await asyncio.sleep(waits - 100)
+        assert told.payloads == [] and told.of(HistoryGap) == []
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(100)
+        assert told.payloads == payloads(messages[30:]), "what had no room is read at once"
+        (gap,) = told.of(HistoryGap)
+        assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
+        await asyncio.sleep(3_000)
+        assert told.of(IrretrievableMessage) == [] and len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.parametrize("hints", [True, False])
+@virtually
+async def test_a_relay_that_comes_back_is_asked_before_anything_is_called_gone(hints: bool) -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    away, node.log = node.log[:20], node.log[20:]
+    for event in away:
+        del node.stored[event.message_hash]
+    node.connection_status = ConnectionStatus.PARTIALLY_CONNECTED
+    if not hints:
+        node.finds_by_hash = False
+    async with opened(node) as (channel, told):
+        await asyncio.sleep(8)
+        assert told.of(HistoryGap) == []
+        for event in away:
+            node.stored[event.message_hash] = event
+        node.log += away  # where its reading stands, they are new
+        await node.set_status(ConnectionStatus.CONNECTED)
+        await asyncio.sleep(30)
+        assert told.of(HistoryGap) == [] and told.of(IrretrievableMessage) == []
+        assert told.payloads == payloads(messages)
+        assert channel.sync_status().is_synced
+
+
+@virtually
+async def test_a_relay_that_stays_away_holds_up_nothing_for_long() -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    node.expire(20)
+    node.connection_status = ConnectionStatus.PARTIALLY_CONNECTED
+    async with opened(node) as (_, told):
+        await asyncio.sleep(10)
+        assert told.payloads == []
+        await asyncio.sleep(10)
+        assert told.payloads == payloads(messages[20:]) and len(told.of(HistoryGap)) == 1
+
+
+@virtually
+async def test_a_message_of_a_gap_keeps_no_query_going() -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    node.expire(20)
+    async with opened(node) as (_, told):
+        await asyncio.sleep(2)
+        assert told.payloads == payloads(messages[20:])
+        asked = len(node.fetches) + len(node.queries)
+        unknown = HistoryEntry("unknown", bytes(32), "c")
+        live = said(1, sender="b", follows=[messages[-1], unknown], lamport=START_MS + 5_000_000)
+        await node.deliver(node.keep(live, at=5_000))
+        await asyncio.sleep(300)
+        assert len(node.fetches) + len(node.queries) - asked < 30, "at longer and longer intervals"
+
+
+@virtually
+async def test_what_was_missing_already_is_looked_at_again_when_a_message_waits_for_it() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 30)
+    node.expire(30)
+    async with opened(node) as (_, told):
+        await node.deliver(sync(1_000_000, sender="d", follows=messages[-2:]))
+        await asyncio.sleep(2)
+        live = said(0, sender="live", follows=messages[-2:], lamport=START_MS + 1_002_000)
+        await node.deliver(node.keep(live, at=1_002))
+        await asyncio.sleep(3)
+        assert told.payloads == [b"live 0"] and len(told.of(HistoryGap)) == 1
 
 
 @virtually

@@ -309,10 +309,20 @@ def test_the_threshold_of_a_store_that_becomes_available_can_be_set() -> None:
     catching_up = CatchingUp(enabled=True, threshold_ms=10_000, window_ms=DAY_MS)
     assert catching_up.is_due(0)
     catching_up.begin(0)
-    catching_up.succeeded(0)
+    catching_up.succeeded(0, 0)
     assert not catching_up.is_due(9_000) and catching_up.is_due(11_000)
     catching_up.offline()
     assert catching_up.is_due(1)
+
+
+def test_a_clock_that_is_set_back_during_a_reading_delays_no_retry() -> None:
+    catching_up = CatchingUp(enabled=True, threshold_ms=10_000, window_ms=DAY_MS)
+    catching_up.begin(START_MS)
+    catching_up.missed(stored=True)
+    now = START_MS - 3_600_000
+    catching_up.clock_stepped(-3_600_000)
+    catching_up.succeeded(START_MS, now, progress=False)
+    assert not catching_up.is_due(now) and catching_up.is_due(now + 20_000)
 
 
 @pytest.mark.req("C-169")
@@ -576,7 +586,7 @@ def catching(threshold: int = 300_000, mark: QueryMark | None = None, enabled: b
 def test_the_first_connection_is_always_asked() -> None:
     recent = catching(mark=QueryMark(START_MS - 1_000, START_MS - 1_000))
     assert recent.is_due(START_MS)
-    recent.succeeded(START_MS)
+    recent.succeeded(START_MS, START_MS)
     assert not recent.is_due(START_MS + 300_000)
     assert recent.is_due(START_MS + 300_001)
     recent.stopped()
@@ -609,7 +619,7 @@ def marks(changes: list[object]) -> list[QueryMark]:
 @pytest.mark.req("C-173")
 def test_the_mark_is_stored_after_a_query_at_times_while_receiving_and_at_the_end() -> None:
     upto = catching()
-    upto.succeeded(START_MS)
+    upto.succeeded(START_MS, START_MS)
     assert marks([*upto.changes_to_store()]) == [QueryMark(START_MS, 0)]
     upto.received(START_MS + 1)
     upto.changes_to_store()

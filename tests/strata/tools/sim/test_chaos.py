@@ -51,3 +51,4 @@ def test_all_agree_and_nothing_is_lost_or_doubled(first):
         assert len(report["worlds"]) > sum(not kind.open_because for kind in KINDS.values()) - 2
         assert checks["weighed"] > 20
         assert checks["idle_minutes"] > 1
+        assert checks["told_missing"] > 20

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from strata.channels.reliable import HistoryGap
 from strata.tools.sim import KINDS, Bounds, Simulation, SimulationFailed, WorldSize, kind_of, run_virtually
 from strata.tools.sim.bounds import Idle
 from strata.tools.sim.checking import Evidence
@@ -56,7 +57,15 @@ def test_every_planted_fault_has_a_place(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["hands over twice", "order of arrival", "keeps everything", "loses one in four"]
+    "name",
+    [
+        "hands over twice",
+        "order of arrival",
+        "keeps everything",
+        "loses one in four",
+        "no catch-up",
+        "gives up in silence",
+    ],
 )
 def test_a_planted_fault_is_found(name):
     found = find(name)
@@ -127,6 +136,38 @@ def test_silence_about_a_gap_is_noticed_and_a_word_is_enough(monkeypatch):
         simulate(away, seed=1, bounds=bounds, participants=1)
     except SimulationFailed as failure:
         assert "was never told" not in str(failure)
+
+
+def test_a_gap_that_a_relay_can_fill_is_noticed():
+    async def cries(run):
+        await chat(run)
+        served = next(iter(run._stored()))
+        gap = HistoryGap(
+            channel_id="room",
+            from_time=None,
+            to_time=0,
+            from_id=None,
+            to_id="first",
+            message_ids=(served, "unknown"),
+            at_least=2,
+        )
+        run.evidence._told_gap("p1", gap)
+
+    problems = judged(cries, Bounds(), participants=2)
+    assert "p1 was told that" in problems and "is gone, which a relay gives it" in problems
+    assert "unknown" not in problems
+
+
+def test_logs_may_differ_in_what_was_told_and_in_nothing_else():
+    evidence = Evidence(gaps_are_told=True)
+    logs = ("p0", ["a", "b", "c"], "p1", ["b", "c"])
+    assert not evidence.agree(*logs)
+    evidence._given_up["p1"].add("a")
+    assert evidence.agree(*logs)
+    assert not evidence.agree("p0", ["a", "c", "b"], "p1", ["b", "c"]), "in another order"
+    assert not evidence.agree("p0", ["b", "c"], "p1", ["a", "b", "c"]), "p0 was told nothing"
+    evidence.gaps_are_told = False
+    assert not evidence.agree(*logs)
 
 
 def test_idle_traffic_is_counted_by_the_minute():

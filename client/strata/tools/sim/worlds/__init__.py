@@ -33,22 +33,18 @@ KINDS: dict[str, WorldKind] = {
             "away for a long gap, which the relays have whole",
             absence,
             40,
-            open_because="catch-up reads the newest page only and follows names from there: messages that no "
-            "other names never come, and the channel says it is synced before and after",
         ),
         WorldKind(
             "retention",
             "away for longer than the relays remember",
             short_retention,
             30,
-            open_because="only the messages that a surviving one names are told to be gone",
         ),
         WorldKind(
             "newcomers",
             "joining a room with a long past",
             newcomers,
             20,
-            open_because="what is said now is held back for as long as its past is missing",
         ),
         WorldKind("crowd", "many people", crowd, 16),
         WorldKind("laptops", "monotonic time stops, wall time goes on", laptops, 60),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strata.tools.sim.bounds import Bounds
@@ -16,6 +17,10 @@ __all__ = ["absence", "newcomers", "short_retention"]
 
 _LIVE_WITHIN = 10.0
 """Virtual seconds within which a newcomer has what is said now, whatever was said before."""
+_ON_ITS_WAY = 600.0
+"""For so many seconds (`lost_message_timeout_ms`) what no relay has may be on its way."""
+_DECLARED = 60
+"""The `retention_seconds` of a channel whose messages expire sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Away:
     """What part of the gap the relays still have when the first one is back."""
     interrupted: int
     """How many times somebody is killed while catching up."""
+    rest: tuple[float, float] = (30, 300)
+    """How many seconds after its last word the first one is back, at least and at most."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -38,7 +45,7 @@ class Away:
             _leave(run, each)
         ended_at = run.play(self.gap)
         run.missed += self.gap * len(run.participants)
-        await rest_until(run, ended_at + rng.uniform(30, 300))
+        await rest_until(run, ended_at + rng.uniform(*self.rest))
         _forget(run, self.gap, self.remembered)
         for each in run.participants:
             await _return(run, each)
@@ -120,10 +127,28 @@ def absence(rng: random.Random, size: WorldSize, strict: bool) -> World:
 
 
 def short_retention(rng: random.Random, size: WorldSize, strict: bool) -> World:
-    """A gap whose beginning the relays have forgotten."""
+    """A gap whose beginning the relays have forgotten: long ago, as the channel asked, or all too soon."""
     gap = _gap(rng, size)
     world = absence(rng, size, strict)
-    return replace(world, scenario=Away(gap, rng.uniform(0.1, 0.9), 0), bounds=_bounds(gap))
+    rest, options = _expiry(rng)
+    bounds = _bounds(gap)
+    if _is_early(rest, options):
+        # What waits for messages that may be on their way can fill the room, and is read again.
+        bounds = replace(bounds, reads_per_missed=12)
+    scenario = Away(gap, rng.uniform(0.1, 0.9), 0, rest)
+    return replace(world, scenario=scenario, bounds=bounds, options={**world.options, **options})
+
+
+def _expiry(rng: random.Random) -> tuple[tuple[float, float], dict[str, object]]:
+    """How long ago the conversation ended, and what the channel knows of how long its messages are kept."""
+    if rng.random() < 0.5:
+        return (_ON_ITS_WAY + 60, 5 * _ON_ITS_WAY), {}
+    return (_DECLARED + 30, 300), {"retention_seconds": _DECLARED} if rng.random() < 0.5 else {}
+
+
+def _is_early(rest: tuple[float, float], options: Mapping[str, object]) -> bool:
+    """Whether relays forgot what may be on its way, for all that the channel knows."""
+    return rest[0] < _ON_ITS_WAY and not options
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +157,9 @@ class Newcomer:
 
     gap: int
     remembered: float
-    alone: bool
-    """Whether everybody else who was there is away."""
+    rest: tuple[float, float] = (30, 300)
+    """How many seconds after the last recorded word the first one is back, at least and at most."""
+    live_within: float = _LIVE_WITHIN
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -144,7 +170,7 @@ class Newcomer:
         first.kill()
         ended_at = run.play(self.gap)
         run.missed += 2 * self.gap
-        await rest_until(run, ended_at + run.rng.uniform(30, 300))
+        await rest_until(run, ended_at + run.rng.uniform(*self.rest))
         _forget(run, self.gap, self.remembered)
         await first.start()
         await asyncio.sleep(120)
@@ -155,16 +181,28 @@ class Newcomer:
         assert request_id is not None
         while not run.evidence.has_taken(joined.name, request_id):
             await asyncio.sleep(0.5)
-            if run.network.time() - began_at > _LIVE_WITHIN:
+            if run.network.time() - began_at > self.live_within:
                 run.evidence.problems.append(
-                    f"{joined.name} has nothing of what is said now {_LIVE_WITHIN:g} s after it joined"
+                    f"{joined.name} has nothing of what is said now {self.live_within:g} s after it joined"
                 )
                 return
 
 
 def newcomers(rng: random.Random, size: WorldSize, strict: bool) -> World:
-    """A newcomer sees what is said now at once."""
+    """A newcomer sees what is said now at once, or when it is sure that what came before it is gone."""
     gap = _gap(rng, size)
-    scenario = Newcomer(gap, rng.choice((1.0, rng.uniform(0.2, 0.9))), False)
-    bounds = replace(_bounds(gap), gaps_are_told=scenario.remembered < 1)
-    return World(scenario, bounds, participants=1, relays=rng.randint(1, 2))
+    remembered = rng.choice((1.0, rng.uniform(0.2, 0.9)))
+    rest, options = _expiry(rng)
+    waits = remembered < 1 and _is_early(rest, options)
+    within = _ON_ITS_WAY + _LIVE_WITHIN if waits else _LIVE_WITHIN
+    bounds = replace(_bounds(gap), gaps_are_told=remembered < 1)
+    if remembered < 1:
+        # Who was there has the past, and repairs it backwards, two messages in a round.
+        bounds = replace(bounds, agree_within=900 + 20 * gap)
+    return World(
+        Newcomer(gap, remembered, rest, within),
+        bounds,
+        participants=1,
+        relays=rng.randint(1, 2),
+        options=options,
+    )

@@ -16,7 +16,9 @@ import uvloop
 from benches import (
     besieged,
     catchup,
+    channel_absence,
     channel_convergence,
+    channel_crowd,
     channel_engine,
     channels,
     checks,
@@ -45,8 +47,11 @@ NAMES = (
     "identities",
     "hostile",
     "channels",
+    "absence",
     "convergence",
     "engine",
+    "crowd",
+    "pace",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
@@ -85,6 +90,8 @@ def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] |
             return channel_convergence.as_measures(
                 size.losses, size.seeds, size.convergence_messages, progress
             )
+        case "pace":
+            return channel_crowd.as_measures(plan, progress)
         case "engine":
             return channel_engine.as_measures(channels.plan_of(plan).histories, progress)
     return None
@@ -117,6 +124,10 @@ async def _one(
             return await hostile.measure(relay, plan, progress)
         case "channels":
             return await channels.measure(relay, plan, progress)
+        case "absence":
+            return await channel_absence.measure(relay, channels.plan_of(plan).histories, progress)
+        case "crowd":
+            return await channel_crowd.measure(relay, plan, progress)
     raise ValueError(name)
 
 

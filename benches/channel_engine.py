@@ -71,7 +71,7 @@ class _Side:
         began_at = time.process_time()
         wire: list[bytes] = []
         for number, payload in enumerate(payloads, first):
-            self.engine.send(payload, f"{number:032x}", now)
+            self.engine.sending.send(payload, f"{number:032x}", now)
             self._store()
             wire += self._take(now)
         self.seconds += time.process_time() - began_at
@@ -105,13 +105,13 @@ class _Side:
     def _take(self, now: int) -> list[bytes]:
         wire: list[bytes] = []
         while (transmission := self.limiter.take(now)) is not None:
-            data = self.engine.data(transmission)
+            data = self.engine.sending.data(transmission)
             if data is None:
                 continue
-            self.engine.sending(transmission)
+            self.engine.sending.taken(transmission)
             self._store()
             wire.append(data)
-            self.engine.dispatched(transmission, now, _HINT)
+            self.engine.sending.dispatched(transmission, now, _HINT)
             self._store()
         return wire
 
@@ -120,7 +120,7 @@ class _Side:
         changes = self.engine.changes()
         check_changes(changes)
         self.state.apply(changes)
-        self.engine.wrapped()
+        self.engine.sending.wrapped()
         for event in self.engine.events():
             self.delivered += isinstance(event, ReliableMessageDelivered)
 

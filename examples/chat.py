@@ -3,7 +3,8 @@
     python examples/chat.py ws://127.0.0.1:7447/strata alice
 
 Start it several times under different names. One tick means that a relay has the message, two ticks that
-another participant has it. End with Ctrl-D; the program then waits for the second tick.
+another participant has it. `--times` shows when each message was sent, and who signed it. End with Ctrl-D;
+the program then waits for the second tick.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from datetime import datetime
 
 import strata
 from strata.channels.reliable import ReliableChannel, ReliableMessageDelivered, ReliableMessageSent
 from strata.tools.cli.lines import stdin_lines
 
 
-async def show_messages(room: ReliableChannel) -> None:
+async def show_messages(room: ReliableChannel, times: bool) -> None:
     """Print the messages of the others, in causal order."""
     async for message in room:
-        print(f"{message.sender_id}: {message.payload.decode()}", flush=True)
+        said = f"{message.sender_id}: {message.payload.decode()}"
+        if times:
+            at = datetime.fromtimestamp((message.sent_at or message.timestamp) / 1000)
+            said = f"{at:%Y-%m-%d %H:%M} {message.author or 'somebody'} as {said}"
+        print(said, flush=True)
 
 
 async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
@@ -33,7 +39,7 @@ async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
                 print(f"  ✓✓ {texts[event.message_id]}", flush=True)
 
 
-async def main(url: str, name: str, room_name: str) -> None:
+async def main(url: str, name: str, room_name: str, times: bool) -> None:
     """Join, talk, and leave once everything has arrived."""
     texts: dict[str, str] = {}
     async with (
@@ -41,7 +47,7 @@ async def main(url: str, name: str, room_name: str) -> None:
         asyncio.TaskGroup() as tasks,  # its tasks end when the channel closes
         relay.channel(room_name, topic=f"/chat/1/{room_name}/proto", sender_id=name) as room,
     ):
-        tasks.create_task(show_messages(room))
+        tasks.create_task(show_messages(room, times))
         tasks.create_task(show_ticks(room, texts))
         async for line in stdin_lines():
             if payload := line.strip():
@@ -57,6 +63,7 @@ if __name__ == "__main__":
     parser.add_argument("url", help="a relay")
     parser.add_argument("name", help="your name, unlike all others'")
     parser.add_argument("--room", default="room", help="the channel (default room)")
+    parser.add_argument("--times", action="store_true", help="show when and by whom each message was sent")
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(arguments.url, arguments.name, arguments.room))
+        asyncio.run(main(arguments.url, arguments.name, arguments.room, arguments.times))

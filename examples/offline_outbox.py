@@ -54,7 +54,13 @@ async def main(url: str, action: str, texts: list[str], store: Path, topic: str)
     try:
         async with (
             await SqlitePersistence.open(path) as outbox,
-            relay.channel("notes", topic=topic, sender_id=sender, persistence=outbox) as room,
+            relay.channel(
+                "notes",
+                topic=topic,
+                sender_id=sender,
+                persistence=outbox,
+                drain_timeout_ms=1_000,  # what cannot go out by then stays in the outbox
+            ) as room,
         ):
             await (
                 write(room, texts)

@@ -36,6 +36,10 @@ MEASURES = {
     if sys.platform == "linux"
     else [],
     "convergence": [f"{loss} % lost: {what}" for loss in (0, 10) for what in CONVERGED],
+    "crowd": [
+        f"5 people say one thing each: {what}" for what in ("everybody has everything", "sent by the relay")
+    ],
+    "pace": [f"idle syncs of {people} people, in all" for people in (2, 10, 100)],
     "engine": [f"{what}, history of {size}" for size in (100, 300) for what in ("pushed", "received")],
 }
 
@@ -147,3 +151,14 @@ def test_a_brief_run_does_less() -> None:
     assert plan_of(FULL).histories == channel_engine.SIZES
     assert plan_of(FULL).losses == channel_convergence.LOSSES
     assert plan_of(FULL).seeds >= 20
+
+
+def test_the_benchmark_of_absences_runs_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
+    assert main(["--brief", "--json", "--serve", serve, "absence"]) == 0
+    measures = json.loads(capsys.readouterr().out)["measures"]
+    assert [measure["name"] for measure in measures] == [
+        f"{size} {what}"
+        for size in (100, 300)
+        for what in ("missed, read", "said before, joined to first heard")
+    ]

@@ -1,7 +1,8 @@
 """A program with a channel, in a process of its own that a test may kill: commands come in, answers go out.
 
 The one argument is JSON. Each line on stdin is a JSON command, each line on stdout a JSON answer; what the
-program has received stands in the file `record`, a line for each message, written when it was received.
+program has received stands in the file `record`, a line for each message, written when it was received. It
+takes messages by iterating, by a handler that `works` for so many seconds, or by one that also `acks`.
 """
 
 from __future__ import annotations
@@ -24,18 +25,40 @@ def answer(*values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-async def take(channel: Any, record: Path) -> None:
-    with record.open("a") as file:
-        async for message in channel:
-            line = {
-                "request": message.request_id,
-                "from": message.sender_id,
-                "bytes": len(message.payload),
-                "sha256": hashlib.sha256(message.payload).hexdigest(),
-                "text": message.payload.decode() if len(message.payload) < 1_000 else None,
-            }
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+class Record:
+    """What the program has received, in a file that outlives it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def note(self, message: Any, **more: Any) -> None:
+        line = {
+            "request": message.request_id,
+            "from": message.sender_id,
+            "bytes": len(message.payload),
+            "sha256": hashlib.sha256(message.payload).hexdigest(),
+            "text": message.payload.decode() if len(message.payload) < 1_000 else None,
+        }
+        self._file.write(json.dumps(line | more) + "\n")
+        self._file.flush()
+
+
+async def take(channel: Any, record: Record) -> None:
+    async for message in channel:
+        record.note(message)
+
+
+def handle(channel: Any, record: Record, seconds: float, *, acks: bool) -> None:
+    """Take by a handler that works for so long on each message."""
+
+    async def work(message: Any) -> None:
+        record.note(message)
+        await asyncio.sleep(seconds)
+        if acks:
+            await message.ack()
+            record.note(message, acknowledged=True)
+
+    channel.message_events.on("message-received", work)
 
 
 async def main(settings: dict[str, Any]) -> None:
@@ -46,7 +69,11 @@ async def main(settings: dict[str, Any]) -> None:
     async with strata.connect(settings["url"], identity=identity, options=relay_options) as relay:
         channel = relay.channel("room", topic=settings["topic"], sender_id=settings["name"], **options)
         async with channel:
-            taking = asyncio.create_task(take(channel, Path(settings["record"])))
+            record, taking = Record(Path(settings["record"])), None
+            if settings.get("takes", "iterating") == "iterating":
+                taking = asyncio.create_task(take(channel, record))
+            else:
+                handle(channel, record, settings["works"], acks=settings["takes"] == "acks")
             answer("ready")
             while line := await asyncio.to_thread(sys.stdin.readline):
                 command, *rest = json.loads(line)
@@ -57,8 +84,9 @@ async def main(settings: dict[str, Any]) -> None:
                     answer("synced", channel.sync_status().is_synced)
                 elif command == "end":
                     break
-            taking.cancel()
-            await asyncio.wait([taking])
+            if taking is not None:
+                taking.cancel()
+                await asyncio.wait([taking])
         await relay.node.close()
     if store is not None:
         await store.close()

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+import pytest
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
@@ -23,7 +24,7 @@ from strata.channels.messaging.values import (
     NodeMessageSent,
     ReceivedEnvelope,
 )
-from strata.channels.reliable import CHANNEL_EVENTS, ReliableChannel, make_channel
+from strata.channels.reliable import CHANNEL_EVENTS, NotSent, ReliableChannel, make_channel
 from strata.channels.sds import BloomFilter, BloomParameters, HistoryEntry, SdsConfig, SdsMessage
 from strata.channels.segmentation import SegmentationConfig, encode_segment, segment_message
 from strata.channels.segmentation.messages import Segment, decode_segment
@@ -311,16 +312,27 @@ async def opened(
     channel_id: str = "room",
     topic: str = TOPIC,
     take: bool = True,
+    leaves_unsent: bool = False,
     **options: Any,
 ) -> AsyncIterator[tuple[ReliableChannel, Told]]:
-    """An open channel that keeps quiet by itself, and what it tells."""
+    """An open channel that keeps quiet by itself, and what it tells.
+
+    A test that `leaves_unsent` ends with messages that cannot go out, and closing has to say so.
+    """
     channel = make_channel(
         node, channel_id, topic, sender_id, rng=random.Random(1), options={**QUIET, **options}
     )
     told = Told(channel, received=take)
-    async with channel:
+    await channel.open()
+    try:
         await settle()
         yield channel, told
+    finally:
+        if leaves_unsent:
+            with pytest.raises(NotSent):
+                await channel.close()
+        elif channel._session is not None:
+            await channel.close()
 
 
 # What other participants say.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from strata.channels.sds import (
@@ -40,19 +41,24 @@ class Peer:
 
 
 class Network:
-    """`loss` and `repeat` are probabilities, delays are drawn evenly up to `delay_ms`."""
+    """`loss` and `repeat` are probabilities, delays are drawn evenly up to `delay_ms`.
+
+    The participants named in `receipts` list what they received; the others send plain filters.
+    """
 
     def __init__(
         self,
         seed: int,
-        names: str,
+        names: Iterable[str],
         *,
         loss: float = 0.0,
         repeat: float = 0.0,
         delay_ms: int = 100,
         config: SdsConfig = SMALL,
         track_changes: bool = False,
+        receipts: Collection[str] = (),
     ) -> None:
+        self.receipts = receipts
         self.random = random.Random(seed)
         self.config = config
         self.loss, self.repeat, self.delay_ms = loss, repeat, delay_ms
@@ -69,6 +75,7 @@ class Network:
                     now_ms=START_MS,
                     random=self.random.random,
                     track_changes=track_changes,
+                    receipts=name in receipts,
                 )
             )
             for name in names
@@ -116,7 +123,13 @@ class Network:
         """The process ends, and begins anew from what was stored."""
         peer = self.peers[name]
         peer.participant = Participant(
-            "room", name, self.config, now_ms=self.wall(name), random=self.random.random, state=peer.state
+            "room",
+            name,
+            self.config,
+            now_ms=self.wall(name),
+            random=self.random.random,
+            state=peer.state,
+            receipts=name in self.receipts,
         )
 
     def _act(self, action: str, name: str, data: bytes) -> None:

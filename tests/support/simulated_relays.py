@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from strata.protocol import packets
-from strata.protocol.errors import Closed, ConnectionFailed, RequestTimeout
+from strata.protocol.errors import Closed, ConnectionFailed, InvalidPacket, RequestTimeout
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection.values import Announced, Delivery, Published, Query, Statistics
@@ -243,6 +243,14 @@ class SimConnection:
             if stored.packet_id in packet_ids:
                 await asyncio.sleep(self.server.character.latency)
                 yield Delivery(stored, received_at, None, None)
+
+    async def _is_genuine(self, packet: Packet) -> bool:
+        """By the key in the author's DID alone."""
+        try:
+            packet.verify()
+        except InvalidPacket:
+            return False
+        return True
 
 
 class SimStream:

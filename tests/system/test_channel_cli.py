@@ -193,6 +193,43 @@ def test_a_relay_that_is_killed_and_comes_back_costs_nothing(tmp_path, chat):
         assert code == 0 and "no relay can be reached" in err and "connected again" in err
 
 
+def test_ctrl_c_lets_what_was_typed_out(tmp_path, chat):
+    port = free_port()
+    url = f"ws://127.0.0.1:{port}/strata"
+    relay = RelayProcess(tmp_path / "relay", port=port)
+    with running(relay):
+        bob, alice = chat([url], "bob"), chat([url], "alice", json=False)
+        alice.type("before")
+        assert bob.hear()["text"] == "before"
+        relay.kill()
+        alice.type("last words")
+        alice.wait_for("waiting", "last words")
+        alice.process.send_signal(signal.SIGINT)
+        relay.start()
+        code, err = alice._finish()
+        assert code == 130 and "sending what was typed; Ctrl-C ends at once" in err
+        assert bob.hear()["text"] == "last words"
+
+
+def test_a_second_ctrl_c_ends_the_wait_in_good_order(tmp_path, chat):
+    port = free_port()
+    url = f"ws://127.0.0.1:{port}/strata"
+    relay = RelayProcess(tmp_path / "relay", port=port)
+    with running(relay):
+        alice = chat([url], "alice", json=False)
+        alice.type("first")
+        alice.wait_for("sent", "first")
+        relay.kill()
+        alice.type("last words")
+        alice.wait_for("waiting", "last words")
+        alice.process.send_signal(signal.SIGINT)
+        assert alice.process.stderr is not None
+        read = b""
+        while b"Ctrl-C ends at once" not in read:
+            read += alice.process.stderr.readline()
+        assert alice.interrupt()[0] == 130
+
+
 def test_several_relays_are_used_as_one(tmp_path, chat):
     with (
         running(RelayProcess(tmp_path / "a")) as a,

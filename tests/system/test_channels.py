@@ -32,6 +32,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.pool import PoolOptions
 
+from benches.channel_absence import publish_all, written
 from tests.support.faulty_relay import faulty_relay
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, environment, running
@@ -366,6 +367,98 @@ async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and
                     del lines[boundary]
             assert lines == ours
         assert set(lines) <= set(ours)
+
+
+def without_the_one_at_work(lines: list[str], boundaries: list[int]) -> list[str]:
+    """What was recorded, without the first message of each life if the life before was killed amid it."""
+    repeated = {at for at in boundaries if 0 < at < len(lines) and lines[at] == lines[at - 1]}
+    return [line for at, line in enumerate(lines) if at not in repeated]
+
+
+async def killed_twice(record: Path, at: tuple[int, int], count: int, **settings: Any) -> list[int]:
+    """Run a program until it has noted so many lines, kill it, and again; the third life takes all `count`.
+
+    Returns how many lines there were at each kill.
+    """
+    boundaries: list[int] = []
+    for enough in at:
+        program = await Program.start(record=record, **settings)
+        try:
+            await until(partial(has_recorded, record, enough), "it takes messages")
+        finally:
+            await program.kill()
+        boundaries.append(len(recorded(record)))
+    program = await Program.start(record=record, **settings)
+    try:
+        await until(lambda: len({each["text"] for each in recorded(record)}) >= count, "it has taken all")
+        await asyncio.sleep(0.2)  # a repetition would come now
+    finally:
+        await program.kill()
+    return boundaries
+
+
+@pytest.mark.req("C-255", "C-257")
+@pytest.mark.parametrize(
+    ("hand_over", "takes"),
+    [("at_most_once", "handlers"), ("at_least_once", "handlers"), ("at_least_once", "acks")],
+)
+async def test_a_program_killed_amid_its_handlers_loses_nothing_and_repeats_only_what_it_worked_on(
+    relay: RelayProcess, topic: str, tmp_path: Path, hand_over: str, takes: str
+) -> None:
+    said, record = [f"order {number}" for number in range(40)], tmp_path / "record"
+    async with talking(relay.ws, topic, "anchor") as anchor:
+        for each in said:
+            await anchor.send(each.encode())
+        boundaries = await killed_twice(
+            record,
+            (7, 25),
+            len(said) - (2 if hand_over == "at_most_once" else 0),
+            url=relay.ws,
+            topic=topic,
+            store=tmp_path / "store",
+            takes=takes,
+            works=0.01,
+            options={"hand_over": hand_over, "auto_ack": takes != "acks"},
+        )
+    lines = recorded(record)
+    begun = [each["text"] for each in lines if "acknowledged" not in each]
+    if hand_over == "at_most_once":
+        assert len(begun) == len(set(begun)), "nothing twice"
+        assert set(begun) <= set(said) and len(begun) >= len(said) - 2, "at most the one at work is lost"
+    elif takes == "handlers":
+        assert without_the_one_at_work(begun, boundaries) == said
+    else:
+        done = {each["text"]: at for at, each in enumerate(lines) if "acknowledged" in each}
+        assert list(dict.fromkeys(begun)) == said
+        assert not [each for at, each in enumerate(lines) if done.get(each["text"], at) < at]
+        assert len(begun) <= len(said) + len(boundaries)
+
+
+@pytest.mark.req("C-257", "C-269")
+@pytest.mark.parametrize("hand_over", ["at_most_once", "at_least_once"])
+async def test_a_program_killed_while_it_reads_a_long_absence_goes_on_where_it_stood(
+    relay: RelayProcess, topic: str, tmp_path: Path, hand_over: str
+) -> None:
+    count, record = 300, tmp_path / "record"
+    await publish_all(relay.ws, written(count, topic, filter_ids=100))
+    boundaries = await killed_twice(
+        record,
+        (40, 150),
+        count - (2 if hand_over == "at_most_once" else 0),
+        url=relay.ws,
+        topic=topic,
+        store=tmp_path / "store",
+        # A full inbox holds the reading back: each kill comes amid it.
+        options={"hand_over": hand_over, "bloom_filter_size": 100, "max_inbox_messages": 20},
+    )
+    assert len(boundaries) == 2 and boundaries[1] < count
+    said = [f"message {number}" for number in range(count)]
+    lines = [each["text"] for each in recorded(record)]
+    if hand_over == "at_least_once":
+        assert without_the_one_at_work(lines, boundaries) == said
+    else:
+        assert [each for each in said if each in set(lines)] == lines, "in order, nothing twice"
+        assert len(lines) >= count - 2, "at most the one at work is lost"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of another process's memory")

@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
 
@@ -75,6 +76,49 @@ def test_the_chat_shows_a_message_to_the_others_and_two_ticks_to_its_author(rela
     finally:
         end(listener)
     assert [line for line in out.splitlines() if line] == ["  ✓ good morning", "  ✓✓ good morning"]
+
+
+def test_the_chat_shows_when_and_by_whom_a_message_was_sent(relay):
+    listener = example("chat", relay.ws, "bob", "--room", "attic", "--times")
+    talker = example("chat", relay.ws, "alice", "--room", "attic")
+    before = datetime.now().replace(second=0, microsecond=0)
+    try:
+        finish(talker, "good morning\n")
+        (line,) = first_lines(listener, 1)
+    finally:
+        end(listener)
+    day, minute, author, rest = line.split(" ", 3)
+    assert before <= datetime.fromisoformat(f"{day}T{minute}") <= datetime.now()
+    assert author.startswith("did:strata:") and rest == "as alice: good morning"
+
+
+def test_an_author_hears_who_has_read_a_message(relay):
+    reader = example("read_receipts", relay.ws, "bob")
+    author = example("read_receipts", relay.ws, "alice")
+    try:
+        assert author.stdin is not None
+        author.stdin.write("shall we meet?\n")
+        author.stdin.flush()
+        assert first_lines(reader, 1) == ["alice: shall we meet?"]
+        (receipt,) = first_lines(author, 1)
+    finally:
+        end(reader)
+        end(author)
+    assert receipt.startswith("  bob read at ") and receipt.endswith(": shall we meet?")
+
+
+def test_the_others_see_that_somebody_is_typing(relay):
+    listener = example("typing_notices", relay.ws, "bob")
+    talker = example("typing_notices", relay.ws, "alice")
+    try:
+        assert talker.stdin is not None and listener.stdin is not None
+        talker.stdin.write("is anybody there?\n")
+        talker.stdin.flush()
+        assert first_lines(listener, 1) == ["alice: is anybody there?"]
+        finish(talker, "I ...\nI am here\n")
+        assert first_lines(listener, 2) == ["alice is typing", "alice: I am here"]
+    finally:
+        end(listener)
 
 
 def test_a_file_of_several_megabytes_arrives_whole(relay, tmp_path):

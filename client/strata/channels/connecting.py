@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import ssl as ssl_module
 from collections.abc import Iterable
+from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
+from strata.channels.closing import close_after
 from strata.protocol.ids import Signer
 from strata.relays.bootstrap import KnownRelay
 from strata.relays.connection.keyring import Anchors
@@ -70,7 +72,12 @@ class ChannelOpener:
 
     async def _close_node(self) -> None:
         if self._node is not None:
-            await self._node.close()
+            from strata.channels.reliable.client import close_channels
+
+            try:
+                await close_channels(self._node)
+            finally:
+                await self._node.close()
 
     def channel(
         self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
@@ -92,14 +99,28 @@ class Relay(ChannelOpener, PacketRelay):
     """One relay, kept connected until `close`: packets, and channels over them. Made by `connect`."""
 
     async def close(self) -> None:
-        """Close the node of its channels, then the connection, as `PacketRelay.close` does. Idempotent."""
-        await self._close_node()
-        await super().close()
+        """Close its channels, their node, and then the connection, as `PacketRelay.close` does. Idempotent.
+
+        Channels that are open get their time to send (`ReliableChannel.close`). Raises what their closing
+        raises, with everything closed.
+        """
+        try:
+            await self._close_node()
+        finally:
+            await super().close()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await close_after(exc, self.close())
 
     def _new_node(self, identity: Signer) -> RelayNode:
         from strata.channels.messaging.relay_node import RelayNode
 
-        return RelayNode(self, identity=identity)
+        return RelayNode(self, identity=identity, is_genuine=self._is_genuine)
 
 
 def connect_pool(
@@ -129,11 +150,25 @@ class Pool(ChannelOpener, PacketPool):
     """Several relays behind the face of one: packets, and channels over them. Made by `connect_pool`."""
 
     async def close(self) -> None:
-        """Close the node of its channels, then the connections, as `PacketPool.close` does. Idempotent."""
-        await self._close_node()
-        await super().close()
+        """Close its channels, their node, and then the connections, as `PacketPool.close` does. Idempotent.
+
+        Channels that are open get their time to send (`ReliableChannel.close`). Raises what their closing
+        raises, with everything closed.
+        """
+        try:
+            await self._close_node()
+        finally:
+            await super().close()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await close_after(exc, self.close())
 
     def _new_node(self, identity: Signer) -> RelayNode:
         from strata.channels.messaging.relay_node import RelayNode
 
-        return RelayNode(self, identity=identity, wall=self._wall)
+        return RelayNode(self, identity=identity, wall=self._wall, is_genuine=self._is_genuine)

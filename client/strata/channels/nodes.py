@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Unpack
 
+from strata.channels.closing import close_after
 from strata.channels.connecting import Pool, connect_pool
 from strata.channels.messaging.relay_node import RelayNode
 from strata.channels.reliable.channel import ReliableChannel
-from strata.channels.reliable.client import open_channel
+from strata.channels.reliable.client import close_channels, open_channel
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.options import ChannelOptions
 from strata.protocol.ids import Signer
@@ -65,14 +66,22 @@ class Node(RelayNode):
             identity=config.identity,
             defaults=config.channel,
             max_payload=None if limit is None else parse_size(limit),
+            is_genuine=pool._is_genuine,
         )
         self._config = config
         self._pool = pool
 
     async def close(self) -> None:
-        """Close the node and every connection of its pool. Idempotent."""
-        await super().close()
-        await self._pool.close()
+        """Close its channels, the node and every connection, as `Relay.close` does. Idempotent."""
+        try:
+            await close_channels(self)
+        finally:
+            await super().close()
+            await self._pool.close()
+
+    async def __aexit__(self, *exception: object) -> None:
+        raised = exception[1]
+        await close_after(raised if isinstance(raised, BaseException) else None, self.close())
 
     def channel(
         self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]

@@ -36,6 +36,7 @@ it; a built-in class in brackets is a second base.
     ├── GroupKeyError (ValueError)          a group key or its file cannot be used
     │   strata.channels.sds
     ├── OutgoingFull                        too many messages wait for their acknowledgement
+    ├── InvalidSdsMessage (ValueError)      received bytes are no SDS message
     │   strata.channels.persistence
     ├── PersistenceError                    the store of a channel cannot be used:
     │   ├── StorageFull                     it has no room left
@@ -49,6 +50,9 @@ it; a built-in class in brackets is a second base.
     │   strata.channels.reliable
     ├── ReliableError                       a reliable channel cannot do what was asked:
     │   ├── NotStarted                      the client was not started
+    │   ├── NotSent                         messages have not gone out, or were refused
+    │   ├── RequestIdInUse (ValueError)     the request id was given to another message
+    │   ├── ChannelFailed                   a task of the channel failed, and the channel is closed
     │   ├── ChannelNotOpen                  the channel is not open
     │   ├── AlreadyOpen                     the participant has the channel open already
     │   ├── UnknownChannel                  no channel of this id is open here
@@ -59,6 +63,10 @@ it; a built-in class in brackets is a second base.
     │   ├── MessageTooLarge (ValueError)    an ephemeral message does not fit into one transport message
     │   ├── SegmentDoesNotFit (ValueError)  a segment does not fit into one transport message
     │   └── EventsMissed                    events were dropped because nobody took them
+    ├── InvalidPlace (ValueError)           a place in a channel's history is malformed
+    │   strata.channels.waku.http
+    ├── WakuUnreachable                     a Waku node does not answer
+    ├── WakuRefused                         a Waku node refused a request
     │
     │   strata.txrx
     ├── TxRxError                           a Tx or Rx cannot do what was asked:

@@ -13,6 +13,7 @@ Members nobody here knows stay in the bytes, hence in the hash, in storage and i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -76,6 +77,10 @@ _UNSIGNED = ("packet_id", "signature")
 """The members outside what is hashed and signed (R-022, R-023)."""
 
 _SIGNATURE_CHARACTERS = 2 + 2 * ids.SIGNATURE_BYTES
+
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
+"""Several relays deliver each packet, and to each reader of this process: the last small ones are read and
+verified once."""
 
 
 class Packet(msgspec.Struct, frozen=True, eq=False):
@@ -173,6 +178,8 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         Relays differ in what they take. So every reader allows for the deepest nesting that one may be told
         to take, and for media without a header. Raises `InvalidPacket` as `parse` does.
         """
+        if max_bytes is None and len(bytes(raw)) <= _MAX_REMEMBERED_BYTES:
+            return _read_small(bytes(raw))
         return cls.parse(raw, max_bytes=max_bytes, max_depth=DEEPEST, media_needs_header=False)
 
     @property
@@ -219,9 +226,22 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         return f"Packet({self.packet_id}, {self.content_type!r}, {self.size_bytes} bytes)"
 
 
+@lru_cache(_MAX_REMEMBERED)
+def _read_small(raw: bytes) -> Packet:
+    return Packet.parse(raw, max_depth=DEEPEST, media_needs_header=False)
+
+
 def verify_signature(packet: Packet, public_key: bytes) -> bool:
     """Whether the packet's signature verifies under this key (R-023). Releases the interpreter lock."""
+    return (_verify_small if packet.size_bytes <= _MAX_REMEMBERED_BYTES else _verify)(packet, public_key)
+
+
+def _verify(packet: Packet, public_key: bytes) -> bool:
     return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
+
+
+# Packets are equal if all their bytes are, the signature among them.
+_verify_small = lru_cache(_MAX_REMEMBERED)(_verify)
 
 
 def id_holds(raw: bytes) -> bool:

@@ -2,11 +2,13 @@
 
     content = {"type": <content topic>, "profile": "reliable-channel/1", "payload": <base64>}
 
-and `"ephemeral": true` where it is so. The topic is the packet's type, so every RFC-0004 relay files and
+`"ephemeral": true` where it is so, and `"again": true` where the signer repeats what another participant has
+said. The topic is the packet's type, so every RFC-0004 relay files and
 filters channels without knowing of them.
 
 With `sender_binding` a message that someone else sends again keeps its proof of origin: the packet then has
-`original`, the packet as its author signed it, in the place of `payload` (A-130).
+`original`, the packet as its author signed it, in the place of `payload` (A-130). Which key signed for an
+author at that time is known to relays: `embedded_in` gives the packet to be judged by them.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Any
 
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageReceived, ReceivedEnvelope
@@ -28,6 +31,7 @@ __all__ = [
     "PROFILE",
     "build_packet",
     "build_repair",
+    "embedded_in",
     "largest_payload",
     "original_of",
     "read_packet",
@@ -37,6 +41,8 @@ PROFILE = "reliable-channel/1"
 EPHEMERAL_SECONDS = 60
 """How long a relay serves an ephemeral message (C-185)."""
 
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
+"""Many channels of one process may read a packet: the last small ones are read once."""
 _EXPIRES_BYTES = len(b'"expires_at":,') + 12
 _EPHEMERAL_BYTES = len(b'"ephemeral":true,')
 _ORIGINAL_BYTES = len(b'"original":')
@@ -64,6 +70,8 @@ def build_packet(
     if envelope.ephemeral:
         content["ephemeral"] = True
         expires_at = now + EPHEMERAL_SECONDS
+    elif envelope.again:  # shorter than the member above, for which every packet has room
+        content["again"] = True
     return packets.build(
         signer, content, timestamp=now, expires_at=expires_at, nonce=nonce, max_bytes=max_bytes
     )
@@ -86,43 +94,66 @@ def build_repair(
     )
 
 
-def read_packet(packet: Packet, topic: str) -> NodeMessageReceived | None:
-    """The message in a verified packet; None if it is not a message of this topic (C-284, C-286)."""
+def read_packet(packet: Packet, topic: str, original: Packet | None = None) -> NodeMessageReceived | None:
+    """The message in a verified packet; None if it is not a message of this topic (C-284, C-286).
+
+    `original` is the packet that it embeds, if that was found genuine by the keys of its author; without it
+    the key in its author's DID has to have signed it.
+    """
+    if original is None and packet.size_bytes <= _MAX_REMEMBERED_BYTES:
+        return _read_small(packet, topic)
+    return _read(packet, topic, original)
+
+
+def _read(packet: Packet, topic: str, original: Packet | None = None) -> NodeMessageReceived | None:
     content = packet.content
     if packet.content_type != topic or content.get("profile") != PROFILE:
         return None
     carrier = packet
     if "original" in content:
-        original = original_of(packet)
+        original = original or original_of(packet)
         if original is None or "payload" in content:
             return None
         carrier, content = original, original.content
     payload = _payload(content)
     if payload is None:
         return None
+    again = content.get("again") is True
     return NodeMessageReceived(
         packet.digest,
         ReceivedEnvelope(
             content_topic=topic,
             payload=payload,
             ephemeral=content.get("ephemeral") is True,
-            author=carrier.author_id,
-            timestamp=packet.timestamp,
+            author=None if again else carrier.author_id,
+            timestamp=None if again else carrier.timestamp,
         ),
     )
+
+
+_read_small = lru_cache(_MAX_REMEMBERED)(_read)
 
 
 def original_of(packet: Packet) -> Packet | None:
     """The packet to embed in a repair of this one: itself, or the one it embeds if that is genuine.
 
-    Genuine means signed by the key in its author's own DID; its age does not matter.
+    Genuine means here: signed by the key in its author's own DID; its age does not matter.
     """
-    embedded = packet.content.get("original")
-    if embedded is None:
+    if packet.content.get("original") is None:
         return packet
+    original = embedded_in(packet)
     try:
-        original = Packet.read(canonical.encode(embedded, max_depth=DEEPEST))
-        original.verify()
+        if original is not None:
+            original.verify()
+    except InvalidPacket:
+        return None
+    return original
+
+
+def embedded_in(packet: Packet) -> Packet | None:
+    """The packet that this one embeds as a repair, whole, and with its signature still to be judged."""
+    try:
+        original = Packet.read(canonical.encode(packet.content.get("original"), max_depth=DEEPEST))
     except InvalidPacket:
         return None
     same = original.content_type == packet.content_type and original.content.get("profile") == PROFILE

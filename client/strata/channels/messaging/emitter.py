@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 __all__ = ["EventEmitter", "Handler", "NamedEvent"]
@@ -30,15 +31,23 @@ class EventEmitter:
     An error of a handler is logged; it stops neither the other handlers nor the emitter.
     """
 
-    def __init__(self, names: Iterable[str], *, on_change: Callable[[], None] | None = None) -> None:
-        """`on_change` is called when a handler has been added."""
-        self._handlers: dict[str, list[Handler]] = {name: [] for name in names}
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        also: Iterable[str] = (),
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """`also` are events that can be listened to and are not among `names`. `on_change` is called when a
+        handler has been added."""
+        self._names = tuple(names)
+        self._handlers: dict[str, list[Handler]] = {name: [] for name in (*self._names, *also)}
         self._on_change = on_change
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every event there can be."""
-        return tuple(self._handlers)
+        """Every event there can be, but for those that were given as `also`."""
+        return self._names
 
     def on(self, name: str, handler: Handler) -> Handler:
         """Call `handler` for each event of this name from now on; it is returned, to be given to `off`.
@@ -62,13 +71,29 @@ class EventEmitter:
 
     async def emit(self, event: NamedEvent) -> None:
         """Call the handlers, and wait for those that are asynchronous. Cancelling cancels the one awaited."""
+        await self.call(event)
+
+    async def call(self, event: NamedEvent, *, only: Sequence[Handler] | None = None) -> list[Handler]:
+        """Call the handlers as `emit` does, or `only` these of them. Returns those that raised."""
+        raised: list[Handler] = []
         for handler in tuple(self._of(event.name)):
+            if only is not None and handler not in only:
+                continue
             try:
                 answer = handler(event)
                 if answer is not None and inspect.isawaitable(answer):
                     await answer
             except Exception:
                 _log.exception("a handler of %s raised", event.name)
+                raised.append(handler)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Something that the handler waited for was cancelled, and not the task that calls it.
+                _log.exception("a handler of %s was cancelled", event.name)
+                raised.append(handler)
+        return raised
 
     def _of(self, name: str) -> list[Handler]:
         handlers = self._handlers.get(name)

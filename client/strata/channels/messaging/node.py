@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import ConnectionStatus, MessageEnvelope, NodeMessageReceived
@@ -55,6 +55,14 @@ class MessagingNode(Protocol):
 
     hub: object = None
     """What the channels of this node share. The channels set it; a node only has the attribute."""
+
+    if not TYPE_CHECKING:  # a node may lack it
+        read = None
+        """A method that reads the store in either order and from a place on: `PagedHistory`."""
+        receipts = False
+        """Whether channels list receipts in place of filters while everybody does (decision 46)."""
+        finds_by_hash = True
+        """Whether `fetch` costs less than reading the store."""
 
     @property
     def transport_identity(self) -> str:

@@ -32,6 +32,10 @@ class Outcomes:
         for outcome in list(self._waiting.values()):
             outcome.cancel()
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether the outcome of a message of this request id is still open."""
+        return request_id in self._waiting
+
     async def begin(self, request_id: str, sending: Awaitable[object]) -> asyncio.Future[Outcome]:
         """Wait until `node.send` or `node.send_again` has taken a message of this request id.
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
     MESSAGE_EVENTS,
@@ -40,6 +43,8 @@ from strata.protocol.errors import (
     StrataError,
 )
 from strata.protocol.packets import Packet
+from strata.relays.pool.pool import PacketPool
+from strata.relays.pool.values import Position
 
 __all__ = ["DeliveredPacket", "PacketRelays", "PacketStream", "RelayNode"]
 
@@ -48,12 +53,19 @@ _log = logging.getLogger("strata.messaging")
 _OVERLAP_SECONDS = 600
 """How far back a new subscription looks at relays' clocks: they may be behind ours."""
 _PAGE_MESSAGES = 500
+_PAGE_BYTES = 4 << 20
+_RESUME_MARGIN_SECONDS = 600
+"""How far before its last packet a relay is read that knows its cursor no more."""
 _HEALTH_INTERVAL = 0.25
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
 """A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
+_BY_HASH = frozenset({"packet_ids", "http_packets"})
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
+_WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
+"""Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
+_WRONG_TIME_WAIT_MS = 10_000
 
 
 class DeliveredPacket(Protocol):
@@ -97,6 +109,7 @@ class PacketRelays(Protocol):
         authors: tuple[str, ...] = (),
         types: str = "",
         since: int | None = None,
+        until: int | None = None,
         received_since: int | None = None,
         live: bool = True,
         order: Literal["asc", "desc"] = "asc",
@@ -111,15 +124,20 @@ class RelayNode:
     """Carries messages as packets of one identity over a relay or a pool, which stay the caller's to close.
 
     `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
-    none of their own. With 1024 messages under way, `send` waits for one of them to end. What is received is
-    handed on as fast as the handlers of `message_received` take it: a slow one slows the subscription, and
-    the relay's store is the buffer. `dropped` counts packets without a message.
+    none of their own. `is_genuine` judges a packet inside another one by its author's keys of that time;
+    without it the key in the author's DID counts.
+
+    With 1024 messages under way, `send` waits for one of them to end. What is received is handed on as fast
+    as the handlers of `message_received` take it: a slow one slows the subscription, and the relay's store is
+    the buffer. `dropped` counts packets without a message.
 
     Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
     """
 
     hub: object = None
     """What the channels of this node share; see `MessagingNode`."""
+    receipts: bool = True
+    """Channels may list receipts in place of filters; see `MessagingNode`."""
 
     def __init__(
         self,
@@ -130,11 +148,13 @@ class RelayNode:
         defaults: object = None,
         max_payload: int | None = None,
         wall: Callable[[], float] = time.time,
+        is_genuine: Callable[[Packet], Awaitable[bool]] | None = None,
     ) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
         self.dropped = 0
         self._relays = relays
+        self._is_genuine = is_genuine
         self._identity = identity
         self._timeout = publish_timeout
         self._max_payload = max_payload
@@ -148,6 +168,8 @@ class RelayNode:
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
+        self._clock_ahead = -math.inf
+        """The wall clock above the loop's, when it was last looked at."""
         self._monitor: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -273,7 +295,10 @@ class RelayNode:
 
         try:
             await self._relays.publish(packet, timeout=self._timeout, on_stored=stored)
-        except (StrataError, OSError) as error:
+        except Exception as error:
+            # Whatever it is, the channel that waits for the outcome has to hear of it.
+            if not isinstance(error, StrataError | OSError):
+                _log.exception("a message could not be published")
             for task in propagated:
                 await task
             await self.message_events.emit(_failure(request_id, packet.digest, error))
@@ -291,7 +316,7 @@ class RelayNode:
             wanted = [f"0x{message_hash.hex()}"]
             async with aclosing(self._relays.find(wanted, types=topic, since=0)) as deliveries:
                 async for delivery in deliveries:
-                    found = binding.original_of(delivery.packet)
+                    found = await self._original(delivery.packet)
             if found is None:
                 raise NodeError("the original packet cannot be had")
             original = found
@@ -304,7 +329,9 @@ class RelayNode:
                     retention_seconds=retention_seconds,
                 )
             )
-        except (StrataError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, StrataError | OSError):
+                _log.exception("a message could not be published again")
             await self.message_events.emit(_failure(request_id, None, error))
             return
         await self._publish(packet, request_id)
@@ -343,7 +370,8 @@ class RelayNode:
 
     async def _receive(self, topic: str) -> None:
         """Read a topic for as long as it is subscribed."""
-        since = int(self.wall())
+        since = int(self.wall()) - _OVERLAP_SECONDS
+        alone = not isinstance(self._relays, PacketPool)
         while True:
             try:
                 subscription = self._relays.subscribe(
@@ -351,32 +379,60 @@ class RelayNode:
                     authors=self._authors[topic],
                     # The first says it exactly, to relays that have it; the second loses nothing at others,
                     # for no relay takes a packet older than that.
-                    received_since=since - _OVERLAP_SECONDS,
-                    since=since - _OVERLAP_SECONDS - packets.DEFAULT_MAX_PACKET_AGE_SECONDS,
+                    received_since=max(0, since),
+                    since=max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS),
                 )
                 stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, self._failing.pop, topic, None)
                 try:
                     async with aclosing(subscription):
                         async for delivery in subscription:
                             self._failing.pop(topic, None)
-                            await self._hand_on(delivery.packet, topic)
+                            # A pool's relays differ: what one has stored, a reading may not come upon.
+                            live = getattr(delivery, "live", None)
+                            await self._hand_on(delivery.packet, topic, stored=live is False and alone)
                 finally:
                     stands.cancel()
                 return  # closed by the relay object
-            except (StrataError, OSError) as error:
+            except Exception as error:
                 if isinstance(error, Closed):
                     return
+                if not isinstance(error, StrataError | OSError):
+                    _log.exception(
+                        "reading %s failed", topic
+                    )  # a fault of ours must not end the reading unseen
                 self._failing[topic] += 1
                 _log.warning("%s cannot be read: %s", topic, error)
                 bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))
             await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
 
-    async def _hand_on(self, packet: Packet, topic: str) -> None:
-        message = binding.read_packet(packet, topic)
+    async def _hand_on(self, packet: Packet, topic: str, *, stored: bool) -> None:
+        message = await self._read(packet, topic)
         if message is None:
             self.dropped += 1
         else:
+            if stored:
+                message = replace(message, stored=True)
             await self.message_events.emit(message)
+
+    async def _read(self, packet: Packet, topic: str) -> NodeMessageReceived | None:
+        """The message in a packet; None if it has none of this topic, or one its author has not signed."""
+        if "original" not in packet.content:
+            return binding.read_packet(packet, topic)
+        original = await self._original(packet)
+        return None if original is None else binding.read_packet(packet, topic, original)
+
+    async def _original(self, packet: Packet) -> Packet | None:
+        """The packet itself, or the one it embeds if that is genuine by the keys of its author."""
+        if packet.content.get("original") is None:
+            return packet
+        if self._is_genuine is None:
+            return binding.original_of(packet)
+        original = binding.embedded_in(packet)
+        try:
+            return original if original is not None and await self._is_genuine(original) else None
+        except (StrataError, OSError) as error:
+            _log.info("the keys of an author cannot be had: %s", error)
+            return None  # who lacks the message asks for it again
 
     async def history(
         self, topic: str, *, since_ms: int
@@ -385,14 +441,14 @@ class RelayNode:
         query = self._relays.subscribe(
             types=topic,
             authors=self._authors.get(topic, ()),
-            since=since_ms // 1000,
+            since=max(0, since_ms // 1000),
             order="desc",
             live=False,
         )
         page: list[NodeMessageReceived] = []
         async with aclosing(query) as found:
             async for delivery in found:
-                message = binding.read_packet(delivery.packet, topic)
+                message = await self._read(delivery.packet, topic)
                 if message is None:
                     self.dropped += 1
                     continue
@@ -403,13 +459,89 @@ class RelayNode:
         if page:
             yield page
 
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: Order,
+        since_ms: int,
+        until_ms: int | None = None,
+        after: str | None = None,
+    ) -> AsyncGenerator[HistoryPage, None]:
+        """The messages of the relays in either order, from a position on; see `PagedHistory`.
+
+        Newest first, `since_ms` and `until_ms` are about authors' times. Oldest first, `since_ms` is about
+        the time at which relays received a packet: what was sent late, or by a slow clock, is read too.
+        """
+        places = read_position(after)
+        query: dict[str, Any] = {"since": max(0, since_ms // 1000)}
+        if order == "asc":
+            query["received_since"] = query["since"]
+            query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
+        if until_ms is not None:
+            query["until"] = until_ms // 1000
+        found = self._relays.subscribe(
+            types=topic,
+            authors=self._authors.get(topic, ()),
+            order=order,
+            live=False,
+            **query,
+            **self._resumed(places),
+        )
+        page: list[NodeMessageReceived] = []
+        size = 0
+        async with aclosing(found):
+            async for delivery in found:
+                message = await self._read(delivery.packet, topic)
+                places |= self._place(delivery)
+                if message is None:
+                    self.dropped += 1
+                    continue
+                page.append(message)
+                size += len(message.message.payload)
+                if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
+                    places |= self._places(found)
+                    yield HistoryPage(page, write_position(places))
+                    page, size = [], 0
+            places |= self._places(found)
+        yield HistoryPage(page, write_position(places))
+
+    def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
+        """The options of a subscription that goes on from these places."""
+        if isinstance(self._relays, PacketPool):
+            known = {url: Position(place.cursor, place.received_at) for url, place in places.items()}
+            return {"positions": known} if known else {}
+        place = places.get(getattr(self._relays, "url", ""))
+        if place is None:
+            return {}
+        since = max(0, place.received_at - _RESUME_MARGIN_SECONDS)
+        return {"cursor": place.cursor, "cursor_fallback_since": since}
+
+    def _place(self, delivery: DeliveredPacket) -> dict[str, Place]:
+        """Where a delivery leaves its relay, if there is one relay."""
+        cursor = getattr(delivery, "cursor", None)
+        if cursor is None or isinstance(self._relays, PacketPool):
+            return {}
+        return {getattr(self._relays, "url", ""): Place(cursor, getattr(delivery, "received_at", 0))}
+
+    def _places(self, found: PacketStream) -> dict[str, Place]:
+        """Where the relays of a pool stand after the packet last taken."""
+        positions: dict[str, Position] = getattr(found, "positions", {})
+        return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}
+
+    @property
+    def finds_by_hash(self) -> bool:
+        """Whether `fetch` costs less than reading the store: a plain relay is read through each time."""
+        announced = getattr(self._relays, "announced", None)
+        return announced is None or not _BY_HASH.isdisjoint(announced.extensions)
+
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages in these packets, found in the way that each relay supports (C-285)."""
         wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
-        since = int(self.wall()) - 30 * 86_400
+        since = max(0, int(self.wall()) - 30 * 86_400)
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
             async for delivery in found:
-                message = binding.read_packet(delivery.packet, topic)
+                message = await self._read(delivery.packet, topic)
                 if message is not None:
                     yield message
 
@@ -422,12 +554,22 @@ class RelayNode:
     async def _monitor_health(self) -> None:
         # Relays reconnect by themselves; this task only observes them.
         while True:
+            self._look_at_clock()
             status = self.connection_status
             if status is not self._status:
                 self._status = status
                 await self.health_events.emit(ConnectionStatusChange(status))
             await self._tell_health()
             await asyncio.sleep(_HEALTH_INTERVAL)
+
+    def _look_at_clock(self) -> None:
+        """Read the topics anew once the clock was set back: else they wait for packets of the future."""
+        ahead = self.wall() - asyncio.get_running_loop().time()
+        if ahead < self._clock_ahead - _OVERLAP_SECONDS:
+            for topic, task in self._topics.items():
+                task.cancel()
+                self._topics[topic] = asyncio.create_task(self._receive(topic), name=f"strata-topic {topic}")
+        self._clock_ahead = ahead
 
     async def _tell_health(self) -> None:
         for topic in {*self._topics, *self._health}:
@@ -455,6 +597,8 @@ def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> N
         code, recoverable = error.code, error.retry not in _FINAL
         if error.code == ErrorCode.RATE_LIMITED or error.retry is Retry.LATER:
             retry_after_ms = 1000 * (error.retry_after or 1)
+        elif error.code in _WRONG_TIME:
+            recoverable, retry_after_ms = True, _WRONG_TIME_WAIT_MS
     elif isinstance(error, InvalidPacket | MissingCapability | NodeError):
         recoverable = False
     elif isinstance(error, ConnectionFailed | Closed):

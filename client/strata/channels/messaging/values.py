@@ -8,6 +8,8 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+from strata.channels.spelling import in_camel_case
+
 __all__ = [
     "HEALTH_EVENTS",
     "MESSAGE_EVENTS",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEnvelope:
     """One message to send (C-260)."""
@@ -35,6 +38,8 @@ class MessageEnvelope:
     """A proof for transports that ask for one (C-236). Relays carry none."""
     retention_seconds: int | None = None
     """How long stores should keep it; None is up to them (C-295)."""
+    again: bool = False
+    """It repeats what another participant has said: whoever sends it now did not write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,12 @@ class ReceivedEnvelope:
     payload: bytes
     ephemeral: bool = False
     author: str | None = None
-    """The signer, where the transport proves it: on relays the DID of the packet's author."""
+    """The signer, where the transport proves it: on relays the DID of the packet's author. None for a message
+    that somebody else repeats without the proof."""
     timestamp: int | None = None
-    """The time at which its author claims to have sent it, in Unix seconds."""
+    """The time at which its author claims to have sent it, in Unix seconds; None where that is not known."""
+    meta: bytes | None = None
+    """What some transports carry beside the payload. Relays carry none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class NodeMessageReceived:
     message_hash: bytes
     """The hash that finds the message in a store: on relays the 32 bytes of the packet id (C-283)."""
     message: ReceivedEnvelope
+    stored: bool = False
+    """The transport's store had it before the subscription was abreast: reading the store brings it too."""
 
 
 @dataclass(frozen=True, slots=True)

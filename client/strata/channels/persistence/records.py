@@ -25,6 +25,7 @@ __all__ = [
     "QueryMark",
     "QueuedSend",
     "Record",
+    "RequestName",
     "SegmentsFinished",
     "SegmentsGivenUp",
     "SenderName",
@@ -61,11 +62,26 @@ class SentChunk(Record, frozen=True, array_like=True, gc=False):
     total_chunks: int
     dispatched: bool = False
     acknowledged: bool = False
+    acknowledged_by: str | None = None
 
     @property
     def key(self) -> str:
         """The SDS message id."""
         return self.message_id
+
+
+class RequestName(Record, frozen=True, array_like=True, gc=False):
+    """A request id that a program chose, and the hash of the message it named: a repetition sends nothing."""
+
+    KIND: ClassVar[str] = "request_name"
+
+    request_id: str
+    message_hash: bytes
+
+    @property
+    def key(self) -> str:
+        """The request id."""
+        return self.request_id
 
 
 class PartialSegment(Record, frozen=True, array_like=True, gc=False):
@@ -164,6 +180,10 @@ class InboxMessage(Record, frozen=True, array_like=True, gc=False):
     payload: bytes
     received_at: int
     retrieval_hint: bytes | None = None
+    author: str | None = None
+    sent_at: int | None = None
+    lamport: int | None = None
+    sds_id: str | None = None
 
     @property
     def key(self) -> str:
@@ -178,6 +198,10 @@ class QueryMark(Record, frozen=True, array_like=True, gc=False):
 
     succeeded_at: int
     received_at: int
+    position: str | None = None
+    """Where the reading is to go on, in the words of the node."""
+    joined_from: int = 0
+    """Messages from before this time were never wanted; 0: all are."""
 
     @property
     def key(self) -> str:
@@ -186,16 +210,18 @@ class QueryMark(Record, frozen=True, array_like=True, gc=False):
 
 
 class SenderName(Record, frozen=True, array_like=True, gc=False):
-    """The sender id that was made for this channel (C-006), under the participant `(channel, "")`."""
+    """The sender id that was made for an identity in this channel (C-006), under the participant
+    `(channel, "")`. Earlier versions kept one for all identities, without an owner."""
 
     KIND: ClassVar[str] = "sender_name"
 
     sender_id: str
+    owner: str = "current"
 
     @property
     def key(self) -> str:
-        """There is one."""
-        return "current"
+        """There is one for each owner."""
+        return self.owner
 
 
 _Kind = TypeVar("_Kind", bound=Record)

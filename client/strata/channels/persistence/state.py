@@ -26,6 +26,7 @@ from strata.channels.persistence.records import (
     QueryMark,
     QueuedSend,
     Record,
+    RequestName,
     SegmentsFinished,
     SegmentsGivenUp,
     SenderName,
@@ -51,6 +52,7 @@ _FIELDS: dict[str, type[Record]] = {
     "epochs": EpochCount,
     "inbox": InboxMessage,
     "query_marks": QueryMark,
+    "request_names": RequestName,
     "sender_names": SenderName,
 }
 
@@ -82,6 +84,7 @@ class ChannelState:
     epochs: dict[str, EpochCount] = field(default_factory=dict)
     inbox: dict[str, InboxMessage] = field(default_factory=dict)
     query_marks: dict[str, QueryMark] = field(default_factory=dict)
+    request_names: dict[str, RequestName] = field(default_factory=dict)
     sender_names: dict[str, SenderName] = field(default_factory=dict)
     other: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Records of kinds that are known neither here nor to SDS, by kind and key."""

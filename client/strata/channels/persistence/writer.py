@@ -59,12 +59,14 @@ class ChangeWriter:
         retry_interval_max: float = 30.0,
         on_health: Callable[[WriterHealth], None] | None = None,
         on_written: Callable[[], None] | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
         sleep: Callable[[float], Coroutine[None, None, object]] = asyncio.sleep,
     ) -> None:
         """`retry_interval` (seconds) is the wait after a first failure; it doubles up to the maximum.
 
         `on_health` hears of each failure and of the recovery, `on_written` of each progress of `confirmed`;
-        they must not raise. `sleep` is for simulators.
+        they must not raise. `on_fault` hears of an error of this object itself, or of theirs: nothing more is
+        written then. `sleep` is for simulators.
         """
         self._persistence = persistence
         self._participant = participant
@@ -73,6 +75,7 @@ class ChangeWriter:
         self._interval_max = retry_interval_max
         self._on_health = on_health
         self._on_written = on_written
+        self._on_fault = on_fault
         self._sleep = sleep
         self._pending: deque[Sequence[Change]] = deque()
         self._pending_changes = 0
@@ -181,9 +184,14 @@ class ChangeWriter:
                         return
                 else:
                     self._settle(len(batch))
+        except Exception as error:
+            _log.exception("%s: the writer failed", self._participant.channel_id)
+            self._error = PersistenceClosed(f"the writer failed: {error!r}")
+            if self._on_fault is not None:
+                self._on_fault(error)
         finally:
             self._task = None
-            self._release(self._error or PersistenceClosed("the writer was stopped"))
+            self.release(self._error or PersistenceClosed("the writer was stopped"))
 
     def _next_batch(self) -> list[Sequence[Change]]:
         batch: list[Sequence[Change]] = []
@@ -226,8 +234,8 @@ class ChangeWriter:
         self._pause = None
         return True
 
-    def _release(self, error: PersistenceError) -> None:
-        """Tell every waiter that its changes will not be written."""
+    def release(self, error: Exception) -> None:
+        """Let nobody wait in `written` any longer: they get this error. What waits is still written."""
         while self._waiters:
             _, waiter = self._waiters.popleft()
             if not waiter.done():

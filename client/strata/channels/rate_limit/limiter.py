@@ -51,7 +51,8 @@ class _Lane:
 
     def __init__(self) -> None:
         self.queues: tuple[deque[Transmission], ...] = (deque(), deque(), deque())
-        self.ids: set[tuple[Priority, str]] = set()
+        self.ids: dict[tuple[Priority, str], int] = {}
+        """What waits, with its position."""
         self.next_position = 1
         self.changes: list[Change] = []
 
@@ -196,7 +197,7 @@ class RateLimiter:
         # Several may come back, in any order: chunks leave by position (C-069).
         place = bisect_left(queue, transmission.position, key=lambda waiting: waiting.position)
         queue.insert(place, transmission)
-        lane.ids.add((transmission.priority, transmission.message_id))
+        lane.ids[transmission.priority, transmission.message_id] = transmission.position
 
     def withdraw(self, lane: str, message_id: str) -> None:
         """Remove a message from its lane: it was acknowledged meanwhile, or failed for good."""
@@ -204,13 +205,14 @@ class RateLimiter:
         if queues is None:
             return
         for priority, queue in zip(Priority, queues.queues, strict=True):
-            if (priority, message_id) not in queues.ids:
+            position = queues.ids.pop((priority, message_id), None)
+            if position is None:
                 continue
-            queues.ids.discard((priority, message_id))
-            for transmission in [waiting for waiting in queue if waiting.message_id == message_id]:
-                queue.remove(transmission)
-                if transmission.position:
-                    queues.changes.append(remove(QueuedSend, str(transmission.position)))
+            if position:
+                del queue[bisect_left(queue, position, key=lambda waiting: waiting.position)]
+                queues.changes.append(remove(QueuedSend, str(position)))
+            else:
+                queue.remove(next(waiting for waiting in queue if waiting.message_id == message_id))
 
     def close_lane(self, lane: str) -> None:
         """Forget a channel's lane; its stored queue stays in the store."""
@@ -270,11 +272,11 @@ class RateLimiter:
 
     def _append(self, lane: _Lane, transmission: Transmission) -> None:
         lane.queues[transmission.priority].append(transmission)
-        lane.ids.add((transmission.priority, transmission.message_id))
+        lane.ids[transmission.priority, transmission.message_id] = transmission.position
 
     def _pop(self, lane: _Lane, queue: deque[Transmission]) -> Transmission:
         transmission = queue.popleft()
-        lane.ids.discard((transmission.priority, transmission.message_id))
+        lane.ids.pop((transmission.priority, transmission.message_id), None)
         message = self._needs_message_budget(transmission)
         self._budget.charge(message=message)
         return replace(transmission, counted_in=self._budget.epoch) if message else transmission

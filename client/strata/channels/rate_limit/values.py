@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
+from strata.channels.spelling import in_camel_case
 from strata.protocol.errors import StrataError
 
 __all__ = [
@@ -50,6 +51,7 @@ class EphemeralDropReason(enum.StrEnum):
     REACHED = "rate_limit_reached"
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig:
     """Limits of the transport; None means that no limit is known. Raises `ValueError` for impossible values.

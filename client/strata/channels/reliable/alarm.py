@@ -1,10 +1,10 @@
-"""What wakes a task that has its own time to keep: a call from elsewhere, or that time."""
+"""What wakes a task that has its own time to keep, and what became of a task that has ended."""
 
 from __future__ import annotations
 
 import asyncio
 
-__all__ = ["Alarm"]
+__all__ = ["Alarm", "end_of"]
 
 
 class Alarm:
@@ -39,6 +39,18 @@ class Alarm:
             self._waiter = None
             if timer is not None:
                 timer.cancel()
+
+
+def end_of(task: asyncio.Task[None]) -> BaseException | None:
+    """The error with which a task has ended; None if it came to its end.
+
+    It is a `CancelledError` if somebody cancelled the task, as `asyncio.run` does at the end.
+    """
+    if not task.cancelled():
+        return task.exception()
+    if task.cancelling():
+        return asyncio.CancelledError()
+    return RuntimeError("something that it waited for was cancelled")
 
 
 def _end(waiter: asyncio.Future[None]) -> None:

@@ -6,47 +6,61 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from strata.channels.closing import close_after
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import MessagingNode, check_content_topic
+from strata.channels.parameters import named_too
 from strata.channels.persistence.interface import ParticipantKey, Persistence
 from strata.channels.persistence.memory import MemoryPersistence
-from strata.channels.persistence.records import SenderName, put, read_records
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import WriterHealth
 from strata.channels.rate_limit.values import DEFAULT_RATE_LIMIT_CONFIG
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
-from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted, SegmentDoesNotFit
+from strata.channels.reliable.errors import AlreadyOpen, ChannelNotOpen, NotStarted
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
+    CHANNEL_STATUS_EVENTS,
     ChunkInfo,
     MessageReceived,
+    ReliableMessageReceived,
     SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.handover import Events
+from strata.channels.reliable.history import PastMessages
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.looking import causal_log
+from strata.channels.reliable.naming import name_sender
 from strata.channels.reliable.payloads import CodecPair
+from strata.channels.reliable.request_names import check_request_id
 from strata.channels.reliable.session import ChannelSession
-from strata.channels.reliable.sizes import largest_ephemeral, largest_segment
+from strata.channels.reliable.sizes import fitted_segments, largest_ephemeral, largest_segment
 from strata.channels.reliable.values import (
     AtRisk,
     ChannelHealth,
     ChannelStatistics,
     SyncStatus,
 )
-from strata.channels.sds import SdsConfig, SdsMessage
+from strata.channels.sds import SdsConfig
 from strata.channels.sds.messages import check_id
 from strata.channels.segmentation.messages import message_hash
 from strata.channels.segmentation.splitting import SegmentationConfig
 from strata.protocol.errors import StrataError
 
 __all__ = ["ReliableChannel"]
+
+_log = logging.getLogger("strata.reliable")
+
+
+_named_as_documented = named_too(message_payload="payload")
 
 
 class ReliableChannel:
@@ -57,8 +71,12 @@ class ReliableChannel:
             async for message in room:
                 print(message.sender_id, message.payload)
 
-    A channel belongs to one event loop. Sent messages that are not acknowledged, and received messages that
-    are not taken, outlive `stop` and `close`, and with a durable store the process too.
+    The end of the block waits until the messages are out, and raises `NotSent` for those that are lost with
+    the default store. Sent messages that are not acknowledged, and received messages that are not taken,
+    outlive `stop` and `close`, and with a durable store the process too. A channel belongs to one event loop.
+
+    A channel closes itself when one of its tasks fails. Every call and every iterator then raises
+    `ChannelFailed`, and so does `close`.
     """
 
     def __init__(
@@ -76,14 +94,17 @@ class ReliableChannel:
         """`config` has its sections filled in. Raises `ValueError` and `TypeError` for what cannot work."""
         self._session: ChannelSession | None = None
         self._closed = False
+        self._closed_with_node = False
         self._codec = CodecPair(encoder, decoder)
-        self.message_events = EventEmitter(CHANNEL_EVENTS, on_change=self._heard)
-        """Handlers by event name (C-026)."""
+        self.message_events = EventEmitter(CHANNEL_EVENTS, also=CHANNEL_STATUS_EVENTS, on_change=self._heard)
+        """Handlers by event name (C-026); `CHANNEL_STATUS_EVENTS` can be listened to as well."""
         self.config = config
         self._node = node
         self._channel_id = check_id("channel_id", channel_id)
         self._content_topic = check_content_topic(self._codec.content_topic or content_topic or "")
         self._sender_id = None if sender_id is None else check_id("sender_id", sender_id)
+        if config.device is not None and (config.sender_binding != "did" or sender_id is not None):
+            raise ValueError('device needs sender_binding="did", and no sender_id')
         self._hook = None if config.encryption is None else EncryptionHook(config.encryption)
         self._store: Persistence = config.persistence or MemoryPersistence()
         self._rng = rng or random.SystemRandom()
@@ -101,6 +122,16 @@ class ReliableChannel:
         return self._channel_id
 
     @property
+    def channelId(self) -> str:
+        """`channel_id`, as the documents spell it."""
+        return self._channel_id
+
+    @property
+    def messageEvents(self) -> EventEmitter:
+        """`message_events`, as the documents spell it."""
+        return self.message_events
+
+    @property
     def content_topic(self) -> str:
         """The topic on which the messages travel."""
         return self._content_topic
@@ -113,6 +144,7 @@ class ReliableChannel:
         return self._sender_id
 
     @staticmethod
+    @_named_as_documented
     def get_message_id(payload: bytes) -> str:
         """The logical id that events will carry for this payload (C-018)."""
         return message_hash(payload).hex()
@@ -136,7 +168,7 @@ class ReliableChannel:
         try:
             if hub.is_open(key):
                 raise AlreadyOpen(self._channel_id, sender_id)
-            self._check_sizes(sender_id)
+            self._fit_sizes(sender_id)
             rate_limit = self.config.rate_limit or DEFAULT_RATE_LIMIT_CONFIG
             outbox = await hub.open_outbox(key, rate_limit, self._store)
             state = ChannelState.read(await self._store.load(key))
@@ -162,32 +194,32 @@ class ReliableChannel:
         if self.config.auto_start:
             try:
                 await self.start()
-            except BaseException:
-                await self.close()
+            except BaseException as error:
+                session, self._session, self._closed = self._session, None, True
+                if session is not None:
+                    await close_after(error, session.close(0))
                 raise
         return self
 
     async def _named(self) -> str:
         """A sender id of this channel's own, the same one after a restart with a durable store (C-006)."""
-        if self.config.sender_binding == "did":
-            return self._node.transport_identity
-        key = ParticipantKey(self._channel_id, "")
-        stored = (await self._store.load(key)).records.get(SenderName.KIND, {})
-        known = read_records(SenderName, stored).get("current")
-        if known is not None:
-            return known.sender_id
-        made = SenderName(f"{self._rng.getrandbits(128):032x}")
-        await self._store.apply(key, [put(made)])
-        return made.sender_id
+        return await name_sender(
+            self._store,
+            self._channel_id,
+            self._node.transport_identity,
+            self._rng,
+            bound=self.config.sender_binding == "did",
+            device=self.config.device,
+        )
 
-    def _check_sizes(self, sender_id: str) -> None:
+    def _fit_sizes(self, sender_id: str) -> None:
+        """Make a segment size that nobody chose fit the transport, and refuse one that does not (C-035)."""
         sds = self.config.sds or SdsConfig()
         largest = largest_segment(
             self._largest_payload(), self._channel_id, sender_id, sds, hook_overhead=self._overhead
         )
-        size = (self.config.segmentation or SegmentationConfig()).segment_size_bytes
-        if largest is not None and size > largest:
-            raise SegmentDoesNotFit(size, largest)
+        fitted = fitted_segments(self.config.segmentation or SegmentationConfig(), largest)
+        self.config = replace(self.config, segmentation=fitted)
 
     def _largest_payload(self) -> int | None:
         repairable = self.config.sender_binding == "did"
@@ -197,20 +229,53 @@ class ReliableChannel:
     def _overhead(self) -> int:
         return self._codec.overhead + (0 if self._hook is None else self._hook.overhead)
 
-    async def close(self, *, purge: bool = False) -> None:
+    async def drain(self, timeout: float | None = None) -> None:
+        """Wait until every message that `send` has accepted is out: the transport has all of it.
+
+        `timeout` is in seconds; None waits without limit. Raises `NotSent` for messages that are not out by
+        then, or that cannot go out since the channel is stopped, and for refused messages that no handler
+        heard of. Raises `PersistenceError` if the store failed for good, `ChannelNotOpen`, `ChannelFailed`.
+        Cancelling stops the wait alone.
+        """
+        await self._open_session().drain(timeout)
+
+    async def close(self, *, purge: bool = False, timeout: float | None = None) -> None:
         """Stop, and let go of everything in memory (C-019, C-020). What is stored stays for the next opening,
         unless `purge`; events that are told already are told first.
 
-        Waits up to about five seconds for messages that are under way. Raises `ChannelNotOpen`, and
-        `PersistenceError` if the store could not take the last changes.
+        First waits for messages to go out, as `drain`, for `timeout` seconds; None takes `drain_timeout_ms`.
+        Then waits up to about five seconds for the answer to those that are under way. Messages that are not
+        out stay in the store that the program gave. Raises `NotSent` for messages that are lost instead, for
+        want of such a store or for `purge`, and for refused messages that no handler heard of.
+
+        Raises `ChannelNotOpen`, `ChannelFailed` for a channel that had closed itself, and `PersistenceError`
+        if the store could not take the last changes. The channel is closed then too. Cancelling ends the wait
+        for messages, and not the closing.
         """
         session, self._session = self._session, None
         if session is None:
+            if self._closed_with_node:
+                self._closed_with_node = False
+                return
             raise ChannelNotOpen
         self._closed = True
-        await session.close()
+        left = await session.close(self._drain_seconds(timeout))
         if purge:
             await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
+        if left is None:
+            return
+        if left.refused or purge or self.config.persistence is None:
+            raise left
+        _log.info("%s: %d messages wait in the store", self._channel_id, len(left.requests))
+
+    async def close_with_node(self) -> None:
+        """Close, as the connection below is closed. A `close` that follows does nothing."""
+        if self._session is not None:
+            self._closed_with_node = True
+            await self.close()
+
+    def _drain_seconds(self, timeout: float | None) -> float:
+        return self.config.drain_timeout_ms / 1000 if timeout is None else timeout
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -222,7 +287,7 @@ class ReliableChannel:
         traceback: TracebackType | None,
     ) -> None:
         if self._session is not None:
-            await self.close()
+            await close_after(exc, self.close())
 
     async def start(self) -> bool:
         """Subscribe, and begin to send, receive, sync and retrieve; True, also if it had begun (C-021).
@@ -232,38 +297,54 @@ class ReliableChannel:
         await self._open_session().start()
         return True
 
-    async def stop(self) -> None:
-        """End all that, once nothing is under way; idempotent. `start` goes on where it stood (C-023)."""
-        await self._open_session().stop()
+    async def stop(self, *, timeout: float | None = None) -> None:
+        """End all that, once nothing is under way; idempotent. `start` goes on where it stood (C-023).
+
+        First waits for messages to go out, as `close`. Those that are not out by then wait for `start`, and
+        `sync_status` has them. Cancelling ends the wait for messages, and not the stopping.
+        """
+        await self._open_session().stop(self._drain_seconds(timeout))
 
     def is_started(self) -> bool:
-        """Whether the channel works."""
-        return self._session is not None and self._session.started
+        """Whether the channel works: not from the moment on when it begins to stop."""
+        session = self._session
+        return session is not None and session.accepting and session.failure is None
 
     # Sending.
 
-    async def send(self, payload: bytes) -> str:
+    @_named_as_documented
+    async def send(self, payload: bytes, *, request_id: str | None = None) -> str:
         """Give a message to the channel; returns its request id once it is stored (C-012).
 
         Events tell what becomes of the message. With a durable store it is also sent again after a restart.
         Cancelling stops the wait and not the message.
 
+        `request_id`, of up to 128 bytes, is one that the program chooses. A second call with the same id and
+        payload sends nothing more and returns once the first message is stored: so the program may repeat a
+        call whose end it did not see, after a restart with a durable store too. The channel remembers the
+        last 10 000 ids, and those of all messages that are not acknowledged, but not of refused ones.
+
         Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` with
-        too much on its way already, `PersistenceError` while the store is out of order, `NotStarted`,
-        `ChannelNotOpen`. The event `sending-message-irrecoverable-error` tells of the refusal too.
+        too much on its way already, `RequestIdInUse` for an id that another payload has, `PersistenceError`
+        while the store is out of order, `NotStarted`, `ChannelNotOpen`, and `ValueError` for an id of another
+        length. The event `sending-message-irrecoverable-error` tells of the refusal too. Raises
+        `ChannelFailed` if the channel closes itself meanwhile: then the message may be sent or not.
         """
-        request_id = self._request_id()
+        chosen = request_id is not None
+        request_id = self._request_id() if request_id is None else check_request_id(request_id)
         try:
             session = self._open_session(started=True)
             session.check_store()
-            session.engine.send(payload, request_id, session.now_ms())
+            session.engine.sending.send(payload, request_id, session.now_ms(), chosen=chosen)
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
         session.flush()
         await session.writer.written()
+        session.check()
         return request_id
 
+    @_named_as_documented
     async def send_ephemeral(self, payload: bytes) -> str:
         """Send a message once, to those who listen now: no history, no acknowledgement, no retry (C-017).
 
@@ -276,12 +357,13 @@ class ReliableChannel:
             session = self._open_session(started=True)
             limit = self._largest_payload()
             most = largest_ephemeral(limit, self._channel_id, self.sender_id, hook_overhead=self._overhead)
-            ephemeral = session.engine.send_ephemeral(payload, request_id, session.now_ms(), most)
+            ephemeral = session.engine.ephemerals.send(payload, request_id, session.now_ms(), most)
             if ephemeral is not None:
                 await session.send_ephemeral(ephemeral)
         except StrataError as error:
             await self._tell_refusal(payload, request_id, error)
             raise
+        session.check()
         session.flush()
         return request_id
 
@@ -305,28 +387,59 @@ class ReliableChannel:
     # Receiving.
 
     def __aiter__(self) -> AsyncIterator[MessageReceived]:
+        """Begin to iterate. With `at_least_once`, what is not acknowledged is handed over again first."""
+        if self._session is not None:
+            self._session.handover.begin()
         return self
 
     async def __anext__(self) -> MessageReceived:
         """The next message of another participant, in causal order, once. Cancelling loses nothing.
 
-        Ends when the channel is closed. Raises `PersistenceError` if its store failed for good, and
-        `RuntimeError` if another task is receiving already.
+        With `at_least_once`, asking for a message acknowledges the one before, unless `auto_ack` is off. Ends
+        when the channel is closed. Raises `PersistenceError` if its store failed for good, `ChannelFailed`,
+        and `RuntimeError` if another task receives already, or an iterator of all events has taken messages.
         """
         session = self._session
         if session is None:
             raise StopAsyncIteration
         return await session.handover.next()
 
+    async def ack(self, *messages: MessageReceived | ReliableMessageReceived) -> None:
+        """Acknowledge messages that were handed over with `hand_over="at_least_once"`: they never come again.
+
+        Returns once the store has forgotten them. Messages that are acknowledged already change nothing; with
+        `at_most_once` all are. Raises `TypeError` for anything but received messages, `PersistenceError` if
+        the store failed for good, `ChannelNotOpen`, `ChannelFailed`. Cancelling stops the wait alone.
+        """
+        for message in messages:
+            if not isinstance(message, MessageReceived | ReliableMessageReceived):
+                raise TypeError(f"not a received message: {message!r}")
+        await self._open_session().handover.ack(messages)
+
     def events(self, *names: str) -> Events:
-        """The events of these names, or all of them, as an asynchronous iterator (C-027).
+        """The events of these names, or all about messages, as an asynchronous iterator (C-027).
 
         Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
-        received events, and by an iterator that names one of them. One of all events only looks on.
+        received events, and where there are none by an iterator that has one of these events. A message is
+        taken when the iterator is asked for an event and has no other. An iterator of all events looks on as
+        long as somebody else takes the messages. Once it has taken any, the channel cannot be iterated until
+        the iterator is closed: either of them would miss what the other gets.
 
-        Raises `ChannelNotOpen`, and `ValueError` for a name there is not.
+        Raises `ChannelNotOpen`, `ChannelFailed`, and `ValueError` for a name there is not.
         """
         return self._open_session().handover.events(names)
+
+    async def history(self, *, before: str | int | None = None, limit: int = 50) -> PastMessages:
+        """A page of what was said, own messages included, without handing anything over.
+
+        The relays are read backwards, whoever else is there: at most `limit` messages, the newest ones, those
+        right before a page whose `before` is given, or those before a time in Unix seconds. Relays are asked
+        as far back as `query_window_ms`. Cancelling changes nothing.
+
+        Raises `InvalidPlace`, `ValueError` for a limit that is not between 1 and 1 000, `StrataError` if no
+        relay answers, `ChannelNotOpen`.
+        """
+        return await self._open_session().past(before, limit)
 
     # Looking.
 
@@ -339,7 +452,17 @@ class ReliableChannel:
         """Whether the channel can do its work."""
         session = self._session
         store = session.writer.health if session is not None else WriterHealth(0, 0, None)
-        return ChannelHealth(self.is_started(), self._node.connection_status, store)
+        conflict = None if session is None else session.engine.conflicts.current(session.now_ms())
+        full = session is not None and session.engine.inbox.is_full
+        error = None if session is None else session.failure
+        return ChannelHealth(
+            self.is_started(),
+            self._node.connection_status,
+            store,
+            sender_conflict=conflict,
+            inbox_full=full,
+            error=error,
+        )
 
     @property
     def statistics(self) -> ChannelStatistics:
@@ -363,19 +486,12 @@ class ReliableChannel:
 
         In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
         """
-        sds = self._open_session().engine.sds
-        found = []
-        for entry in sds.log():
-            data = sds.encoded(entry.message_id)
-            message = None if data is None else SdsMessage.decode(data)
-            if message is not None:
-                follows = tuple(each.message_id for each in message.causal_history)
-                found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
-        return found
+        return causal_log(self._open_session().engine.sds)
 
     def _open_session(self, *, started: bool = False) -> ChannelSession:
         if self._session is None:
             raise ChannelNotOpen
-        if started and not self._session.started:
+        self._session.check()
+        if started and not self._session.accepting:
             raise NotStarted
         return self._session

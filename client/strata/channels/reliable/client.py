@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Unpack
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageError
+from strata.channels.parameters import named_too
 from strata.channels.reliable.channel import ReliableChannel
 from strata.channels.reliable.config import ReliableChannelConfig, configure
 from strata.channels.reliable.errors import (
@@ -16,6 +18,7 @@ from strata.channels.reliable.errors import (
     InvalidConfiguration,
     InvalidEnvelope,
     MessageTooLarge,
+    NotSent,
     UnknownChannel,
 )
 from strata.channels.reliable.events import ReliableEnvelope
@@ -27,6 +30,7 @@ __all__ = [
     "ReliableClient",
     "closeChannel",
     "close_channel",
+    "close_channels",
     "createReliableChannel",
     "create_reliable_channel",
     "make_channel",
@@ -35,6 +39,11 @@ __all__ = [
 ]
 
 
+_named_as_documented = named_too(waku_node="node", channel_config="config")
+"""The parameters of the documents: `waku_node`, and `channelConfig` of 2026 with `senderId`."""
+
+
+@_named_as_documented
 def make_channel(
     node: MessagingNode | ReliableChannelConfig | None = None,
     channel_id: str | None = None,
@@ -108,6 +117,7 @@ def open_channel(
     return make_channel(node, channel_id, topic, sender_id, config, **settings)
 
 
+@_named_as_documented
 async def create_reliable_channel(
     node: MessagingNode | ReliableChannelConfig | None = None,
     channel_id: str | None = None,
@@ -124,7 +134,8 @@ async def create_reliable_channel(
     names this participant and is unique among them; None makes a sender id and keeps it in the store (C-006).
     The settings come from the keywords, then from `config`, then from the node. `options` is a mapping of
     settings under any of their names, older ones too. `profile` is a preset.
-    `create_reliable_channel(config, sender_id)` works too, with everything else in `config`.
+    `create_reliable_channel(config, sender_id)` works too, with everything else in `config`. So do the
+    names of the documents, as keywords: `waku_node`, `channelId`, `channelConfig`, ….
 
     Raises `InvalidConfiguration` for settings that cannot work, and the errors of `ReliableChannel.open`.
     """
@@ -137,9 +148,26 @@ async def close_channel(channel: ReliableChannel, *, purge: bool = False) -> Non
     await channel.close(purge=purge)
 
 
-async def send(channel: ReliableChannel, payload: bytes) -> str:
-    """`channel.send` as a function."""
-    return await channel.send(payload)
+async def close_channels(node: MessagingNode) -> None:
+    """Close all channels that are open on a node, at once, as `ReliableChannel.close`.
+
+    Raises what one of them raises, when all are closed; the `NotSent` of several are one.
+    """
+    closing = [each.close_with_node() for each in ReliableClient(node).channels]
+    errors = [each for each in await asyncio.gather(*closing, return_exceptions=True) if each is not None]
+    unsent = [each for each in errors if isinstance(each, NotSent)]
+    for error in errors:
+        if not isinstance(error, NotSent):
+            raise error
+    if unsent:
+        refused = {key: reason for each in unsent for key, reason in each.refused.items()}
+        raise NotSent(tuple(request for each in unsent for request in each.requests), refused)
+
+
+@named_too(message_payload="payload", message="payload")
+async def send(channel: ReliableChannel, payload: bytes, *, request_id: str | None = None) -> str:
+    """`channel.send` as a function. `message` and `message_payload` are other names of `payload`."""
+    return await channel.send(payload, request_id=request_id)
 
 
 createReliableChannel = create_reliable_channel
@@ -162,18 +190,21 @@ class ReliableClient:
         channels = (member.channel for member in hub.members.values())
         return tuple(each for each in channels if isinstance(each, ReliableChannel))
 
-    async def send(self, envelope: ReliableEnvelope) -> str:
-        """Send an envelope; returns its request id.
+    @named_too()
+    async def send(self, envelope: ReliableEnvelope, *, request_id: str | None = None) -> str:
+        """Send an envelope; returns its request id. `request_id` is as in `ReliableChannel.send`.
 
         With a channel id it goes through the channel of that name, as an ephemeral message of it if its inner
         envelope says so (C-177). With an empty one it is ephemeral and of no channel: sent once, whole, under
         no channel's hook, and received by the node's `message_received` alone (C-176, C-184).
 
-        Raises `UnknownChannel`, `InvalidEnvelope` if the topic is another than the channel's, and what
-        `ReliableChannel.send` and `send_ephemeral` raise; `EmptyPayload`, `MessageTooLarge` and `NodeError`
-        outside channels.
+        Raises `UnknownChannel`, `InvalidEnvelope` if the topic is another than the channel's or for a chosen
+        request id of an ephemeral message, and what `ReliableChannel.send` and `send_ephemeral` raise;
+        `EmptyPayload`, `MessageTooLarge` and `NodeError` outside channels.
         """
         inner = envelope.message_envelope
+        if request_id is not None and (inner.ephemeral or not envelope.channel_id):
+            raise InvalidEnvelope("an ephemeral message has no request id of the program's own: none is kept")
         if not envelope.channel_id:
             return await self._send_outside(envelope)
         named = [each for each in self.channels if each.channel_id == envelope.channel_id]
@@ -184,7 +215,9 @@ class ReliableClient:
             raise InvalidEnvelope(
                 f"the channel {channel.channel_id!r} is on {channel.content_topic}, not {inner.content_topic}"
             )
-        return await (channel.send_ephemeral if inner.ephemeral else channel.send)(inner.payload)
+        if inner.ephemeral:
+            return await channel.send_ephemeral(inner.payload)
+        return await channel.send(inner.payload, request_id=request_id)
 
     async def _send_outside(self, envelope: ReliableEnvelope) -> str:
         inner = envelope.message_envelope

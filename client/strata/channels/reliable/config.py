@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from strata.channels.encryption import Encryption
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.persistence.interface import Persistence
 from strata.channels.rate_limit.proof import ProofProvider
 from strata.channels.rate_limit.values import RateLimitConfig
+from strata.channels.reliable.naming import check_device
 from strata.channels.sds import SdsConfig
 from strata.channels.segmentation.splitting import SegmentationConfig
+from strata.channels.spelling import in_camel_case, snake_case
 
 __all__ = [
     "ALIASES",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 
+@in_camel_case(sds_config="sds", segmentation_config="segmentation", rate_limit_config="rate_limit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableChannelConfig:
     """Settings of one channel; times are milliseconds. None in a section takes the node's, else the default.
@@ -52,16 +55,26 @@ class ReliableChannelConfig:
     handled when they arrive."""
     query_on_connect: bool = True
     force_query_threshold_ms: int = 300_000
-    """A reconnection later than this after the last query asks the store for missed messages (C-170)."""
+    """A store that becomes available later than this after the last query is asked for missed messages; so
+    it is after every reconnection (C-170)."""
     query_window_ms: int = 30 * 86_400_000
     """The longest time that such a query looks back (C-173)."""
+    join: Literal["history", "now"] = "history"
+    """What a participant that is new to the channel wants of what was said: all, or with `now` nothing.
+    With `now` nothing waits for a message from before, either."""
+    since: int | None = None
+    """A new participant wants what was said since this time, in Unix seconds, and nothing from before."""
     auto_start: bool = True
     sent_event_on: Literal["network", "participants"] = "network"
     """When `reliable:message:sent` is told: the transport has all chunks, or a participant has (C-051)."""
     send_request_id: bool = True
     """Whether segments carry the request id, so that the receiver's events name it (C-187)."""
     sender_binding: Literal["off", "did"] = "off"
-    """`did`: a message whose sender id is a DID must be signed by it (C-287)."""
+    """`did`: a message whose sender id is a DID, or a device of one (`DID#device`), must be signed by it, and
+    the channel's own sender id is such a device (C-287)."""
+    device: str | None = None
+    """The name of this device among those of its person. With `sender_binding="did"` the sender id is
+    `DID#device`; None makes a name and keeps it in the store."""
     members: tuple[str, ...] = ()
     """The authors to hear, if they are known (C-288)."""
     retention_seconds: int | None = None
@@ -71,15 +84,23 @@ class ReliableChannelConfig:
 
     receive: bool = True
     """False for a channel that only sends: received messages keep it in step, and are not kept to be read."""
-    hand_over: Literal["once", "again"] = "once"
-    """What a crash does to the message that a program is working on. `once` is at most once: the message is
-    never handed over again, and a crash can lose it. `again` is at least once: the message is handed over
-    again unless the program has asked for the next one."""
+    hand_over: Literal["at_most_once", "at_least_once", "once", "again"] = "at_most_once"
+    """What a crash does to a message that the program works on. `at_most_once`: the message is never handed
+    over again, and a crash can lose it. `at_least_once`: the message is handed over again until it is
+    acknowledged (`ReliableChannel.ack`). `once` and `again` are older names of these two."""
+    auto_ack: bool = True
+    """With `at_least_once`: a message is acknowledged when its handlers have returned, or when the program
+    asks for the next one. False: by `ack` alone."""
+    drain_timeout_ms: int = 10_000
+    """How long `stop`, `close` and the end of `async with` wait for messages to go out."""
     max_inbox_messages: int = 10_000
     """Most messages kept for a program that does not take them; then the channel reads no further."""
     max_inbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hand_over", _HAND_OVER.get(self.hand_over, self.hand_over))
+        if not self.drain_timeout_ms >= 0:
+            raise ValueError("drain_timeout_ms must not be negative")
         for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
             if not getattr(self, name) >= 0:  # not a number fails this too
                 raise ValueError(f"{name} must not be negative")
@@ -88,6 +109,10 @@ class ReliableChannelConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.retention_seconds is not None and self.retention_seconds < 1:
             raise ValueError("retention_seconds must be at least 1")
+        if self.device is not None:
+            check_device(self.device)
+        if self.since is not None and (self.join == "now" or self.since < 0):
+            raise ValueError("since is a time in Unix seconds, for join='history'")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}")
@@ -99,7 +124,12 @@ class ReliableChannelConfig:
 _CHOICES = {
     "sent_event_on": ("network", "participants"),
     "sender_binding": ("off", "did"),
-    "hand_over": ("once", "again"),
+    "hand_over": ("at_most_once", "at_least_once"),
+    "join": ("history", "now"),
+}
+_HAND_OVER: Mapping[str, Literal["at_most_once", "at_least_once"]] = {
+    "once": "at_most_once",
+    "again": "at_least_once",
 }
 _SECTIONS: dict[str, type[Any]] = {
     "sds": SdsConfig,
@@ -119,10 +149,12 @@ ALIASES: Mapping[str, str] = {
 }
 """Older names of options (C-030); `epoch_period_sec` is in seconds, as it was."""
 
-PROFILES: Mapping[str, Mapping[str, int]] = {
-    "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200}
+PROFILES: Mapping[str, Mapping[str, int | str]] = {
+    "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200},
+    "js-waku": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "segmentation": "auto"},
 }
-"""Presets (C-033)."""
+"""Presets (C-033). A participant of js-waku puts its sync off whenever it receives anything. Whoever repeats
+every five seconds hears from it late, and takes messages for undelivered that it has."""
 
 DEFAULT_RELIABLE_CHANNEL_CONFIG = ReliableChannelConfig(
     sds=SdsConfig(), segmentation=SegmentationConfig(), rate_limit=RateLimitConfig()
@@ -139,7 +171,8 @@ class _Given:
     by_section: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def set(self, name: str, value: Any) -> None:
-        section, _, member = name.rpartition(".")
+        section, _, member = snake_case(name).rpartition(".")
+        section = section.removesuffix("_config")
         member, value = _canonical(member, value)
         if not section:
             section = "" if member in _PLAIN else _SECTION_OF.get(member, "?")
@@ -189,11 +222,20 @@ def configure(
         if chosen is None:
             chosen = replace(getattr(node, section) or kind(), **preset.by_section.get(section, {}))
         merged[section] = replace(chosen, **given.by_section.get(section, {}))
-    for name in ("encryption", "persistence", "node", "channel_id", "content_topic"):
+    for name in ("encryption", "node", "channel_id", "content_topic"):
         if getattr(own, name) is None:
             merged[name] = getattr(node, name)
+    merged["persistence"] = _persistence(own) or _persistence(node)
     merged |= given.by_section.get("", {})
     return replace(own, **merged)
+
+
+def _persistence(config: ReliableChannelConfig) -> Persistence | None:
+    """The store of a configuration, wherever it stands. Raises `ValueError` for two different ones."""
+    inner = None if config.sds is None else cast("Persistence | None", config.sds.persistence)
+    if config.persistence is not None and inner not in (None, config.persistence):
+        raise ValueError("persistence is given twice, as sds.persistence too")
+    return config.persistence or inner
 
 
 def _canonical(name: str, value: Any) -> tuple[str, Any]:

@@ -5,9 +5,10 @@
 
 `session` does what is in brackets, for a hook and a transport may take their time. The session tells the
 engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
-timer for `get_timer()`. Times are milliseconds: the wall's at the start plus what has passed since.
+timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
 
-`outbox` holds what waits to be sent, and `data` has the bytes of each transmission.
+`sending` has the own messages on their way out, `ephemerals` those that are sent and heard once, and the
+engine itself what comes in.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,76 +16,59 @@ timer for `get_timer()`. Times are milliseconds: the wall's at the start plus wh
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
-from strata.channels.rate_limit.values import EphemeralDropReason, Priority, Transmission
+from strata.channels.reliable.catching_up import CatchingUp, Joining
 from strata.channels.reliable.config import ReliableChannelConfig
-from strata.channels.reliable.errors import EmptyPayload, MessageTooLarge
+from strata.channels.reliable.conflicts import Conflicts
+from strata.channels.reliable.dating import date_of_sending
+from strata.channels.reliable.ephemerals import Ephemerals
 from strata.channels.reliable.events import (
     ChannelEvent,
-    ChunkInfo,
-    EphemeralMessageDropped,
+    HistoryGap,
     IrretrievableMessage,
     MessageReceived,
-    MessageSent,
-    SendingMessageIrrecoverableError,
 )
 from strata.channels.reliable.inbox import MessageInbox
-from strata.channels.reliable.outbox import Outbox, Repair, Sync
+from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.requests import Requests
-from strata.channels.reliable.retrieval import CatchingUp, Retrieval, RetrievalPlan
-from strata.channels.sds import OutgoingFull, OutgoingState, Participant, SdsMessage
-from strata.channels.segmentation.messages import InvalidSegment, decode_segment, encode_segment, message_hash
+from strata.channels.reliable.retrieval import Retrieval, RetrievalPlan
+from strata.channels.reliable.sending import Sending
+from strata.channels.reliable.syncing import SyncNews
+from strata.channels.sds import (
+    HistoryEntry,
+    Origin,
+    Participant,
+    SdsMessage,
+    person_of,
+)
+from strata.channels.segmentation.messages import message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
-from strata.channels.segmentation.splitting import SegmentationConfig, segment_counts, segment_message
+from strata.channels.segmentation.splitting import SegmentationConfig
 
-__all__ = ["ChannelEngine", "EngineCounts", "Ephemeral", "SendPlan", "follows_others"]
+__all__ = ["ChannelEngine"]
 
-_REMEMBERED_EPHEMERALS = 4_096
-_SYNC_SECONDS = 3_600
-"""There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
-_NS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Ephemeral:
-    """An ephemeral message on its way: it is sent at once or never."""
-
-    request_id: str
-    message_id: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SendPlan:
-    """How the transport is to carry one transmission."""
-
-    request_id: str | None
-    """`R:1` … `R:N` for the chunks of request `R` (C-070); None for a sync or repair."""
-    retention_seconds: int | None
-    original: bytes | None = None
-    """Send the packet that a store has under this hash, as its author signed it (C-294)."""
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """Dropped messages by their causes; SDS and the reassembly count their own."""
-
-    ephemerals_invalid: int = 0
-    ephemerals_repeated: int = 0
-    senders_forged: int = 0
-    """The packet was signed by another than the sender it names (C-287)."""
+_EARLIEST_MS = 1_577_836_800_000
+"""The beginning of 2020: a clock that shows less was not set since its device booted."""
+_MAX_NAMED = 1_000
+"""Most messages that the event of a gap names."""
+_SETTLED_MS = 600_000
+"""How long a message may take to get to the stores, where nothing is ever given up."""
+_AGAIN_MS = 60_000
+"""How soon what is missing at the beginning is looked at again."""
+_EDGE_MS = 60_000
+"""Those who talked at the end of a gap had heard of one another within this time."""
 
 
 class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
-    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to.
+    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to. `author`
+    is the identity that the transport sees. `receipts` is as for `Participant`.
     """
 
     def __init__(
@@ -98,6 +82,8 @@ class ChannelEngine:
         now_ms: int,
         random: Callable[[], float],
         state: ChannelState | None = None,
+        author: str | None = None,
+        receipts: bool = False,
     ) -> None:
         state = state or ChannelState()
         sds_config = config.sds or sds.SdsConfig()
@@ -105,10 +91,20 @@ class ChannelEngine:
         self.segmentation = config.segmentation or SegmentationConfig()
         self.content_topic = content_topic
         self.outbox = outbox
-        self.counts = EngineCounts()
+        self.senders_forged = 0
+        """Messages whose packet was signed by another than the sender they name (C-287)."""
         self.sds = Participant(
-            channel_id, sender_id, sds_config, now_ms=now_ms, random=random, state=state.sds
+            channel_id,
+            sender_id,
+            sds_config,
+            now_ms=now_ms,
+            random=random,
+            state=state.sds,
+            author=author,
+            receipts=receipts,
         )
+        self.conflicts = Conflicts(sender_id, author, now_ms)
+        self._sync_news = SyncNews()
         self.reassembler = Reassembler(
             self.segmentation,
             segments=state.segments.values(),
@@ -117,13 +113,20 @@ class ChannelEngine:
             fetch=self._content,
             now=now_ms,
         )
-        self.requests = Requests(config.sent_event_on, stored=state.sent_chunks.values())
+        self.requests = Requests(
+            config.sent_event_on,
+            stored=state.sent_chunks.values(),
+            place=self.sds.place,
+            bound=config.sender_binding == "did",
+        )
         self.retrieval = Retrieval(config.retrieve_frequency_ms)
         self.catching_up = CatchingUp(
             enabled=config.query_on_connect,
             threshold_ms=config.force_query_threshold_ms,
             window_ms=config.query_window_ms,
             mark=state.query_marks.get("current"),
+            joining=Joining(config.join, 1000 * (config.since or 0)),
+            now=now_ms,
         )
         self.inbox = MessageInbox(
             content_topic,
@@ -131,29 +134,26 @@ class ChannelEngine:
             max_bytes=config.max_inbox_bytes,
             stored=state.inbox.values(),
         )
-        self._wrapped: list[str] = []
-        self._ephemerals: OrderedDict[str, None] = OrderedDict()
+        self.sending = Sending(
+            config,
+            self.segmentation,
+            self.sds,
+            outbox,
+            self.requests,
+            now_ms=now_ms,
+            random=random,
+            state=state,
+        )
+        self.ephemerals = Ephemerals(config, self.segmentation, outbox, self.sending.wrap_ephemeral)
         self._events: list[ChannelEvent] = []
-        self._last_ns = 0
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
+        self._latest_origin = Origin()
+        self._gap: HistoryGap | None = None
         self._max_entries = sds_config.max_received_history
-        self._resume(state, now_ms)
-
-    def _resume(self, state: ChannelState, now_ms: int) -> None:
-        """Continue where an earlier run ended (C-257)."""
-        outgoing = self.sds.outgoing()
-        queued = [each for each in state.queue.values() if each.message_id in outgoing]
-        self.outbox.restore(queued)
-        # A message that is neither sent nor queued was on its way when the program ended.
-        waiting = {each.message_id for each in queued}
-        for message_id in self.sds.undispatched():
-            if message_id not in waiting:
-                found = self.requests.find(message_id)
-                self.outbox.queue([message_id], opens_message=found is None or found[1] == 0)
-        for message_id, where in outgoing.items():
-            if where is OutgoingState.EXHAUSTED:
-                self.requests.mark_undelivered(message_id)
+        self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
+        if config.retention_seconds is not None:
+            self._settles_ms = min(self._settles_ms, 1000 * config.retention_seconds)
         if self.sds.missing():
             self.retrieval.found_missing(now_ms)
 
@@ -162,190 +162,6 @@ class ChannelEngine:
         data = self.sds.encoded(message_id)
         message = None if data is None else SdsMessage.decode(data)
         return None if message is None else message.content
-
-    # What the application sends.
-
-    def send(self, payload: bytes, request_id: str, now_ms: int) -> None:
-        """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).
-
-        Raises `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`: nothing was registered.
-        """
-        if not payload:
-            raise EmptyPayload
-        count = sum(segment_counts(len(payload), self.segmentation))
-        if count > self.sds.room:
-            raise OutgoingFull(f"{len(self.sds.outgoing())} messages await acknowledgement")
-        self.outbox.check_room(count)
-        carried = request_id if self.config.send_request_id else None
-        digest, message_ids = b"", []
-        for segment in segment_message(payload, self.segmentation, request_id=carried):
-            digest = segment.entire_message_hash
-            message_ids.append(self._wrap(encode_segment(segment), now_ms))
-        self.requests.add(request_id, digest, message_ids)
-        self.outbox.queue(message_ids)
-
-    def send_ephemeral(
-        self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None
-    ) -> Ephemeral | None:
-        """Give an ephemeral message its form; None if the rate limit drops it (C-177 … C-181).
-
-        Raises `EmptyPayload`, and `MessageTooLarge` above `max_bytes`.
-        """
-        if not payload:
-            raise EmptyPayload
-        if max_bytes is not None and len(payload) > max_bytes:
-            raise MessageTooLarge(len(payload), max_bytes)
-        digest = message_hash(payload)
-        reason = self.outbox.admit_ephemeral(now_ms)
-        if reason is not None:
-            self._drop_ephemeral(request_id, digest.hex(), reason, now_ms)
-            return None
-        whole = replace(self.segmentation, segment_size_bytes=len(payload), enable_reed_solomon=False)
-        carried = request_id if self.config.send_request_id else None
-        (segment,) = segment_message(payload, whole, request_id=carried)
-        message = self.sds.wrap_ephemeral(encode_segment(segment), self._next_ns(now_ms))
-        return Ephemeral(request_id, digest.hex(), message.encode())
-
-    def _drop_ephemeral(
-        self, request_id: str, message_id: str, reason: EphemeralDropReason, now_ms: int
-    ) -> None:
-        self._events.append(
-            EphemeralMessageDropped(
-                request_id=request_id,
-                message_id=message_id,
-                reason=reason,
-                rate_limit_utilization=self.outbox.utilisation(now_ms),
-            )
-        )
-
-    def ephemeral_sent(self, ephemeral: Ephemeral) -> None:
-        """The transport has an ephemeral message (C-058)."""
-        self._events.append(
-            MessageSent(
-                request_id=ephemeral.request_id, message_id=ephemeral.message_id, chunk_info=ChunkInfo()
-            )
-        )
-
-    def ephemeral_failed(self, ephemeral: Ephemeral, error: str, code: str) -> None:
-        """The transport refused an ephemeral message; there is no second attempt."""
-        self._events.append(
-            SendingMessageIrrecoverableError(
-                request_id=ephemeral.request_id,
-                message_id=ephemeral.message_id,
-                chunk_info=ChunkInfo(),
-                error=error,
-                code=code,
-            )
-        )
-
-    def _wrap(self, content: bytes, now_ms: int) -> str:
-        message_id = self.sds.wrap(content, now_ms, self._next_ns(now_ms)).message_id
-        self._wrapped.append(message_id)
-        return message_id
-
-    def _next_ns(self, now_ms: int) -> int:
-        self._last_ns = max(now_ms * _NS, self._last_ns + 1)
-        return self._last_ns
-
-    # What goes out. The hub takes a transmission from the limiter, and the shell says what became of it.
-
-    def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn."""
-        message_id = transmission.message_id
-        data: bytes | None = None
-        if transmission.priority is Priority.BACKGROUND:
-            background = self.outbox.background(transmission)
-            data = None if background is None else background.data
-        elif self.sds.is_outgoing(message_id):
-            data = self.sds.encoded(message_id)
-        if data is None:
-            self.outbox.withdraw(message_id)
-        return data
-
-    def plan(self, transmission: Transmission) -> SendPlan | None:
-        """How to carry a transmission; None if nobody would believe it."""
-        retention = self.config.retention_seconds
-        match self.outbox.background(transmission):
-            case Sync():
-                return SendPlan(None, min(_SYNC_SECONDS, retention or _SYNC_SECONDS))
-            case Repair(message_id) if self.config.sender_binding == "did":
-                # Its author did not sign this transmission: only the original proves who wrote it.
-                original = self.sds.retrieval_hint(message_id)
-                return None if original is None else SendPlan(None, retention, original)
-            case Repair():
-                return SendPlan(None, retention)
-        found = self.requests.find(transmission.message_id)
-        return SendPlan(None if found is None else f"{found[0].request_id}:{found[1] + 1}", retention)
-
-    def sending(self, transmission: Transmission) -> None:
-        """It was taken, and goes out now."""
-        self.outbox.sending(transmission)
-        if transmission.priority is not Priority.BACKGROUND:
-            self.requests.sending(transmission.message_id)
-
-    def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
-        """The transport has it; a store finds it by `hint`."""
-        message_id = transmission.message_id
-        self.outbox.sent(transmission)
-        if transmission.priority is not Priority.BACKGROUND:
-            self.sds.dispatched(message_id, now_ms, hint)
-            self.requests.sent(message_id)
-            self._forget_orphan(message_id)
-
-    def not_dispatched(self, transmission: Transmission, now_ms: int) -> None:
-        """The transport could not take it now: it keeps its place, and no attempt is counted (C-292)."""
-        message_id = transmission.message_id
-        if transmission.priority is Priority.BACKGROUND:
-            # A later sync says more, and another participant may answer the request for repair.
-            self._background_failed(transmission, now_ms)
-            return
-        self._forget_orphan(message_id)
-        self.outbox.not_sent(transmission, again=self.sds.is_outgoing(message_id))
-
-    def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
-        """It can never go out (C-044, C-045). Messages that were to follow it and have not gone out yet are
-        wrapped anew, so that nobody waits for a message that never comes."""
-        message_id = transmission.message_id
-        if transmission.priority is Priority.BACKGROUND:
-            self._background_failed(transmission, now_ms)
-            self.outbox.withdraw(message_id)
-            return
-        self.outbox.sent(transmission)
-        self.outbox.withdraw(message_id)
-        for each in {message_id, *self.requests.failed(message_id, error, code)}:
-            if not self.outbox.is_in_flight(each):
-                self.outbox.withdraw(each)
-                self.sds.failed(each)
-        self._wrap_anew(now_ms)
-
-    def _background_failed(self, transmission: Transmission, now_ms: int) -> None:
-        background = self.outbox.background(transmission)
-        self.outbox.not_sent(transmission, again=False)
-        if isinstance(background, Sync):
-            self.sds.sync_failed(now_ms)
-
-    def _forget_orphan(self, message_id: str) -> None:
-        """Send a chunk no more if its message failed while the chunk was on its way."""
-        if self.requests.find(message_id) is None:
-            self.sds.failed(message_id)
-
-    def _wrap_anew(self, now_ms: int) -> None:
-        held: list[tuple[str, bytes]] = []
-        for message_id in self.sds.undispatched():
-            data = self.sds.encoded(message_id)
-            message = SdsMessage.decode(data) if data is not None else None
-            if self.outbox.is_in_flight(message_id) or message is None or message.content is None:
-                continue
-            if self.requests.find(message_id) is not None:
-                held.append((message_id, message.content))
-        for message_id, _ in held:
-            self.outbox.withdraw(message_id)
-            self.sds.failed(message_id)
-        for message_id, content in held:
-            new_id = self._wrap(content, now_ms)
-            self.requests.replace(message_id, new_id)
-            found = self.requests.find(new_id)
-            self.outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
 
     # What comes in.
 
@@ -356,22 +172,115 @@ class ChannelEngine:
         *,
         hint: bytes | None = None,
         author: str | None = None,
+        sent_at: int | None = None,
+        meta: bytes | None = None,
+        stored: bool = False,
     ) -> SdsMessage | None:
-        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them."""
-        if self.config.sender_binding == "did" and not self._is_genuine(data, author):
-            self.counts.senders_forged += 1
+        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
+
+        `author` signed them and says that they were sent at `sent_at`, in Unix seconds. `stored`: they are
+        read from a store, and not heard.
+        """
+        if not self.is_genuine(data, author):
+            self.senders_forged += 1
             return None
         self._latest_hint = hint
-        message = self.sds.receive(data, now_ms, hint)
-        if message is not None:
+        refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
+        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
+        if self.sds.statistics.refused_full != refused:
+            self.catching_up.missed(stored=stored)
+        elif message is not None and not stored:
             self.catching_up.received(now_ms)
+        if self.sds.is_waiting and not waited:
+            self.retrieval.waited_for(now_ms)
         self._settle(now_ms)
         return message
 
-    def _is_genuine(self, data: bytes, author: str | None) -> bool:
-        """Whether a sender that is a DID is the one who signed (C-287)."""
+    def pass_over(self, data: bytes, now_ms: int) -> None:
+        """Decrypted bytes from before this participant's part: the message is not wanted, nor what it names.
+
+        Never raises for them.
+        """
         message = SdsMessage.decode(data, max_entries=self._max_entries)
-        return message is None or not message.sender_id.startswith("did:") or message.sender_id == author
+        if message is not None and message.channel_id == self.sds.channel_id and message.has_usable_ids:
+            ids = [*message.history_ids, message.message_id] if message.content else message.history_ids
+            self.sds.pass_over(ids, now_ms)
+            self._settle(now_ms)
+
+    def front(self, *, heard: bool, said_before: float = math.inf) -> list[HistoryEntry]:
+        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS
+        return self.sds.front(edge, heard=heard, said_before=said_before)
+
+    def settled_ms(self, now_ms: int) -> int:
+        """What follows a message and was said before this: whoever sent that message sends it no more.
+
+        Before it, what no store has may have expired. Since then, it may be on its way.
+        """
+        return now_ms - self._settles_ms
+
+    def knows_what_was_before(self) -> bool:
+        """Whether something known was said shortly before the first message that waits, or shortly after.
+
+        Then what that message names has not expired, whatever the clock shows.
+        """
+        first = self.sds.first_waiting()
+        if first is None:
+            return True
+        known = self.sds.last_before(first.lamport + self._settles_ms)
+        return known is not None and known.lamport > first.lamport - self._settles_ms
+
+    def settles_in(self, now_ms: int) -> int:
+        """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
+        first = self.sds.first_waiting()
+        return max(_AGAIN_MS, (now_ms if first is None else first.lamport) - self.settled_ms(now_ms) + 1)
+
+    def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
+        """No store has these missing messages, behind which everything begins that waits: wait no longer.
+
+        They belong to a gap, or are from before this participant's part.
+        """
+        gone = list(ids)
+        if self.catching_up.is_young(now_ms) and self.config.join == "now":
+            self.sds.pass_over(gone, now_ms)
+        elif gone:
+            self._add_to_gap(gone)
+            self.sds.release(gone, now_ms)
+        self._settle(now_ms)
+
+    def _add_to_gap(self, gone: list[str]) -> None:
+        gap = self._gap
+        if gap is None:
+            first = self.sds.first_waiting()
+            if first is None:
+                return
+            before = self.sds.last_before(first.lamport)
+            gap = HistoryGap(
+                channel_id=self.sds.channel_id,
+                from_time=None if before is None else before.lamport,
+                to_time=first.lamport,
+                from_id=None if before is None else before.message_id,
+                to_id=first.message_id,
+                message_ids=(),
+                at_least=0,
+            )
+        named = (*gap.message_ids, *gone)[:_MAX_NAMED]
+        self._gap = replace(gap, message_ids=named, at_least=gap.at_least + len(gone))
+
+    def tell_gap(self) -> None:
+        """A reading has come to its end: the gap that it came upon is told, whole, in one event."""
+        if self._gap is not None:
+            self._events.append(self._gap)
+            self._gap = None
+
+    def is_genuine(self, data: bytes, author: str | None) -> bool:
+        """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""
+        if self.config.sender_binding == "off":
+            return True
+        message = SdsMessage.decode(data, max_entries=self._max_entries)
+        if message is None or not message.sender_id.startswith("did:"):
+            return True
+        return person_of(message.sender_id) == author
 
     def set_online(self, online: bool, now_ms: int) -> None:
         """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
@@ -379,10 +288,21 @@ class ChannelEngine:
 
     # Time.
 
+    def clock_stepped(self, by_ms: int, now_ms: int) -> None:
+        """The clock was set, or the machine slept, and it is now `now_ms`: timers wait as long as before."""
+        self.sds.clock_stepped(by_ms)
+        self.reassembler.clock_stepped(by_ms)
+        self.retrieval.clock_stepped(by_ms)
+        self.catching_up.clock_stepped(by_ms)
+        self._last_round += by_ms
+        if now_ms - by_ms < _EARLIEST_MS <= now_ms:
+            # They would stand before all that they answer; no relay took them at such a time.
+            self.sending.wrap_anew(now_ms, before=_EARLIEST_MS)
+
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
         reassembly = self.reassembler.get_timer()
-        at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly)
+        at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly, self._sync_news.at)
         # At most one round in so long, whatever is due (C-080); missing messages are asked for apart.
         return max(at, self._last_round + self.config.process_task_min_elapse_ms)
 
@@ -407,12 +327,7 @@ class ChannelEngine:
         """The events since the last call, in order. Received messages are in the inbox instead."""
         events = self._events
         self._events = []
-        return events + self.requests.events()
-
-    def wrapped(self) -> list[str]:
-        """The SDS messages made since the last call: they go out once the step that made them is stored."""
-        wrapped, self._wrapped = self._wrapped, []
-        return wrapped
+        return events + self.ephemerals.events() + self.requests.events()
 
     def changes(self) -> list[Change]:
         """The changes since the last call, to be stored in one transaction."""
@@ -420,6 +335,7 @@ class ChannelEngine:
             *sds_changes(self.sds.changes()),
             *self.reassembler.changes_to_store(),
             *self.requests.changes_to_store(),
+            *self.sending.changes_to_store(),
             *self.catching_up.changes_to_store(),
             *self.inbox.changes_to_store(),
             *self.outbox.changes_to_store(),
@@ -433,6 +349,7 @@ class ChannelEngine:
             match event:
                 case sds.Delivered():
                     self._latest_hint = event.retrieval_hint or self._latest_hint
+                    self._latest_origin = event.origin
                     self.reassembler.receive(event.sender_id, event.message_id, event.content, now_ms)
                     self._take_whole(now_ms)
                 case sds.EphemeralReceived():
@@ -441,7 +358,7 @@ class ChannelEngine:
                     self.requests.possibly_acknowledged(event.message_id, event.count)
                 case sds.Acknowledged():
                     self.outbox.withdraw(event.message_id)
-                    self.requests.acknowledged(event.message_id)
+                    self.requests.acknowledged(event.message_id, event.sender_id)
                 case sds.DeliveryFailed():
                     self.outbox.withdraw(event.message_id)
                     self.requests.exhausted(event.message_id)
@@ -452,19 +369,32 @@ class ChannelEngine:
                 case sds.Retransmit():
                     self.outbox.queue_again(event.message_id)
                 case sds.SendSync():
-                    self._note_wrapped(self.outbox.queue_sync(event.data))
+                    self.sending.note_wrapped(self.outbox.queue_sync(event.data))
                 case sds.SendRepair():
-                    self._note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
+                    self.sending.note_wrapped(self.outbox.queue_repair(event.message_id, event.data))
         self._take_whole(now_ms)
+        self._tell_conflicts(now_ms)
+        if (news := self._sync_news.look(self.sds.counts(), now_ms)) is not None:
+            self._events.append(news)
 
-    def _note_wrapped(self, name: str | None) -> None:
-        if name is not None:
-            self._wrapped.append(name)  # it may acknowledge what this very step received
+    def _tell_conflicts(self, now_ms: int) -> None:
+        """Tell of another program under this sender id."""
+        for shared in self.sds.shared():
+            if (conflict := self.conflicts.heard(shared, now_ms)) is not None:
+                self._events.append(conflict)
 
     def _take_whole(self, now_ms: int) -> None:
         for event in self.reassembler.events_received():
             if isinstance(event, Reassembled):
-                self._hand_over(event.sender_id, event.payload, event.message_hash, event.request_id, now_ms)
+                self._hand_over(
+                    event.sender_id,
+                    event.payload,
+                    event.message_hash,
+                    event.request_id,
+                    now_ms,
+                    origin=self._latest_origin,
+                    order=self.sds.place(event.message_ids),
+                )
             else:
                 self._events.append(
                     IrretrievableMessage(
@@ -488,23 +418,12 @@ class ChannelEngine:
         )
 
     def _receive_ephemeral(self, event: sds.EphemeralReceived, now_ms: int) -> None:
-        if event.message_id in self._ephemerals:
-            self.counts.ephemerals_repeated += 1
-            return
-        self._ephemerals[event.message_id] = None
-        if len(self._ephemerals) > _REMEMBERED_EPHEMERALS:
-            self._ephemerals.popitem(last=False)
-        try:
-            segment = decode_segment(event.content)
-        except InvalidSegment:
-            self.counts.ephemerals_invalid += 1
-            return
-        single = segment.data_segment_count == 1 and not segment.is_parity
-        if not single or message_hash(segment.payload) != segment.entire_message_hash:
-            self.counts.ephemerals_invalid += 1
-            return
-        digest = segment.entire_message_hash
-        self._hand_over(event.sender_id, segment.payload, digest, segment.request_id, now_ms, ephemeral=True)
+        if (found := self.ephemerals.receive(event)) is not None:
+            payload, request_id = found
+            digest = message_hash(payload)
+            self._hand_over(
+                event.sender_id, payload, digest, request_id, now_ms, origin=event.origin, ephemeral=True
+            )
 
     def _hand_over(
         self,
@@ -514,10 +433,13 @@ class ChannelEngine:
         request_id: str | None,
         now_ms: int,
         *,
+        origin: Origin,
+        order: tuple[int, str] | None = None,
         ephemeral: bool = False,
     ) -> None:
         if not self.config.receive:
             return
+        lamport, sds_id = order or (None, None)
         message = MessageReceived(
             request_id=request_id or digest.hex(),
             message_id=digest.hex(),
@@ -527,10 +449,10 @@ class ChannelEngine:
             timestamp=now_ms,
             ephemeral=ephemeral,
             hash=self._latest_hint,
+            author=origin.author,
+            sent_at=date_of_sending(lamport, origin.sent_at, now_ms),
+            lamport_timestamp=lamport,
+            sds_id=sds_id,
+            meta=origin.meta,
         )
         self.inbox.put(message, digest)
-
-
-def follows_others(messages: Iterable[SdsMessage | None]) -> bool:
-    """Whether a page of history has a message of this channel that names others (C-171)."""
-    return any(message is not None and message.causal_history for message in messages)

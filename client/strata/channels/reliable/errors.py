@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from strata.protocol.errors import StrataError
 
 __all__ = [
     "AlreadyOpen",
+    "ChannelFailed",
     "ChannelNotOpen",
     "EmptyPayload",
     "EncodingFailed",
@@ -15,8 +18,10 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidEnvelope",
     "MessageTooLarge",
+    "NotSent",
     "NotStarted",
     "ReliableError",
+    "RequestIdInUse",
     "SegmentDoesNotFit",
     "UnknownChannel",
 ]
@@ -38,6 +43,62 @@ class ChannelNotOpen(ReliableError):
 
     def __str__(self) -> str:
         return "the channel is not open"
+
+
+class ChannelFailed(ReliableError):
+    """A task of the channel has ended with an error, and the channel is closed. The cause is that error.
+
+    What was stored stays for the next opening.
+    """
+
+    def __init__(self, task: str, error: BaseException) -> None:
+        super().__init__(task, error)
+        self.task = task
+        """The task that ended, in words."""
+        self.error = error
+        self.__cause__ = error
+
+    def again(self) -> ChannelFailed:
+        """The same error, to be raised once more: one object would collect the traceback of every time."""
+        return ChannelFailed(self.task, self.error)
+
+    def __str__(self) -> str:
+        return f"the channel is closed, because {self.task} failed: {self.error!r}"
+
+
+class NotSent(ReliableError):
+    """Messages that a program waited for are not out, by their request ids.
+
+    A message in `requests` may be out all the same if the transport has not answered. A message in `refused`
+    will never go out.
+    """
+
+    def __init__(self, requests: tuple[str, ...], refused: Mapping[str, str] | None = None) -> None:
+        super().__init__(requests, refused)
+        self.requests = requests
+        """The messages that still wait, or whose outcome is not known, in the order they were sent."""
+        self.refused = dict(refused or {})
+        """The messages that were refused for good, with the reasons."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.requests:
+            parts.append(f"{len(self.requests)} messages have not gone out ({_some(self.requests)})")
+        if self.refused:
+            named = [f"{request_id}: {reason}" for request_id, reason in self.refused.items()]
+            parts.append(f"{len(self.refused)} messages were refused ({_some(named)})")
+        return "; ".join(parts)
+
+
+class RequestIdInUse(ReliableError, ValueError):
+    """A program gave one request id to two different messages."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"the request id {self.request_id!r} was given to a message with another content before"
 
 
 class AlreadyOpen(ReliableError):
@@ -122,3 +183,8 @@ class EventsMissed(ReliableError):
 
     def __str__(self) -> str:
         return f"{self.count} events were dropped: this iterator was not read for too long"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names."""
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

@@ -2,25 +2,28 @@
 
 Events wait here until the store has confirmed the step that they tell of. Received messages wait in the
 inbox. A task that iterates the channel takes them; while there is none, the handlers of the two received
-events do.
+events do; and where there are none of these, iterators of events that ask for one.
 
-With `hand_over="once"` a message leaves the store before the program gets it. The program gets it at most
-once: a crash in between loses it. With `"again"` a message leaves the store when the program asks for the
-next one. The program gets it at least once: a crash before that hands it over again.
+With `hand_over="at_most_once"` a message leaves the store before the program gets it: a crash in between
+loses it. With `"at_least_once"` it leaves the store when it is acknowledged: a crash before that hands it
+over again. A handler acknowledges by returning, and hears of the message again after a pause if it raises. A
+program that iterates acknowledges by asking for the next message. With `auto_ack` off only `ack` does, that
+of the channel or of the message.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Self
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.reliable.alarm import Alarm
-from strata.channels.reliable.errors import EventsMissed
+from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen
+from strata.channels.reliable.event_iterator import Events
 from strata.channels.reliable.events import (
     CHANNEL_EVENTS,
     ChannelEvent,
@@ -28,69 +31,14 @@ from strata.channels.reliable.events import (
     ReliableEnvelope,
     ReliableMessageReceived,
 )
+from strata.channels.reliable.handed_over import hand_over
 from strata.channels.reliable.inbox import MessageInbox, Received
 
 __all__ = ["Events", "Handover"]
 
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
-_MAX_EVENTS = 10_000
-
-
-class Events(AsyncIterator[ChannelEvent]):
-    """The events of a channel as an asynchronous iterator (C-027), until `close` or the channel's end.
-
-    At most 10 000 wait; then the oldest are dropped, and the iterator raises `EventsMissed` once, saying how
-    many, before it goes on.
-    """
-
-    def __init__(self, emitter: EventEmitter, names: tuple[str, ...], *, takes: bool) -> None:
-        self.looks_on = not takes
-        """Whether the iterator hears of received messages without taking them."""
-        self._emitter = emitter
-        self._names = names
-        self._waiting: deque[ChannelEvent] = deque()
-        self._missed = 0
-        self._arrived = asyncio.Event()
-        self._closed = False
-        for name in names:
-            emitter.count(name)  # all are checked before any is listened to
-        for name in names:
-            emitter.on(name, self._take)
-
-    @property
-    def closed(self) -> bool:
-        """Whether no further event will arrive."""
-        return self._closed
-
-    def close(self) -> None:
-        """Stop listening; the events that have arrived can still be read. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            for name in self._names:
-                self._emitter.off(name, self._take)
-            self._arrived.set()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ChannelEvent:
-        """The next event. Cancelling loses nothing. Raises `EventsMissed`."""
-        while not self._waiting:
-            if self._closed:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        if self._missed:
-            missed, self._missed = self._missed, 0
-            raise EventsMissed(missed)
-        return self._waiting.popleft()
-
-    def _take(self, event: ChannelEvent) -> None:
-        if len(self._waiting) == _MAX_EVENTS:
-            self._waiting.popleft()
-            self._missed += 1
-        self._waiting.append(event)
-        self._arrived.set()
+_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
+"""How long a handler that raised is left alone; twice as long each time."""
 
 
 class Handover:
@@ -103,7 +51,8 @@ class Handover:
         writer: ChangeWriter,
         emitter: EventEmitter,
         *,
-        once: bool,
+        at_most_once: bool,
+        auto_ack: bool,
         on_taken: Callable[[], None],
     ) -> None:
         """`on_taken` is called when a message has left the inbox, to store that it has."""
@@ -111,7 +60,8 @@ class Handover:
         self._inbox = inbox
         self._writer = writer
         self._emitter = emitter
-        self._once = once
+        self._at_most_once = at_most_once
+        self._auto_ack = auto_ack
         self._on_taken = on_taken
         self._gate: deque[tuple[int, ChannelEvent | int]] = deque()
         first = inbox.first()
@@ -121,9 +71,16 @@ class Handover:
         """Whether messages are taken by iterating: then handlers hear of each as it is taken."""
         self._in_hand: Received | None = None
         self._processed: Received | None = None
+        """The message that is acknowledged when the program asks for the next one."""
+        self._unacknowledged: dict[int, Received] = {}
+        """Messages that the program has, by the identities of the objects that it got."""
+        self._again: list[tuple[float, float, int, Received]] = []
+        """A heap of messages whose handlers raised: when to try again, the pause before, and the position."""
         self._arrived = asyncio.Event()
         self._woken = Alarm()
+        self._closing = False
         self._ended = False
+        self._failure: ChannelFailed | None = None
         self._iterators: list[Events] = []
 
     @property
@@ -145,20 +102,29 @@ class Handover:
             self._woken.set()
 
     def wake(self) -> None:
-        """The store has confirmed more, or a handler was added."""
+        """The store has confirmed more, or somebody has begun to listen."""
         self._woken.set()
 
-    def end(self) -> None:
-        """The channel is closed: iterators stop."""
+    def fail(self, error: ChannelFailed) -> None:
+        """The channel has closed itself: everyone who waits gets this error. `end` follows."""
+        self._failure = error
         self._ended = True
         self._arrived.set()
         self._woken.set()
         for events in self._iterators:
-            events.close()
+            events.close(error)
+
+    def end(self, error: Exception | None = None) -> None:
+        """The channel is closed: iterators stop, or raise `error`."""
+        self._ended = True
+        self._arrived.set()
+        self._woken.set()
+        for events in self._iterators:
+            events.close(error)
 
     def events(self, names: tuple[str, ...]) -> Events:
         """An iterator of events, of all of them if none are named. Raises `ValueError` for unknown names."""
-        events = Events(self._emitter, names or CHANNEL_EVENTS, takes=bool(names))
+        events = Events(self._emitter, names or CHANNEL_EVENTS, names_all=not names, on_ask=self.wake)
         self._iterators = [each for each in self._iterators if not each.closed]
         self._iterators.append(events)
         self._woken.set()
@@ -169,9 +135,9 @@ class Handover:
         while not self._ended:
             self._woken.clear()
             await self.drain()
-            if await self._hand_to_handlers():
-                continue
-            await self._woken.wait()
+            pause = await self._hand_on()
+            if pause != 0:
+                await self._woken.wait(pause)
 
     async def drain(self) -> None:
         """Tell every event that is durable by now."""
@@ -183,16 +149,28 @@ class Handover:
             else:
                 await self._emitter.emit(told)
 
-    # Received messages.
+    # Received messages, for the task that iterates.
+
+    def begin(self) -> None:
+        """The program begins to iterate: an earlier loop did not come to its end with these messages."""
+        if not self._iterating:
+            self._processed = None
+            self._again.clear()
+            self._inbox.take_back()
 
     async def next(self) -> MessageReceived:
         """The next message, for the task that iterates. Cancelling loses nothing.
 
-        Raises `StopAsyncIteration` once the channel is closed, `PersistenceError` if its store failed for
-        good, and `RuntimeError` for a second task.
+        Raises `StopAsyncIteration` once the channel is closed, `ChannelFailed`, `PersistenceError` if its
+        store failed for good, and `RuntimeError` for a second task and beside an iterator that takes.
         """
         if self._iterating:
             raise RuntimeError("another task is already receiving from this channel")
+        if any(each.has_taken and not each.closed for each in self._iterators):
+            raise RuntimeError(
+                "an iterator of all events takes the received messages: close it, or iterate the channel "
+                "before it, or name its events"
+            )
         self._iterating = self._iterated = True
         try:
             return await self._next()
@@ -200,23 +178,22 @@ class Handover:
             self._iterating = False
 
     async def _next(self) -> MessageReceived:
-        if self._processed is not None:
-            processed, self._processed = self._processed, None
-            self._take(processed)
-            await self._writer.written()  # a crash before this hands the message over again
+        await self._acknowledge_processed()
         while self._in_hand is None:
+            if self._failure is not None:
+                raise self._failure.again()
             if self._ended:
                 raise StopAsyncIteration
             received = self._first()
             if received is None:
                 self._arrived.clear()
                 await self._arrived.wait()
-            elif self._once:
+            elif self._at_most_once:
                 self._in_hand = received
                 self._take(received)
             else:
                 await self._announce(received)
-                self._processed = received
+                self._hand(received)
                 return received.message
         # The message has left the inbox: it stays in hand until the store has forgotten it.
         received = self._in_hand
@@ -225,54 +202,163 @@ class Handover:
         self._in_hand = None
         return received.message
 
-    async def _hand_to_handlers(self) -> bool:
-        """Hand a message over to handlers, if nobody iterates; True if there was one."""
-        if self._iterated or self._ended or not self._has_takers():
-            return False
+    # Received messages, for handlers and iterators of events.
+
+    async def _hand_on(self) -> float | None:
+        """Hand a message over, if nobody iterates. Returns in how many seconds to look again, if at all."""
+        if self._iterated or self._ended:
+            return None
+        if self._has_handlers():
+            return await self._hand_to_handlers()
+        asking = self._asking()
+        if not asking:
+            return None
+        await self._acknowledge_processed()
         received = self._first()
         if received is None:
-            return False
-        if self._once:
-            self._in_hand = received
-            self._take(received)
-            await self._writer.written()
-            self._in_hand = None
-            await self._announce(received)
+            return None
+        for events in asking:
+            events.has_taken = events.names_all
+        if self._at_most_once:
+            await self._hand_once(received)
         else:
             await self._announce(received)
-            self._take(received)
-        return True
+            self._hand(received)
+        return 0
+
+    async def _hand_to_handlers(self) -> float | None:
+        received, pause = self._first(), 0.0
+        now = asyncio.get_running_loop().time()
+        if self._again and self._again[0][0] <= now:
+            _, pause, _, received = heappop(self._again)
+        if received is None:
+            return self._again[0][0] - now if self._again else None
+        if self._at_most_once:
+            await self._hand_once(received)
+            return 0
+        await self._announce(received)
+        self._hand(received)
+        if not received.refused_by:
+            await self._acknowledge_processed()
+        elif not received.acknowledged:
+            # Handlers that raise hear of the message again, and keep no other message from anybody (C-026).
+            self._processed = None
+            pause = min(max(_PAUSE_SECONDS, 2 * pause), _MAX_PAUSE_SECONDS)
+            at = asyncio.get_running_loop().time() + pause
+            heappush(self._again, (at, pause, received.position, received))
+        return 0
+
+    async def _hand_once(self, received: Received) -> None:
+        self._in_hand = received
+        self._take(received)
+        await self._writer.written()
+        self._in_hand = None
+        await self._announce(received)
 
     def put_back(self) -> None:
-        """The channel closes: a message in hand that nobody has heard of stays for the next opening."""
+        """The channel closes: a message in hand that nobody has heard of stays for the next opening.
+
+        So does what is not acknowledged by now: nothing more can be stored.
+        """
+        self._closing = True
         if self._in_hand is not None and not self._in_hand.announced:
             self._inbox.put_back(self._in_hand)
             self._in_hand = None
 
-    def _has_takers(self) -> bool:
-        looking_on = sum(each.looks_on and not each.closed for each in self._iterators)
-        return any(self._emitter.count(name) > looking_on for name in _RECEIVED)
+    def _has_handlers(self) -> bool:
+        iterators = [each for each in self._iterators if not each.closed]
+        return any(
+            self._emitter.count(name) > sum(name in each.names for each in iterators) for name in _RECEIVED
+        )
+
+    def _asking(self) -> list[Events]:
+        """The iterators that may take a message and wait for one."""
+        able = [each for each in self._iterators if not each.closed and any(map(each.names.count, _RECEIVED))]
+        named = [each for each in able if not each.names_all]
+        return [each for each in named or able if each.is_asking]
 
     def _first(self) -> Received | None:
         received = self._inbox.first()
-        return received if received is not None and received.position <= self._available else None
+        if received is None or received.position > self._available:
+            return None
+        hand_over(received.message, self)
+        return received
+
+    # Acknowledging.
+
+    async def ack(self, messages: Iterable[object]) -> None:
+        """The program is done with these. Returns once the store has forgotten them.
+
+        Raises `ChannelNotOpen` from the moment on when the channel closes, `ChannelFailed`, and
+        `PersistenceError` if the store failed for good.
+        """
+        if self._failure is not None:
+            raise self._failure.again()
+        if self._closing or self._ended:
+            raise ChannelNotOpen
+        for message in messages:
+            received = self._unacknowledged.get(id(message))
+            if received is not None:
+                self._acknowledge(received)
+        await self._writer.written()
+
+    async def _acknowledge_processed(self) -> None:
+        processed, self._processed = self._processed, None
+        if processed is not None:
+            self._acknowledge(processed)
+            await self._writer.written()  # a crash before this hands the message over again
+
+    def _acknowledge(self, received: Received) -> None:
+        received.acknowledged = True
+        if self._processed is received:
+            self._processed = None
+        for event in (received.message, received.envelope):
+            self._unacknowledged.pop(id(event), None)
+        self._take(received)
+
+    def _hand(self, received: Received) -> None:
+        """The program has a message that it will acknowledge, unless its handlers have done so already."""
+        if received.acknowledged:
+            return
+        self._unacknowledged[id(received.message)] = received
+        self._inbox.hand(received)
+        if self._auto_ack:
+            self._processed = received
 
     def _take(self, received: Received) -> None:
         self._inbox.take(received)
         self._on_taken()
 
+    # Handlers.
+
     async def _announce(self, received: Received) -> None:
-        """Tell the handlers once, even if the wait for a slow handler is cancelled."""
-        if received.announced or not any(map(self._emitter.count, _RECEIVED)):
+        """Tell the handlers once, even if the wait for a slow handler is cancelled. Those that raised hear of
+        it again with the next call."""
+        refused, received.refused_by = received.refused_by, {}
+        if (received.announced and not refused) or not any(map(self._emitter.count, _RECEIVED)):
             return
+        again = received.announced
         received.announced = True
-        message = received.message
-        await self._emitter.emit(message)
+        events: list[MessageReceived | ReliableMessageReceived] = [received.message]
         if self._emitter.count(ReliableMessageReceived.name):
+            events.append(self._envelope(received))
+        for event in events:
+            if not self._at_most_once:
+                self._unacknowledged[id(event)] = received
+            only = refused.get(event.name, []) if again else None
+            raised = await self._emitter.call(event, only=only)
+            if raised and not self._at_most_once and not self._iterated:
+                received.refused_by[event.name] = raised
+
+    def _envelope(self, received: Received) -> ReliableMessageReceived:
+        if received.envelope is None:
+            message = received.message
             inner = MessageEnvelope(
                 content_topic=message.content_topic, payload=message.payload, ephemeral=message.ephemeral
             )
             envelope = ReliableEnvelope(message_envelope=inner, channel_id=self._channel_id)
-            await self._emitter.emit(
-                ReliableMessageReceived(request_id=message.request_id, envelope=envelope)
+            received.envelope = ReliableMessageReceived(
+                request_id=message.request_id, envelope=envelope, message=message
             )
+            hand_over(received.envelope, self)
+        return received.envelope

@@ -12,11 +12,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from typing import Protocol
 
 from strata.channels.messaging.node import MessagingNode, NodeError
-from strata.channels.messaging.outcomes import Outcome, Outcomes
+from strata.channels.messaging.outcomes import Outcome
 from strata.channels.messaging.values import (
     ConnectionStatus,
     ConnectionStatusChange,
@@ -30,75 +28,22 @@ from strata.channels.persistence.records import EpochCount, read_records
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
-from strata.channels.reliable.alarm import Alarm
-from strata.channels.reliable.engine import Ephemeral
-from strata.channels.reliable.errors import InvalidConfiguration
+from strata.channels.reliable.alarm import Alarm, end_of
+from strata.channels.reliable.clock import ChannelClock
+from strata.channels.reliable.ephemerals import Ephemeral
+from strata.channels.reliable.errors import ChannelFailed, InvalidConfiguration
+from strata.channels.reliable.membership import HubMember
 from strata.channels.reliable.outbox import Outbox
+from strata.channels.reliable.under_way import Consignment, UnderWay
 from strata.protocol.errors import StrataError
 
-__all__ = ["Dispatch", "Hub", "HubMember"]
+__all__ = ["Hub"]
 
 _log = logging.getLogger("strata.reliable")
 
-_MAX_UNDER_WAY = 64
-_MAX_UNDER_WAY_BYTES = 4 << 20
-_ANSWER_TIMEOUT = 120.0
 _BACKOFF_BASE_MS, _BACKOFF_CAP_MS = 250, 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """What a channel wants sent, and as what."""
-
-    request_id: str
-    envelope: MessageEnvelope
-    original: bytes | None = None
-    """Send the packet that a store has under this hash instead, as its author signed it (C-294)."""
-
-
-class HubMember(Protocol):
-    """What a hub needs of an open channel."""
-
-    @property
-    def outbox(self) -> Outbox: ...
-
-    @property
-    def content_topic(self) -> str: ...
-
-    @property
-    def channel(self) -> object:
-        """The channel as programs see it."""
-        ...
-
-    def is_ready(self) -> bool:
-        """Whether the next transmission of each of its queues can go out at once."""
-        ...
-
-    def dispatch(self, transmission: Transmission) -> Dispatch | None:
-        """What to send for a transmission; None if it need not go out any more."""
-        ...
-
-    def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None: ...
-
-    def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None: ...
-
-    @property
-    def is_full(self) -> bool: ...
-
-    def pass_over(self) -> None: ...
-
-    async def receive(self, event: NodeMessageReceived) -> object: ...
-
-    def status_changed(self, online: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _UnderWay:
-    """A message that the node has and has not answered."""
-
-    member: HubMember
-    sent: Transmission | Ephemeral
-    size_bytes: int
+_LOOK_SECONDS = 5.0
+"""How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
 
 
 class Hub:
@@ -112,18 +57,17 @@ class Hub:
         self._rate_limit: RateLimitConfig | None = None
         self._loop = asyncio.get_running_loop()
         self._preparing = asyncio.Lock()
-        self._started_at = node.wall() - self._loop.time()
+        self._clock = ChannelClock(node.wall, self._loop.time)
+        self._clock_watch: asyncio.TimerHandle | None = None
         self._topics: Counter[str] = Counter()
-        self._outcomes = Outcomes(node)
-        self._under_way: dict[_UnderWay, asyncio.Task[None] | None] = {}
-        """Each with the task that awaits its outcome, once the node has taken it."""
-        self._settled = asyncio.Event()
-        self._bytes_under_way = 0
+        self._under_way = UnderWay(node, on_outcome=self._conclude, on_ended=self.wake)
         self._failures = 0
         self._woken = Alarm()
         self._guests = 0
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
+        self.failure: BaseException | None = None
+        """The error that ended the sender, and with it the work of this hub."""
 
     @classmethod
     def enter(cls, node: MessagingNode) -> Hub:
@@ -140,13 +84,25 @@ class Hub:
         """The hub of a node, if any channel is open on it."""
         hub = getattr(node, "hub", None)  # nodes of other authors may be older than the attribute
         # A node that wraps another may pass on the attribute of the inner one.
-        return hub if isinstance(hub, Hub) and hub.node is node else None
+        return hub if isinstance(hub, Hub) and hub.node is node and hub.failure is None else None
 
     # Clock and status.
 
     def now_ms(self) -> int:
-        """Wall time at the start plus the time since then: it never steps."""
-        return int((self._started_at + self._loop.time()) * 1000)
+        """The time of the channels; it jumps only where `clock_stepped` says so."""
+        return self._clock.now_ms()
+
+    def _look_at_clock(self) -> None:
+        """Follow the wall clock, now and again and again."""
+        if self._clock_watch is not None:
+            self._clock_watch.cancel()
+        self._clock_watch = self._loop.call_later(_LOOK_SECONDS, self._look_at_clock)
+        by_ms = self._clock.look()
+        if by_ms:
+            _log.info("the clock was set by %+.1f s, or the machine slept", by_ms / 1000)
+            for member in list(self.members.values()):
+                member.clock_stepped(by_ms)
+            self.wake()
 
     @property
     def online(self) -> bool:
@@ -183,16 +139,32 @@ class Hub:
         counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
         limiter = self._limiter = RateLimiter(config, counted=counted)
         self._rate_limit = config
-        self._counts = ChangeWriter(persistence, key)
+        self._counts = ChangeWriter(persistence, key, on_fault=self._fail)
         if (limit := self.node.declared_limit()) is not None:
             limiter.learn_limit(*limit)  # C-221
         self.node.message_events.on(NodeMessageReceived.name, self._on_received)
         self.node.health_events.on(ConnectionStatusChange.name, self._on_status)
         self._sender = self._loop.create_task(self._send(limiter), name="strata-channel-sender")
+        self._look_at_clock()
+        self._sender.add_done_callback(self._sender_ended)
         return limiter
 
+    def _sender_ended(self, task: asyncio.Task[None]) -> None:
+        if self._guests:  # else the hub ended it
+            self._fail(end_of(task))
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Nothing more can be sent for any channel: each is told, and closes."""
+        self.failure = error or RuntimeError("it has ended")
+        if self.node.hub is self:
+            self.node.hub = None
+        for member in list(self.members.values()):
+            member.fail("the sender of the node", self.failure)
+
     def join(self, member: HubMember) -> None:
-        """A channel has been opened."""
+        """A channel has been opened. Raises `ChannelFailed` if nothing can be sent any more."""
+        if self.failure is not None:
+            raise ChannelFailed("the sender of the node", self.failure)
         self.members[member.outbox.lane] = member
 
     async def leave(self, member: HubMember | None = None) -> None:
@@ -206,15 +178,17 @@ class Hub:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        self.node.hub = None
+        if self.node.hub is self:
+            self.node.hub = None
         self.node.message_events.off(NodeMessageReceived.name, self._on_received)
         self.node.health_events.off(ConnectionStatusChange.name, self._on_status)
-        self._outcomes.close()
+        self._under_way.stop_listening()
+        if self._clock_watch is not None:
+            self._clock_watch.cancel()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
-        for under_way in list(self._under_way):
-            self._end(under_way)
+        self._under_way.give_up()
         if self._counts is not None:
             try:
                 await self._counts.close()
@@ -260,27 +234,18 @@ class Hub:
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises as the node does."""
-        sending = self.node.send(envelope, request_id=ephemeral.request_id)
-        under_way = _UnderWay(member, ephemeral, len(envelope.payload))
+        name = self._under_way.free_name(ephemeral.request_id)
+        sending = self.node.send(envelope, request_id=name)
+        consignment = Consignment(member, ephemeral, len(envelope.payload))
         try:
-            await self._hand_to_node(under_way, ephemeral.request_id, sending)
+            await self._under_way.hand_to_node(consignment, name, sending)
         except BaseException:
-            self._end(under_way)
+            self._under_way.end(consignment)
             raise
 
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
         """Wait until a channel has nothing under way. Returns what it gives up after `timeout` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                while any(each.member is member for each in self._under_way):
-                    self._settled.clear()
-                    await self._settled.wait()
-        except TimeoutError:
-            pass
-        left = [each for each in self._under_way if each.member is member]
-        for each in left:
-            self._end(each)
-        return [each.sent for each in left]
+        return await self._under_way.settled(member, timeout)
 
     async def _send(self, limiter: RateLimiter) -> None:
         while True:
@@ -293,19 +258,22 @@ class Hub:
             await self._woken.wait(wait if wait is None or wait > 0 else None)
 
     def _next(self, limiter: RateLimiter) -> Transmission | None:
-        full = len(self._under_way) >= _MAX_UNDER_WAY or self._bytes_under_way >= _MAX_UNDER_WAY_BYTES
-        if full or not self.online:
+        if self._under_way.is_full or not self.online:
             return None
-        ready = {lane for lane, member in self.members.items() if member.is_ready()}
+        ready = {lane for lane, member in list(self.members.items()) if _is_ready(member)}
         return limiter.take(self.now_ms(), ready=ready) if ready else None
 
     async def _dispatch(self, transmission: Transmission) -> None:
         member = self.members[transmission.lane]
-        dispatch = member.dispatch(transmission)
+        dispatch = None
+        try:
+            dispatch = member.dispatch(transmission)
+        except Exception as error:  # the fault of one channel is no other's
+            member.fail("sending", error)
         self._store_counts()
         if dispatch is None:
             return
-        name, envelope = dispatch.request_id, dispatch.envelope
+        name, envelope = self._under_way.free_name(dispatch.request_id), dispatch.envelope
         if dispatch.original is None:
             sending: Awaitable[object] = self.node.send(envelope, request_id=name)
         else:
@@ -315,56 +283,27 @@ class Hub:
                 request_id=name,
                 retention_seconds=envelope.retention_seconds,
             )
-        under_way = _UnderWay(member, transmission, len(envelope.payload))
+        consignment = Consignment(member, transmission, len(envelope.payload))
         try:
-            await self._hand_to_node(under_way, name, sending)
+            await self._under_way.hand_to_node(consignment, name, sending)
         except Exception as error:
             if not isinstance(error, StrataError):
                 _log.exception("the node raised")
             final = isinstance(error, NodeError)
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
-            self._conclude(under_way, failed)
+            self._conclude(consignment, failed)
+            await asyncio.sleep(0)  # a node that refuses at once, message after message, holds up nobody else
 
-    async def _hand_to_node(self, under_way: _UnderWay, request_id: str, sending: Awaitable[object]) -> None:
-        """Return once the node has taken a message. Its channel is told the outcome. Raises as `sending`."""
-        self._under_way[under_way] = None
-        self._bytes_under_way += under_way.size_bytes
-        outcome = await self._outcomes.begin(request_id, sending)
-        if under_way in self._under_way:
-            waiting = self._await_outcome(under_way, request_id, outcome)
-            self._under_way[under_way] = self._loop.create_task(waiting, name=f"strata-outcome {request_id}")
-        else:  # it was given up meanwhile
-            outcome.cancel()
-
-    async def _await_outcome(
-        self, under_way: _UnderWay, request_id: str, outcome: asyncio.Future[Outcome]
-    ) -> None:
-        try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT):
-                told = await outcome
-        except TimeoutError:
-            told = NodeMessageError(request_id, None, "the node has not answered", "timeout")
-        self._conclude(under_way, told)
-
-    def _end(self, under_way: _UnderWay) -> bool:
-        """Count a message as under way no more; False if it was given up before."""
-        if under_way not in self._under_way:
-            return False
-        task = self._under_way.pop(under_way)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-        self._bytes_under_way -= under_way.size_bytes
-        self._settled.set()
-        self._woken.set()
-        return True
-
-    def _conclude(self, under_way: _UnderWay, outcome: Outcome) -> None:
+    def _conclude(self, consignment: Consignment, outcome: Outcome) -> None:
         """Tell a channel what became of its message, unless that was given up."""
-        if not self._end(under_way):
+        if not self._under_way.end(consignment):
             return
         if isinstance(outcome, NodeMessageSent):
             self._failures = 0
-            under_way.member.accepted(under_way.sent, outcome.message_hash)
+            try:
+                consignment.member.accepted(consignment.sent, outcome.message_hash)
+            except Exception as error:
+                consignment.member.fail("noting what was sent", error)
             return
         if outcome.recoverable and self._limiter is not None:
             wait = outcome.retry_after_ms
@@ -372,7 +311,10 @@ class Hub:
                 wait = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(self._failures, 6))
                 self._failures += 1
             self._limiter.pause(self.now_ms(), wait)  # C-232
-        under_way.member.not_accepted(under_way.sent, outcome)
+        try:
+            consignment.member.not_accepted(consignment.sent, outcome)
+        except Exception as error:
+            consignment.member.fail("noting what was not sent", error)
 
     def _store_counts(self) -> None:
         limit = self._rate_limit
@@ -392,16 +334,32 @@ class Hub:
         members = [member for member in self.members.values() if member.content_topic == topic]
         for member in members:
             # One that has no room makes the node wait, and no other channel (C-082).
-            if len(members) > 1 and member.is_full:
-                member.pass_over()
-            else:
-                await member.receive(event)
+            try:
+                if len(members) > 1 and member.is_full:
+                    member.pass_over()
+                else:
+                    await member.receive(event)
+            except Exception as error:
+                member.fail("receiving", error)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
+        self._look_at_clock()  # a connection that is lost or back often means that the machine slept
         online = event.status is not ConnectionStatus.DISCONNECTED
         for member in list(self.members.values()):
-            member.status_changed(online)
+            try:
+                member.status_changed(online)
+            except Exception as error:
+                member.fail("noting the connection", error)
         self.wake()
+
+
+def _is_ready(member: HubMember) -> bool:
+    """Whether a channel is ready; False for one that fails to say."""
+    try:
+        return member.is_ready()
+    except Exception as error:
+        member.fail("preparing what is sent next", error)
+        return False
 
 
 def _lane(key: ParticipantKey) -> str:

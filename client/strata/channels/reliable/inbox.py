@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from strata.channels.messaging.emitter import Handler
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import InboxMessage, put, remove
-from strata.channels.reliable.events import MessageReceived
+from strata.channels.reliable.events import MessageReceived, ReliableMessageReceived
 
 __all__ = ["MessageInbox", "Received"]
 
@@ -22,7 +23,7 @@ __all__ = ["MessageInbox", "Received"]
 class Received:
     """A message and its place in the order of delivery."""
 
-    __slots__ = ("announced", "message", "message_hash", "position")
+    __slots__ = ("acknowledged", "announced", "envelope", "message", "message_hash", "position", "refused_by")
 
     def __init__(self, position: int, message: MessageReceived, message_hash: bytes) -> None:
         self.position = position
@@ -30,6 +31,11 @@ class Received:
         self.message = message
         self.announced = False
         """Whether handlers have heard of it."""
+        self.envelope: ReliableMessageReceived | None = None
+        """The second form in which handlers hear of it."""
+        self.refused_by: dict[str, list[Handler]] = {}
+        """The handlers that raised, by the name of the event: they hear of it again."""
+        self.acknowledged = False
 
 
 class MessageInbox:
@@ -43,6 +49,8 @@ class MessageInbox:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._waiting: OrderedDict[int, Received] = OrderedDict()
+        self._handed: dict[int, Received] = {}
+        """Messages that the program has and has not acknowledged: they stay in the store."""
         self._bytes = 0
         self._changes: list[Change] = []
         self.ephemerals_dropped = 0
@@ -52,7 +60,7 @@ class MessageInbox:
         self._next_position = max(self._waiting, default=0) + 1
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._handed)
 
     def __iter__(self) -> Iterator[Received]:
         return iter(self._waiting.values())
@@ -64,13 +72,13 @@ class MessageInbox:
 
     @property
     def size_bytes(self) -> int:
-        """Payload bytes of the messages that wait."""
+        """Payload bytes of the messages that are kept."""
         return self._bytes
 
     @property
     def is_full(self) -> bool:
         """Whether the channel should receive no more until the program takes a message."""
-        return len(self._waiting) >= self._max_messages or self._bytes >= self._max_bytes
+        return len(self) >= self._max_messages or self._bytes >= self._max_bytes
 
     def put(self, message: MessageReceived, message_hash: bytes) -> Received:
         """Keep a message, even in a full inbox: the channel then stops reading, and drops nothing."""
@@ -100,6 +108,10 @@ class MessageInbox:
             message.payload,
             message.timestamp,
             message.hash,
+            message.author,
+            message.sent_at,
+            message.lamport_timestamp,
+            message.sds_id,
         )
         self._changes.append(put(record))
 
@@ -107,9 +119,22 @@ class MessageInbox:
         """The message to be taken next."""
         return next(iter(self._waiting.values()), None)
 
-    def take(self, received: Received) -> None:
-        """The program has this message: forget it."""
+    def hand(self, received: Received) -> None:
+        """The program has this message, and will acknowledge it: keep it until `take`."""
         if self._waiting.pop(received.position, None) is not None:
+            self._handed[received.position] = received
+
+    def take_back(self) -> None:
+        """The messages that are not acknowledged are to be handed over again, first and in their order."""
+        again = OrderedDict(sorted(self._handed.items()))
+        again.update(self._waiting)
+        self._waiting = again
+        self._handed.clear()
+
+    def take(self, received: Received) -> None:
+        """The program is done with this message: forget it."""
+        held = self._waiting.pop(received.position, None) or self._handed.pop(received.position, None)
+        if held is not None:
             self._bytes -= len(received.message.payload)
             if not received.message.ephemeral:
                 self._changes.append(remove(InboxMessage, str(received.position)))
@@ -140,4 +165,8 @@ class MessageInbox:
             content_topic=self._topic,
             timestamp=record.received_at,
             hash=record.retrieval_hint,
+            author=record.author,
+            sent_at=record.sent_at,
+            lamport_timestamp=record.lamport,
+            sds_id=record.sds_id,
         )

@@ -36,15 +36,20 @@ class ConfigOptions(TypedDict, total=False):
     query_on_connect: bool
     force_query_threshold_ms: int
     query_window_ms: int
+    join: Literal["history", "now"]
+    since: int | None
     auto_start: bool
     sent_event_on: Literal["network", "participants"]
     send_request_id: bool
     sender_binding: Literal["off", "did"]
+    device: str | None
     members: tuple[str, ...]
     retention_seconds: int | None
     proof_provider: ProofProvider | None
     receive: bool
-    hand_over: Literal["once", "again"]
+    hand_over: Literal["at_most_once", "at_least_once", "once", "again"]
+    auto_ack: bool
+    drain_timeout_ms: int
     max_inbox_messages: int
     max_inbox_bytes: int
 
@@ -56,8 +61,10 @@ class ConfigOptions(TypedDict, total=False):
     bloom_filter_error_rate: float
     possible_acks_threshold: int
     possible_acks_from_distinct_senders: bool
+    acknowledged_by_people: bool
     possible_ack_retry_factor: float
     lost_message_timeout_ms: int
+    hold_back_ms: int
     enable_repair: bool
     repair_t_min_ms: int
     repair_t_max_ms: int
@@ -77,6 +84,7 @@ class ConfigOptions(TypedDict, total=False):
     max_message_bytes: int
 
     # SegmentationConfig.
+    segmentation: Literal["always", "auto", "off", "raw"]
     segment_size_bytes: int
     enable_reed_solomon: bool
     parity_rate: float

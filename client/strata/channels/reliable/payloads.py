@@ -12,6 +12,7 @@ from collections.abc import Callable
 from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
 from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.alarm import end_of
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.errors import EncodingFailed
@@ -19,6 +20,8 @@ from strata.channels.reliable.errors import EncodingFailed
 __all__ = ["CodecPair", "Payload", "Payloads"]
 
 _MAX_MADE = 8
+_MAX_LOOKS = 16
+"""Most transmissions that are found to be needless in one go."""
 
 
 class CodecPair:
@@ -80,9 +83,10 @@ class Payloads:
         is_stored: Callable[[Transmission], bool],
         flush: Callable[[], None],
         on_ready: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         """`is_stored` tells whether the step that made a transmission is durable. `flush` stores the engine's
-        changes. `on_ready` is called when a hook has done its work."""
+        changes. `on_ready` is called when a hook has done its work, `on_fault` when it ended otherwise."""
         self.undecodable = 0
         self.undecryptable = 0
         self._engine = engine
@@ -93,7 +97,9 @@ class Payloads:
         self._is_stored = is_stored
         self._flush = flush
         self._on_ready = on_ready
+        self._on_fault = on_fault
         self._made: dict[str, Payload] = {}
+        self._generation = 0
         self._task: asyncio.Task[None] | None = None
 
     # Going out.
@@ -101,11 +107,14 @@ class Payloads:
     def is_ready(self) -> bool:
         """Whether each transmission that may be next has its payload; where one has none, it is begun."""
         outbox = self._engine.outbox
-        while True:
+        for _ in range(_MAX_LOOKS):
             heads = outbox.heads()
             waiting = [each for each in heads if not self._is_made(each)]
             if outbox.heads() == heads:  # else some were found to be needless
                 return bool(heads) and not waiting
+        # With an encoder that refuses everything the loop would be held until the queue is empty.
+        asyncio.get_running_loop().call_soon(self._on_ready)
+        return False
 
     def take(self, transmission: Transmission) -> Payload | None:
         """The payload that was made for a transmission."""
@@ -116,16 +125,25 @@ class Payloads:
         encoded = self._codec.encode(data if self._hook is None else await self._hook.encrypt(data))
         return Payload(encoded, await obtain_proof(self._provider, encoded))
 
+    def renew(self) -> None:
+        """A message was refused: payloads that are made, or are being made, may name it. Make them again."""
+        self._made.clear()
+        self._generation += 1
+
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is at work, for a channel that stops."""
-        return [] if self._task is None else [self._task]
+        """What is at work, for a channel that stops: the channel ends it."""
+        if self._task is None:
+            return []
+        self._task.remove_done_callback(self._done)
+        task, self._task = self._task, None
+        return [task]
 
     def _is_made(self, head: Transmission) -> bool:
         if not self._is_stored(head):
             return False
         if head.message_id in self._made:
             return True
-        data = self._engine.data(head)
+        data = self._engine.sending.data(head)
         if data is None:
             self._flush()
             return False
@@ -143,16 +161,21 @@ class Payloads:
         return False
 
     async def _work(self, head: Transmission, data: bytes) -> None:
+        generation = self._generation
         try:
-            self._keep(head, await self.make(data))
+            payload = await self.make(data)
+            if generation == self._generation:
+                self._keep(head, payload)
         except (EncryptionFailed, ProofFailed, EncodingFailed) as error:
             self._refuse(head, error)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled():
-            task.result()  # a fault of ours must not pass unseen
+        error = end_of(task)
+        if error is None:
             self._on_ready()
+        else:
+            self._on_fault(error)
 
     def _keep(self, head: Transmission, payload: Payload) -> None:
         if len(self._made) >= _MAX_MADE:  # payloads of withdrawn transmissions stay behind
@@ -160,7 +183,8 @@ class Payloads:
         self._made[head.message_id] = payload
 
     def _refuse(self, head: Transmission, error: EncryptionFailed | ProofFailed | EncodingFailed) -> None:
-        self._engine.refused(head, self._now_ms(), str(error), type(error).__name__)
+        self._engine.sending.refused(head, self._now_ms(), str(error), type(error).__name__)
+        self.renew()
         self._flush()
 
     # Coming in.

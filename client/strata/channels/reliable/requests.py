@@ -14,7 +14,7 @@ message that nobody has acknowledged is remembered for a late acknowledgement as
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,7 @@ from strata.channels.reliable.events import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.sds import person_of
 
 __all__ = ["Chunk", "Request", "Requests"]
 
@@ -48,6 +49,8 @@ class Chunk:
     message_id: str
     sent: bool = False
     acknowledged: bool = False
+    acknowledged_by: str | None = None
+    """The sender id of the participant that acknowledged it first."""
 
 
 class Request:
@@ -73,6 +76,12 @@ class Request:
         """Indices of the chunks that somebody has."""
         return tuple(index for index, chunk in enumerate(self.chunks) if chunk.acknowledged)
 
+    @property
+    def acknowledged_by(self) -> tuple[str, ...]:
+        """The sender ids of those who acknowledged its chunks, each once."""
+        senders = (chunk.acknowledged_by for chunk in self.chunks)
+        return tuple(dict.fromkeys(sender for sender in senders if sender is not None))
+
     def info(self, index: int) -> ChunkInfo:
         """The chunk as events name it."""
         return ChunkInfo(index, len(self.chunks))
@@ -86,11 +95,19 @@ class Requests:
         sent_event_on: Literal["network", "participants"] = "network",
         *,
         stored: Iterable[SentChunk] = (),
+        place: Callable[[Iterable[str]], tuple[int, str] | None] = lambda _: None,
+        bound: bool = False,
     ) -> None:
-        """`stored` are the records of an earlier run."""
+        """`stored` are the records of an earlier run. `place` gives the place of SDS messages in the shared
+        order. `bound` says that sender ids are proven, so that events name people."""
+        self._place = place
+        self._bound = bound
         self._on_network = sent_event_on == "network"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._chunks: dict[str, tuple[Request, int]] = {}
+        self._unsent: dict[str, int] = {}
+        """By request: how many chunks the transport does not have yet, where it does not have all."""
+        self._departed: list[str] = []
         self._undelivered: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
         self._changes: list[Change] = []
@@ -110,6 +127,7 @@ class Requests:
         """Follow a message from now on."""
         request = Request(request_id, message_hash, [Chunk(message_id) for message_id in message_ids])
         self._requests[request_id] = request
+        self._unsent[request_id] = len(message_ids)
         for index in range(len(message_ids)):
             self._store(request, index)
         return request
@@ -139,10 +157,14 @@ class Requests:
                     request_id=request.request_id,
                     message_id=request.message_id,
                     chunk_info=request.info(index),
+                    sds_id=message_id,
                 )
             )
         if not request.chunks[index].sent:
             request.chunks[index].sent = True
+            self._unsent[request.request_id] -= 1
+            if not self._unsent[request.request_id]:
+                self._depart(request)
             self._store(request, index)
             if self._on_network:
                 self._announce_sent(request)
@@ -160,7 +182,7 @@ class Requests:
                 )
             )
 
-    def acknowledged(self, message_id: str) -> None:
+    def acknowledged(self, message_id: str, sender_id: str | None = None) -> None:
         """A participant has a chunk. The transport may say only later that the chunk has gone out."""
         found = self._chunks.get(message_id)
         if found is None or found[0].chunks[found[1]].acknowledged:
@@ -169,19 +191,28 @@ class Requests:
         if not request.chunks[index].sent:
             self.sent(message_id)
         request.chunks[index].acknowledged = True
+        request.chunks[index].acknowledged_by = sender_id
         self._store(request, index)
+        senders = request.acknowledged_by
         self._events.append(
             MessageAcknowledged(
                 request_id=request.request_id,
                 message_id=request.message_id,
                 chunks_acknowledged=request.acknowledged,
                 total_chunks=len(request.chunks),
+                acknowledged_by=senders,
+                people=self._people(senders),
             )
         )
         if len(request.acknowledged) == len(request.chunks):
             self._announce_sent(request)
             self._events.append(
-                ReliableMessageDelivered(request_id=request.request_id, message_id=request.message_id)
+                ReliableMessageDelivered(
+                    request_id=request.request_id,
+                    message_id=request.message_id,
+                    acknowledged_by=senders,
+                    people=self._people(senders),
+                )
             )
             self._end(request)
 
@@ -252,6 +283,20 @@ class Requests:
         changes, self._changes = self._changes, []
         return changes
 
+    def get(self, request_id: str) -> Request | None:
+        """The message of this request id, if it is still followed."""
+        return self._requests.get(request_id)
+
+    @property
+    def unsent(self) -> tuple[str, ...]:
+        """The requests of which the transport does not have every chunk, oldest first."""
+        return tuple(self._unsent)
+
+    def departed(self) -> list[str]:
+        """The requests that have left `unsent` since the last call: they are out, or never will be."""
+        departed, self._departed = self._departed, []
+        return departed
+
     def mark_undelivered(self, message_id: str) -> None:
         """A store says that this chunk's retransmissions were used up; the program was told of it before."""
         if (found := self._chunks.get(message_id)) is not None and not found[0].undelivered:
@@ -259,12 +304,20 @@ class Requests:
 
     # Inside.
 
+    def _people(self, senders: Iterable[str]) -> tuple[str, ...]:
+        dids = (person_of(sender) for sender in senders if sender.startswith("did:"))
+        return tuple(dict.fromkeys(dids)) if self._bound else ()
+
     def _announce_sent(self, request: Request) -> None:
         due = not self._on_network or all(chunk.sent for chunk in request.chunks)
         if due and not request.announced_sent:
             request.announced_sent = True
             self._events.append(
-                ReliableMessageSent(request_id=request.request_id, message_id=request.message_id)
+                ReliableMessageSent(
+                    request_id=request.request_id,
+                    message_id=request.message_id,
+                    order=self._place(chunk.message_id for chunk in request.chunks),
+                )
             )
 
     def _store(self, request: Request, index: int) -> None:
@@ -280,6 +333,7 @@ class Requests:
                     len(request.chunks),
                     chunk.sent,
                     chunk.acknowledged,
+                    chunk.acknowledged_by,
                 )
             )
         )
@@ -290,8 +344,13 @@ class Requests:
         if len(self._undelivered) > _MAX_UNDELIVERED:
             self._end(self._requests[next(iter(self._undelivered))])
 
+    def _depart(self, request: Request) -> None:
+        if self._unsent.pop(request.request_id, None) is not None:
+            self._departed.append(request.request_id)
+
     def _end(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
+        self._depart(request)
         self._undelivered.pop(request.request_id, None)
         for chunk in request.chunks:
             self._chunks.pop(chunk.message_id, None)
@@ -307,8 +366,10 @@ class Requests:
                 )
             if record.chunk_index < len(request.chunks):
                 request.chunks[record.chunk_index] = Chunk(
-                    record.message_id, record.dispatched, record.acknowledged
+                    record.message_id, record.dispatched, record.acknowledged, record.acknowledged_by
                 )
                 self._chunks[record.message_id] = (request, record.chunk_index)
         for request in self._requests.values():
-            request.announced_sent = self._on_network and all(chunk.sent for chunk in request.chunks)
+            if lacking := sum(not chunk.sent for chunk in request.chunks):
+                self._unsent[request.request_id] = lacking
+            request.announced_sent = self._on_network and not lacking

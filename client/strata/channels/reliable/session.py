@@ -1,7 +1,7 @@
 """One participant's part in a channel while it is open: its engine, its store, its tasks. An asyncio shell.
 
 The engine decides. The session carries its changes to the store, its transmissions to the hub and its events
-to `handover`. It keeps the engine's time, and holds back the node while there is no room.
+to `handover`. It keeps the engine's time; `receiving` holds back the node while there is no room.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 import math
 import random
 import secrets
-from dataclasses import replace
+from collections.abc import Coroutine
+from typing import Any
 
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter
@@ -20,15 +21,26 @@ from strata.channels.persistence.interface import Change, ParticipantKey, Persis
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.alarm import Alarm
+from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.config import ReliableChannelConfig
-from strata.channels.reliable.engine import ChannelEngine, Ephemeral
+from strata.channels.reliable.departures import Departures
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.ephemerals import Ephemeral
+from strata.channels.reliable.errors import ChannelFailed, NotSent
+from strata.channels.reliable.events import (
+    ReliableMessageSendError,
+    SendingMessageIrrecoverableError,
+)
 from strata.channels.reliable.handover import Handover
-from strata.channels.reliable.hub import Dispatch, Hub
+from strata.channels.reliable.history import ChannelPast, PastMessages
+from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.looking import statistics, sync_status
+from strata.channels.reliable.membership import Dispatch
 from strata.channels.reliable.outbox import Outbox
 from strata.channels.reliable.payloads import CodecPair, Payloads
+from strata.channels.reliable.receiving import Receiving
 from strata.channels.reliable.store_queries import StoreQueries
-from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
+from strata.channels.reliable.values import ChannelStatistics, SyncStatus
 from strata.channels.sds import SdsMessage
 
 __all__ = ["ChannelSession"]
@@ -38,6 +50,10 @@ _log = logging.getLogger("strata.reliable")
 _SETTLE_TIMEOUT = 5.0
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
+_LATE_MS, _MAX_PAUSE_MS = 250, 2_000
+_MAX_BEHIND_MS = 60_000
+"""Timers wait so long for a process that is behind, and no longer."""
+_REFUSALS = (ReliableMessageSendError.name, SendingMessageIrrecoverableError.name)
 _MAX_UNSTORED = 20_000
 """Most changes that the store has not confirmed; with more the channel reads no further."""
 
@@ -66,11 +82,24 @@ class ChannelSession:
         self.content_topic = content_topic
         self.outbox = outbox
         self.started = False
+        self.accepting = False
+        """Whether messages may be sent: a channel that stops sends what it has, and takes no more."""
+        self.failure: ChannelFailed | None = None
+        """What closed the channel, if a task of it ended with an error."""
         self.channel = channel
+        self._emitter = emitter
+        self._failing: asyncio.Task[None] | None = None
+        self._closed = False
         self._config = config
         self._hub = hub
         self.now_ms = hub.now_ms
-        self.writer = ChangeWriter(store, key, on_written=self._on_written, on_health=self._on_store_health)
+        self.writer = ChangeWriter(
+            store,
+            key,
+            on_written=self._on_written,
+            on_health=self._on_store_health,
+            on_fault=lambda error: self.fail("the writer", error),
+        )
         self.engine = ChannelEngine(
             key.channel_id,
             key.sender_id,
@@ -80,18 +109,19 @@ class ChannelSession:
             now_ms=hub.now_ms(),
             random=rng.random,
             state=state,
+            author=hub.node.transport_identity,
+            receipts=getattr(hub.node, "receipts", False),  # nodes of other authors may lack the attribute
         )
         self.handover = Handover(
             key.channel_id,
             self.engine.inbox,
             self.writer,
             emitter,
-            once=config.hand_over == "once",
+            at_most_once=config.hand_over == "at_most_once",
+            auto_ack=config.auto_ack,
             on_taken=self._on_taken,
         )
-        self._queries = StoreQueries(
-            hub.node, self.engine, receive=self.receive, flush=self.flush, now_ms=hub.now_ms
-        )
+        self._departures = Departures(self.engine.requests)
         self._payloads = Payloads(
             self.engine,
             hook=hook,
@@ -101,20 +131,41 @@ class ChannelSession:
             is_stored=self._is_stored,
             flush=self.flush,
             on_ready=hub.wake,
+            on_fault=lambda error: self.fail("the hook", error),
+        )
+        self._receiving = Receiving(
+            key.channel_id,
+            self.engine,
+            self._payloads,
+            self.handover,
+            works=lambda: self._works,
+            has_failed=lambda: self.failure is not None,
+            is_behind=self._is_behind,
+            flush=self.flush,
+            now_ms=hub.now_ms,
+        )
+        self._queries = StoreQueries(
+            hub.node,
+            self.engine,
+            receive=self._receiving.take_stored,
+            pass_over=self._receiving.pass_over,
+            flush=self.flush,
+            changed=self.sync_changed,
+            now_ms=hub.now_ms,
         )
         self._unsubmitted: list[Change] = []
         self._unsubmitted_ids: list[str] = []
         self._tickets: dict[str, int] = {}
         """By message: the submission that must be durable before it goes out."""
-        self._room = asyncio.Event()
         self._woken = Alarm()
         self._armed_for = math.inf
-        self._receiving = asyncio.Lock()
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._teller = asyncio.create_task(self.handover.run(), name=f"strata-events {self.channel_id}")
+        self._called: dict[asyncio.Task[None], str] = {}
+        """What each task is called in an error."""
         self.engine.set_online(False, hub.now_ms())
         hub.join(self)
+        self._teller = self._begin("events", self.handover.run(), "the task that tells events")
         self.flush()
 
     # Starting and stopping.
@@ -129,62 +180,165 @@ class ChannelSession:
             except BaseException:
                 self.started = False
                 raise
+            self.check()
+            self.accepting = True
             self._tasks = [
-                asyncio.create_task(self._keep_time(), name=f"strata-timers {self.channel_id}"),
-                asyncio.create_task(self._queries.run(), name=f"strata-store-queries {self.channel_id}"),
+                self._begin("timers", self._keep_time(), "the task of the timers"),
+                self._begin("store-queries", self._queries.run(), "the task that asks the store"),
             ]
             self.status_changed(self._hub.online)
             self._hub.wake()
 
-    async def stop(self) -> None:
+    async def drain(self, timeout: float | None) -> None:
+        """Wait until all messages are out: see `ReliableChannel.drain`."""
+        await self._departures.drain(timeout if self.started else 0)
+
+    async def stop(self, timeout: float) -> tuple[str, ...]:
+        """Wait so many seconds for messages to go out, then end the work. Returns those that are not out."""
         async with self._lifecycle:
-            if not self.started:
-                return
-            self.started = False
-            self._room.set()
-            await self._end_tasks([*self._tasks, *self._payloads.tasks()])
-            self._tasks = []
-            await self._hub.unsubscribe(self.content_topic)
-            for sent in await self._hub.settled(self, _SETTLE_TIMEOUT):
+            if self.started:
+                self.accepting = False
+                clock = asyncio.get_running_loop().time
+                began_at = clock()
+                try:
+                    await self._departures.settle(timeout)
+                finally:
+                    await self._halt(max(0.0, _SETTLE_TIMEOUT - (clock() - began_at)))
+            return self.engine.requests.unsent
+
+    async def _halt(self, settle_timeout: float) -> None:
+        self.started = False
+        self._receiving.make_room()
+        self._departures.end()
+        await self._end_tasks([*self._tasks, *self._payloads.tasks()])
+        self._tasks = []
+        await self._hub.unsubscribe(self.content_topic)
+        left = await self._hub.settled(self, settle_timeout)
+        if self.failure is None:
+            for sent in left:
                 if isinstance(sent, Transmission):
-                    self.engine.not_dispatched(sent, self.now_ms())
+                    self.engine.sending.not_dispatched(sent, self.now_ms())
             self.engine.set_online(False, self.now_ms())
             self.engine.catching_up.stopped()
             self.flush()
 
-    async def close(self) -> None:
-        await self.stop()
-        self.handover.put_back()
-        self.flush()
+    async def close(self, timeout: float) -> NotSent | None:
+        """Stop and let go of everything. Returns the messages that are not out, if there are any.
+
+        Raises the `ChannelFailed` of a channel that has closed itself.
+        """
+        try:
+            if self.failure is None:
+                await self.stop(timeout)
+        finally:
+            if self._failing is None and self.failure is not None:
+                await self._give_up()
+            elif self._failing is None:
+                self.handover.put_back()
+                self.flush()
+                await self._let_go()
+            else:
+                await asyncio.shield(self._failing)
+        self.check()
+        unsent, refused = self.engine.requests.unsent, self._departures.take_refused()
+        return NotSent(unsent, refused) if unsent or refused else None
+
+    async def _let_go(self) -> None:
+        self._closed = True
         try:
             await self.writer.close()
         finally:
             if self._teller is not asyncio.current_task():
+                self._teller.remove_done_callback(self._task_ended)
                 self._teller.cancel()
                 await asyncio.wait([self._teller])
-                await self.handover.drain()
-            self.handover.end()
+                if self.failure is None:
+                    await self.handover.drain()
+            self.handover.end(self.failure)
             await self._hub.leave(self)
+
+    # Tasks, and what becomes of a channel when one of them fails.
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None], called: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"strata-{name} {self.channel_id}")
+        self._called[task] = called
+        task.add_done_callback(self._task_ended)
+        return task
 
     async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
         others = [task for task in tasks if task is not asyncio.current_task()]
         for task in others:
+            task.remove_done_callback(self._task_ended)
+            self._called.pop(task, None)
             task.cancel()
         if others:
             await asyncio.wait(others)
 
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task has ended that nobody ended: no task may do so unseen."""
+        called = self._called.pop(task, task.get_name())
+        error = end_of(task)
+        if error is not None:
+            self.fail(called, error)
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """Close the channel: a task of it has ended with this error. Everyone who waits gets the error.
+
+        Nothing more is stored: after a step that was not finished the memory may contradict itself, and the
+        store has the last step that was.
+        """
+        if self.failure is not None or self._closed:
+            _log.debug("%s: %s failed too: %r", self.channel_id, task, error)
+            return
+        failure = self.failure = ChannelFailed(task, error)
+        self.accepting = False
+        self._departures.end(failure)
+        self.handover.fail(failure)
+        self.writer.release(failure)
+        self._receiving.make_room()
+        if isinstance(error, asyncio.CancelledError):  # as at the end of the loop, where no task may begin
+            _log.debug("%s: %s", self.channel_id, failure)
+            return
+        _log.error("%s: %s", self.channel_id, failure, exc_info=error)
+        self._failing = asyncio.create_task(self._give_up(), name=f"strata-failed {self.channel_id}")
+
+    async def _give_up(self) -> None:
+        async with self._lifecycle:
+            try:
+                if self.started:
+                    await self._halt(0)
+            except Exception:
+                _log.exception("%s: the channel could not be stopped in good order", self.channel_id)
+            try:
+                await self._let_go()
+            except Exception as error:
+                _log.error("%s: the last changes could not be stored: %r", self.channel_id, error)
+
+    def check(self) -> None:
+        """Raise the error that has closed the channel, if one has."""
+        if self.failure is not None:
+            raise self.failure.again()
+
     def status_changed(self, online: bool) -> None:
         """The node reaches a relay again, or none any more (C-088)."""
-        if self.started:
+        if self._works:
             self.engine.set_online(online, self.now_ms())
             self._queries.connected(online)
             self._woken.set()
+
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: a machine that slept asks the store for what it missed."""
+        self.engine.clock_stepped(by_ms, self.now_ms())
+        self._queries.wake()
+        self.flush()
+        self._woken.set()
 
     # The engine's timer.
 
     async def _keep_time(self) -> None:
         while True:
             self._woken.clear()
+            await self._keep_up()
             if self.engine.get_timer() <= self.now_ms():
                 self.engine.handle_timer(self.now_ms())
                 self.flush()
@@ -192,10 +346,24 @@ class ChannelSession:
             wait = (self._armed_for - self.now_ms()) / 1000
             await self._woken.wait(max(wait, 0.001) if wait < 1e9 else None)
 
+    async def _keep_up(self) -> None:
+        """Wait while this process is behind, for what has arrived meanwhile may spare what is due.
+
+        Else a crowd of participants in one process sends more and more, the slower the process is.
+        """
+        waited, late = 0, self.now_ms() - self._armed_for
+        while late > _LATE_MS and waited < _MAX_BEHIND_MS:
+            pause, began_at = min(int(late), _MAX_PAUSE_MS), self.now_ms()
+            await asyncio.sleep(pause / 1000)
+            took = self.now_ms() - began_at
+            waited, late = waited + took, took - pause
+
     # Changes go to the store; their events are told and their messages sent once they are durable.
 
     def flush(self) -> None:
         """Store the changes of one step of the engine, and tell its events once they are durable."""
+        if self.failure is not None:
+            return
         self._unsubmitted += self.engine.changes()
         if self._unsubmitted:
             try:
@@ -203,19 +371,21 @@ class ChannelSession:
             except PersistenceError as error:
                 # The next step tries again; events are told once they are stored.
                 _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
-                self._unsubmitted_ids += self.engine.wrapped()
+                self._unsubmitted_ids += self.engine.sending.wrapped()
                 self._tickets |= dict.fromkeys(self._unsubmitted_ids, _NEVER)
                 return
             self._unsubmitted = []
-            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.wrapped()], ticket)
+            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.sending.wrapped()], ticket)
             self._unsubmitted_ids = []
         else:
             ticket = self.writer.submitted
-        self.handover.tell(self.engine.events(), ticket, self.engine.inbox.newest)
+        events = self.engine.events()
+        self._departures.note(events, heard=any(map(self._emitter.count, _REFUSALS)))
+        self.handover.tell(events, ticket, self.engine.inbox.newest)
         # A message makes several steps: a task is woken only for work that is due before its own timer.
         if self.outbox.waits:
             self._hub.wake()
-        if self.engine.retrieval.at < self._queries.armed_for:
+        if min(self.engine.retrieval.at, self.engine.catching_up.retry_at) < self._queries.armed_for:
             self._queries.wake()
         if self.engine.get_timer() < self._armed_for:
             self._woken.set()
@@ -235,15 +405,18 @@ class ChannelSession:
         self.handover.wake()
         if self.outbox.waits:
             self._hub.wake()
-        self._room.set()
+        self._receiving.make_room()
 
     def _on_store_health(self, health: WriterHealth) -> None:
         if health.failures == 0:
             self.flush()
+        elif self.writer.has_failed:
+            self._departures.end(health.error)
 
     def _on_taken(self) -> None:
+        self._receiving.program_took()
         self.flush()
-        self._room.set()
+        self._receiving.make_room()
 
     # Sending, as the hub asks for it.
 
@@ -253,23 +426,24 @@ class ChannelSession:
 
     def is_ready(self) -> bool:
         """Whether the next transmission of each queue can go out at once."""
-        return self.started and self._payloads.is_ready()
+        return self._works and self._payloads.is_ready()
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
         """What the hub is to send now, as the engine plans it."""
         payload = self._payloads.take(transmission)
-        plan = None if payload is None else self.engine.plan(transmission)
+        plan = None if payload is None else self.engine.sending.plan(transmission)
         if payload is None or plan is None:
-            self.engine.not_dispatched(transmission, self.now_ms())
+            self.engine.sending.not_dispatched(transmission, self.now_ms())
             self.flush()
             return None
-        self.engine.sending(transmission)
+        self.engine.sending.taken(transmission)
         self.flush()
         envelope = MessageEnvelope(
             content_topic=self.content_topic,
             payload=payload.data,
             meta=payload.proof,
             retention_seconds=plan.retention_seconds,
+            again=plan.again,
         )
         return Dispatch(plan.request_id or secrets.token_hex(16), envelope, plan.original)
 
@@ -287,22 +461,27 @@ class ChannelSession:
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None:
         """The transport has it."""
+        if self.failure is not None:
+            return
         if isinstance(sent, Ephemeral):
-            self.engine.ephemeral_sent(sent)
+            self.engine.ephemerals.sent(sent)
         else:
             self._tickets.pop(sent.message_id, None)
-            self.engine.dispatched(sent, self.now_ms(), message_hash)
+            self.engine.sending.dispatched(sent, self.now_ms(), message_hash)
         self.flush()
 
     def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None:
         """The transport refused it, or did not answer (C-292)."""
+        if self.failure is not None:
+            return
         if isinstance(sent, Ephemeral):
-            self.engine.ephemeral_failed(sent, error.error, error.code)
+            self.engine.ephemerals.failed(sent, error.error, error.code)
         elif error.recoverable:
-            self.engine.not_dispatched(sent, self.now_ms())
+            self.engine.sending.not_dispatched(sent, self.now_ms())
         else:
             self._tickets.pop(sent.message_id, None)
-            self.engine.refused(sent, self.now_ms(), error.error, error.code)
+            self.engine.sending.refused(sent, self.now_ms(), error.error, error.code)
+            self._payloads.renew()
         self.flush()
 
     # Receiving.
@@ -310,74 +489,55 @@ class ChannelSession:
     @property
     def is_full(self) -> bool:
         """Whether `receive` would wait for room."""
-        return self.started and self._is_full()
+        return self._works and self._receiving.is_full
 
     def pass_over(self) -> None:
         """Let a message pass for want of room: other channels wait for the topic, and the relays have it."""
+        self._receiving.tell_full()
         self.engine.catching_up.missed()
         self._queries.wake()
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
         """Take a message of the transport once there is room for it (C-072)."""
-        async with self._receiving:
-            while self.started and self._is_full():
-                self._room.clear()
-                await self._room.wait()
-            if not self.started:
-                return None
-            data = await self._payloads.read(event.message.payload)
-            if data is None:
-                return None
-            message = self.engine.receive(
-                data, self.now_ms(), hint=event.message_hash, author=event.message.author
-            )
-            self.flush()
-            return message
+        if event.stored and self._queries.leave_to_reading():
+            return None
+        await self._queries.joined()
+        if self._queries.is_from_before(event):
+            return None
+        return await self._receiving.take(event, stored=False)
 
-    def _is_full(self) -> bool:
-        behind = bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED
-        return self.engine.inbox.is_full or behind or self.writer.has_failed
+    @property
+    def _works(self) -> bool:
+        return self.started and self.failure is None
+
+    def _is_behind(self) -> bool:
+        """Whether the store has too much to write: the channel reads no further."""
+        return bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED or self.writer.has_failed
 
     # Looking.
 
+    async def past(self, before: str | int | None, limit: int) -> PastMessages:
+        """The value of `ReliableChannel.history`."""
+        engine = self.engine
+        past = ChannelPast(
+            self._hub.node,
+            self.channel_id,
+            self.content_topic,
+            open_payload=lambda event: self._payloads.read(event.message.payload),
+            is_genuine=engine.is_genuine,
+            is_known=engine.sds.knows,
+            oldest_ms=lambda: self.now_ms() - self._config.query_window_ms,
+            now_ms=self.now_ms,
+        )
+        return await past.read(before, limit)
+
+    def sync_changed(self) -> None:
+        """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""
+
     def sync_status(self) -> SyncStatus:
         """The value of `ReliableChannel.sync_status`."""
-        engine = self.engine
-        since = engine.sds.missing_since()
-        return SyncStatus(
-            outstanding=tuple(
-                OutstandingMessage(
-                    request.request_id,
-                    request.message_id,
-                    len(request.chunks),
-                    sum(chunk.sent for chunk in request.chunks),
-                    len(request.acknowledged),
-                    request.undelivered,
-                )
-                for request in engine.requests
-            ),
-            missing=tuple(
-                MissingMessage(each.message_id, each.sender_id, each.retrieval_hint, since[each.message_id])
-                for each in engine.sds.missing()
-            ),
-            queued=self.outbox.queued,
-            partial_messages=engine.reassembler.statistics.partial_messages,
-            inbox=len(engine.inbox) + (self.handover.in_hand is not None),
-            rate_limit_utilization=self.outbox.utilisation(self.now_ms()),
-        )
+        return sync_status(self.engine, self._queries, self.handover, self.now_ms())
 
     def statistics(self) -> ChannelStatistics:
         """The value of `ReliableChannel.statistics`."""
-        engine = self.engine
-        return ChannelStatistics(
-            sds=replace(engine.sds.statistics),
-            reassembly=replace(engine.reassembler.statistics),
-            undecryptable=self._payloads.undecryptable,
-            undecodable=self._payloads.undecodable,
-            senders_forged=engine.counts.senders_forged,
-            ephemerals_invalid=engine.counts.ephemerals_invalid,
-            ephemerals_repeated=engine.counts.ephemerals_repeated,
-            ephemerals_not_taken=engine.inbox.ephemerals_dropped,
-            retrievals=self._queries.retrievals,
-            retrievals_failed=self._queries.retrievals_failed,
-        )
+        return statistics(self.engine, self._queries, self._payloads)

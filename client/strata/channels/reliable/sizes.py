@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from strata.channels.reliable.errors import SegmentDoesNotFit
 from strata.channels.sds import BloomParameters
 from strata.channels.sds.config import MAX_ID_BYTES, SdsConfig
 from strata.channels.segmentation.messages import HASH_BYTES, MAX_REQUEST_ID_BYTES
+from strata.channels.segmentation.splitting import DEFAULT_SEGMENT_BYTES, SegmentationConfig
 
-__all__ = ["largest_ephemeral", "largest_segment", "message_overhead"]
+__all__ = ["fitted_segments", "largest_ephemeral", "largest_segment", "message_overhead"]
 
+_LEAST_FITTED_BYTES = 4_096
+"""A transport with room for less is not what anybody had in mind."""
 _HINT_BYTES = 32
 _MESSAGE_ID_BYTES = 64
 _FIELD_BYTES = 6  # tag and length of a field of at most a megabyte or two
@@ -43,3 +49,16 @@ def largest_ephemeral(
         return None
     ids = len(channel_id.encode()) + len(sender_id.encode()) + _MESSAGE_ID_BYTES
     return max(0, largest_payload - ids - _SEGMENT_BYTES - hook_overhead - 8 * _FIELD_BYTES)
+
+
+def fitted_segments(config: SegmentationConfig, largest: int | None) -> SegmentationConfig:
+    """The same with segments of at most `largest` bytes, if nobody chose their size.
+
+    Raises `SegmentDoesNotFit` for a size that somebody chose, and where there is next to no room.
+    """
+    size = config.segment_size_bytes
+    if largest is None or size <= largest:
+        return config
+    if size != DEFAULT_SEGMENT_BYTES or largest < _LEAST_FITTED_BYTES:
+        raise SegmentDoesNotFit(size, largest)
+    return replace(config, segment_size_bytes=largest)

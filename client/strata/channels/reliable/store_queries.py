@@ -2,6 +2,10 @@
 
 An asyncio shell around `CatchingUp` and `Retrieval`, which decide when to ask, and for what.
 Messages from the store go the way of all received messages (C-165). There is one query at a time.
+
+What was missed is read oldest first, page by page, and a page is asked for once the one before it is taken: a
+full inbox holds back the reading, and memory holds a page. Where the first messages name none that is known,
+relays keep nothing older: they are asked for the named ones, and what no relay has is a gap.
 """
 
 from __future__ import annotations
@@ -9,28 +13,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from typing import TypeVar
 
 from strata.channels.messaging.node import MessagingNode
-from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.messaging.reading import HistoryPage, read_pages
+from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived
 from strata.channels.reliable.alarm import Alarm
-from strata.channels.reliable.engine import ChannelEngine, follows_others
-from strata.channels.reliable.retrieval import ByHash, RetrievalPlan
-from strata.channels.sds import SdsMessage
-from strata.protocol.errors import StrataError
+from strata.channels.reliable.catching_up import ReadRange
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.retrieval import ByHash, RetrievalPlan, has_hint, hinted
+from strata.channels.sds import HistoryEntry
+from strata.protocol.errors import ConnectionFailed, StrataError
 
 __all__ = ["StoreQueries"]
 
 _log = logging.getLogger("strata.reliable")
 
 _MAX_PAGES = 40
-"""Most pages that one query for missing messages reads; the next query follows."""
-_MAX_QUERY_PAGES = 1_000
-"""Most pages that a query on connect reads, where none has a message of this channel (C-095)."""
+"""Most pages of a store without cursors that one query for missing messages reads; the next query follows."""
+_MAX_ASKED = 64
+"""Most questions in a row for messages at the end of what relays keep."""
+_PER_TURN = 32
+"""Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
+_OVERLAP_MS = 600_000
 _PAGE_TIMEOUT = 60.0
+_PATIENCE_SECONDS = 1.0
+"""What a store does not have when it was just read may be on its way from there all the same."""
+_AWAY_SECONDS = 15.0
+"""How long a relay that is away is given to come back, before what the others lack is called gone."""
 _RETRY_SECONDS = 5.0
+_JOIN_TIMEOUT = 1.5
 
 T = TypeVar("T")
 
@@ -43,22 +57,51 @@ class StoreQueries:
         node: MessagingNode,
         engine: ChannelEngine,
         *,
-        receive: Callable[[NodeMessageReceived], Awaitable[SdsMessage | None]],
+        receive: Callable[[NodeMessageReceived], Awaitable[object]],
+        pass_over: Callable[[NodeMessageReceived], Awaitable[None]],
         flush: Callable[[], None],
+        changed: Callable[[], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`receive` takes each message that is found; `flush` stores what the engine changed."""
+        """`receive` takes each message that is found, `pass_over` each that is not wanted.
+
+        `flush` stores what the engine changed. `changed` is called when the reading begins, gets on and ends.
+        """
         self.retrievals = 0
         self.retrievals_failed = 0
-        self.armed_for = math.inf
+        self.armed_for = float("inf")
         """When the next query is due, in wall milliseconds."""
+        self.caught_up = not engine.config.query_on_connect
+        """Whether everything has been read that the store had when it was last reached."""
+        self.is_reading = False
+        """Whether what was missed is being read."""
         self._receive = receive
+        self._pass_over = pass_over
         self._flush = flush
+        self._changed = changed
         self._node = node
         self._engine = engine
         self._now_ms = now_ms
         self._woken = Alarm()
         self._connected = False
+        self._read_range = ReadRange()
+        self._delivered_before = -1
+        self._again = False
+        self._begins_here = engine.catching_up.joins_now
+        self._settle_at = math.inf
+        """When what is missing at the beginning will be so old that it is gone, if no store has it then."""
+        self._joined = asyncio.Event()
+        if not engine.catching_up.joins_now:
+            self._joined.set()
+
+    def leave_to_reading(self) -> bool:
+        """Whether a message that the store has by now need not be heard, because the store is to be read."""
+        catching_up = self._engine.catching_up
+        if self.caught_up or self._begins_here:
+            return False
+        # A reading under way may be past it: another one follows, from where this one ends.
+        self._again = self.is_reading
+        return self.is_reading or catching_up.is_due(self._now_ms())
 
     def wake(self) -> None:
         """A message may have been found missing."""
@@ -66,32 +109,56 @@ class StoreQueries:
 
     def connected(self, connected: bool) -> None:
         """The store has become available, or is away."""
+        if self._connected and not connected:
+            self._engine.catching_up.offline()
         self._connected = connected
         self._woken.set()
 
+    def is_from_before(self, event: NodeMessageReceived) -> bool:
+        """Whether a message was stored before this new participant began, and is not wanted."""
+        return event.stored and 0 < _sent_ms(event) < self._engine.catching_up.begins_ms
+
+    async def joined(self) -> None:
+        """Wait until it is known what was said, if a new participant does not want it; not for long."""
+        if not self._joined.is_set():
+            try:
+                async with asyncio.timeout(_JOIN_TIMEOUT):
+                    await self._joined.wait()
+            except TimeoutError:
+                self._joined.set()
+
     async def run(self) -> None:
         """Ask whenever it is time, for as long as the channel is started."""
-        engine = self._engine
-        caught_up = False
+        engine, catching_up = self._engine, self._engine.catching_up
+        self._set_caught_up(False)
         while True:
             self._woken.clear()
             now = self._now_ms()
-            if not self._connected or engine.catching_up.has_missed:
-                caught_up = False
+            if not self._connected or catching_up.has_missed:
+                self._set_caught_up(False)
             if self._connected:
-                if not caught_up and engine.catching_up.is_due(now):
-                    caught_up = await self._guarded(self._catch_up())
-                    if not caught_up:
+                if not self.caught_up and catching_up.is_due(now):
+                    if not await self._guarded(self._catch_up()):
+                        catching_up.broken_off()
                         await asyncio.sleep(_RETRY_SECONDS)
                     continue
-                caught_up = True
+                self._set_caught_up(not catching_up.has_missed)
                 if engine.retrieval.at <= now:
                     if (plan := engine.plan_retrieval(now)) is not None:
                         await self._retrieve(plan)
                     continue
-            self.armed_for = engine.retrieval.at if self._connected else math.inf
+                if self._settle_at <= now:
+                    await self._settle_later(now)
+                    continue
+            at = min(engine.retrieval.at, catching_up.retry_at, self._settle_at)
+            self.armed_for = at if self._connected else float("inf")
             wait = (self.armed_for - now) / 1000
             await self._woken.wait(wait if wait < 1e9 else None)
+
+    def _set_caught_up(self, caught_up: bool) -> None:
+        if caught_up is not self.caught_up and self._engine.config.query_on_connect:
+            self.caught_up = caught_up
+            self._changed()
 
     async def _guarded(self, work: Awaitable[None]) -> bool:
         """Whether a query succeeded. A store that is away or breaks its protocol is asked again later."""
@@ -103,48 +170,272 @@ class StoreQueries:
             return False
         return True
 
+    # What was missed.
+
     async def _catch_up(self) -> None:
-        """Newest first, until a page has a message of this channel that names others (C-171, C-172)."""
+        """Read everything from the mark on (C-171, C-172); a new participant reads as it wants to join."""
         engine = self._engine
         began_at = self._now_ms()
         since = engine.catching_up.begin(began_at)
-        async with aclosing(self._node.history(engine.content_topic, since_ms=since)) as pages:
-            for _ in range(_MAX_QUERY_PAGES):
-                page = await _next_page(pages)
-                if page is None:
-                    break
-                # Oldest first within the page, so that most messages come after those that they follow.
-                if follows_others([await self._receive(event) for event in reversed(page)]):
-                    break
-        engine.catching_up.succeeded(began_at)
+        before = self._delivered_before = engine.sds.statistics.delivered
+        self.is_reading = True
+        self._changed()
+        try:
+            if self._begins_here:
+                await self._begin_here()
+                self._begins_here = False
+                if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
+                    # What was said since then is heard: a subscription looks back further.
+                    self._read_range.covered(since, began_at)
+                    engine.catching_up.succeeded(began_at, self._now_ms())
+                    return
+                since = engine.catching_up.since(began_at)
+            self._again = True
+            while self._again:
+                self._again = False
+                await self._read_on(since, settle=True)
+            await self._settle_front()
+            progress = engine.sds.statistics.delivered > before
+            engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)
+        finally:
+            self.is_reading = False
+            engine.tell_gap()
+            self._flush()
+            self._changed()
+
+    async def _read_on(self, since: int, *, settle: bool) -> None:
+        """Read from where the store was last read, or from `since` on, to the end."""
+        engine, began_at = self._engine, self._now_ms()
+        after = engine.catching_up.position
+        async with aclosing(self._pages("asc", since, after=after)) as pages:
+            while (page := await _next_page(pages)) is not None:
+                before = engine.sds.statistics.delivered
+                await self._take(page.messages)
+                engine.catching_up.page_taken(
+                    len(page.messages), _last_sent(page.messages), page.position, self._now_ms()
+                )
+                self._flush()
+                self._changed()
+                fruitless = engine.sds.statistics.delivered == before
+                # A copy that was sent again may come later on: read on while there is room.
+                if settle and page.messages and fruitless and engine.sds.is_crowded:
+                    await self._settle_front(by_name_alone=True)
+        if engine.catching_up.position is None:
+            self._read_range.covered(since, began_at)
+
+    async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
+        """Take what was read; the caller flushes."""
+        from_ms = self._engine.catching_up.from_ms
+        for number, event in enumerate(messages, 1):
+            if number % _PER_TURN == 0:
+                self._flush()
+                await asyncio.sleep(0)
+            if _sent_ms(event) < from_ms and event.message.timestamp is not None:
+                await self._pass_over(event)
+            else:
+                await self._receive(event)
+
+    async def _settle_front(self, *, by_name_alone: bool = False, heard: bool = False) -> None:
+        """Ask by name for the messages behind which everything begins; go on without those that have expired.
+
+        `by_name_alone`: what has no name in a store may still be read. `heard`: messages that were heard may
+        name them, and not those alone that were read.
+        """
+        engine = self._engine
+        for _ in range(_MAX_ASKED):
+            front = self._unknown_before(heard)
+            named = hinted(front) if self._can_ask else {}
+            unnamed: set[str] = set()
+            if not by_name_alone and (not heard or self._reads_all()):
+                unnamed |= {each.message_id for each in front if not self._can_ask or not has_hint(each)}
+            sought = named.keys() | unnamed
+            if not sought:
+                return
+            if named:
+                await self._ask(named.values())
+            gone = self._expired(sought, heard)
+            if gone and not self._is_young():
+                gone = await self._await_stragglers(gone, heard)
+            if heard and len(gone) < 2 and not self._is_young():
+                return  # a single message: others may have it
+            if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
+                # On their way: they are missing as others are, until they are old.
+                self._settle_at = self._now_ms() + engine.settles_in(self._now_ms())
+                return
+            engine.go_on_without(gone, self._now_ms())
+            self._flush()
+
+    async def _settle_later(self, now: int) -> None:
+        """What may have been on its way at the end of a reading is old by now."""
+        engine, before = self._engine, self._engine.sds.statistics.delivered
+        self._settle_at = math.inf
+        if not await self._guarded(self._settle_front()):
+            self._settle_at = now + 1000 * _RETRY_SECONDS
+        if engine.sds.statistics.delivered > before:
+            engine.catching_up.made_room()
+        engine.tell_gap()
         self._flush()
+
+    async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
+        """Which of these no store has, although they may come by another way or another store be back."""
+        left, pause = _AWAY_SECONDS, _PATIENCE_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            left, pause = left - pause, 2 * pause
+            if not self._connected:
+                raise ConnectionFailed("the relays went away while they were asked")
+            # By a clock that was set a moment ago what is on its way looks old.
+            whole = self._reaches_all() and not self._engine.catching_up.clock_jumped
+            await self._seek(gone, heard)
+            gone = self._expired(gone, heard)
+            if not gone or left <= 0 or (whole and self._reaches_all()):
+                return list(gone)
+
+    async def _seek(self, ids: Collection[str], heard: bool) -> None:
+        """Look once more for these missing messages, by name where they have one."""
+        entries = [each for each in self._unknown_before(heard) if each.message_id in ids]
+        named = hinted(entries) if self._can_ask else {}
+        if named:
+            await self._ask(named.values())
+        if len(named) < len(entries):
+            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+
+    def _reads_all(self) -> bool:
+        """Whether a reading finds what was stored a moment ago: by its place, or by clocks that are right."""
+        first, now = self._engine.sds.first_waiting(), self._now_ms()
+        if first is None or self._engine.catching_up.position is not None:
+            return True
+        said = [first.lamport]
+        if first.origin.sent_at is not None:
+            said.append(1000 * first.origin.sent_at)
+        return all(abs(now - each) < _OVERLAP_MS // 2 for each in said)
+
+    def _reaches_all(self) -> bool:
+        return self._node.connection_status is ConnectionStatus.CONNECTED
+
+    def _expired(self, sought: Collection[str], heard: bool) -> list[str]:
+        """Which of these are missing, and so old that nobody is still sending them.
+
+        Where the stores have nothing at all, what was heard first says nothing of the age of what it follows.
+        """
+        engine = self._engine
+        front = self._unknown_before(heard)
+        if not heard and not self._is_young():
+            front = engine.front(heard=False, said_before=engine.settled_ms(self._now_ms()))
+        return [each.message_id for each in front if each.message_id in sought]
+
+    def _unknown_before(self, heard: bool) -> list[HistoryEntry]:
+        """The missing messages that may be from before all that can be had."""
+        engine = self._engine
+        return engine.sds.missing() if self._is_young() else engine.front(heard=heard)
+
+    def _is_young(self) -> bool:
+        """Whether this participant joined a moment ago, and wants nothing from before."""
+        engine = self._engine
+        return engine.config.join == "now" and engine.catching_up.is_young(self._now_ms())
+
+    async def _begin_here(self) -> None:
+        """Note what was said last, so that nobody waits for it, and want none of it."""
+        catching_up = self._engine.catching_up
+        oldest = catching_up.oldest(self._now_ms())
+        from_ms = catching_up.joined()
+        async with aclosing(self._pages("desc", oldest)) as pages:
+            page = await _next_page(pages)
+            for event in () if page is None else page.messages:
+                if _sent_ms(event) < from_ms:
+                    await self._pass_over(event)
+        self._joined.set()
+
+    # What is missing.
 
     async def _retrieve(self, plan: RetrievalPlan) -> None:
         engine = self._engine
         before = {entry.message_id for entry in engine.sds.missing()}
         self.retrievals += 1
         if await self._guarded(self._fetch(plan)):
+            self._flush()
+            if self._hears_its_first():
+                await self._guarded(self._read_rest(engine.catching_up.oldest(self._now_ms())))
+                await self._guarded(self._settle_front(heard=True))
+                engine.tell_gap()
+                self._flush()
             after = {entry.message_id for entry in engine.sds.missing()}
-            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=bool(after))
+            still = bool(after - engine.sds.released())
+            engine.retrieval.finished(self._now_ms(), brought=len(before - after), still_missing=still)
         else:
             engine.retrieval.failed(self._now_ms())
+            self._flush()
+
+    def _hears_its_first(self) -> bool:
+        """Whether everything stored has been read, and nothing has come of it or been heard since.
+
+        Then what others name may be from before all that can be had.
+        """
+        if not self.caught_up or self._is_young():
+            return self.caught_up
+        engine = self._engine
+        unheard = engine.sds.statistics.delivered == self._delivered_before
+        return unheard and not engine.knows_what_was_before()
 
     async def _fetch(self, plan: RetrievalPlan) -> None:
-        topic = self._engine.content_topic
-        if isinstance(plan, ByHash):
-            async with aclosing(self._node.fetch(topic, plan.hashes)) as found:
-                while (event := await _next_page(found)) is not None:
-                    await self._receive(event)
-            return
-        async with aclosing(self._node.history(topic, since_ms=plan.since_ms)) as pages:
-            for _ in range(_MAX_PAGES):
-                page = await _next_page(pages)
-                if page is None:
-                    return
-                for event in reversed(page):
-                    await self._receive(event)
-                if not self._engine.sds.missing():
-                    return
+        if isinstance(plan, ByHash) and self._can_ask:
+            await self._ask(plan.hashes)
+        else:
+            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+
+    @property
+    def _can_ask(self) -> bool:
+        """Whether the store finds a message by its hash without being read through."""
+        return bool(getattr(self._node, "finds_by_hash", True))
+
+    async def _read_rest(self, oldest: int) -> None:
+        if self._engine.catching_up.position is not None:
+            await self._read_on(oldest, settle=False)
+        else:
+            await self._read_unread(oldest)
+
+    async def _ask(self, hashes: Iterable[bytes]) -> None:
+        async with aclosing(self._node.fetch(self._engine.content_topic, tuple(hashes))) as found:
+            while (event := await _next_page(found)) is not None:
+                await self._take([event])
+        self._flush()
+
+    async def _read_unread(self, oldest: int) -> None:
+        """Newest first, for a store without cursors, until nothing is missing or so much is read."""
+        now = self._now_ms()
+        pages_read = 0
+        for since, until in self._read_range.unread(oldest, now):
+            reached = now if until is None else until
+            async with aclosing(self._pages("desc", since, until=until)) as pages:
+                while (page := await _next_page(pages)) is not None:
+                    pages_read += 1
+                    await self._take(reversed(page.messages))
+                    self._flush()
+                    reached = _last_sent(page.messages[-1:]) or reached
+                    if not self._engine.sds.missing() or pages_read == _MAX_PAGES:
+                        self._read_range.covered(reached, now if until is None else until)
+                        return
+            self._read_range.covered(since, now if until is None else until)
+
+    def _pages(
+        self, order: str, since: int, *, until: int | None = None, after: str | None = None
+    ) -> AsyncGenerator[HistoryPage, None]:
+        return read_pages(
+            self._node,
+            self._engine.content_topic,
+            order="asc" if order == "asc" else "desc",
+            since_ms=since,
+            until_ms=until,
+            after=after,
+        )
+
+
+def _sent_ms(event: NodeMessageReceived) -> int:
+    return 1000 * (event.message.timestamp or 0)
+
+
+def _last_sent(messages: Iterable[NodeMessageReceived]) -> int:
+    return max(map(_sent_ms, messages), default=0)
 
 
 async def _next_page(pages: AsyncGenerator[T, None]) -> T | None:

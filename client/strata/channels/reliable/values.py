@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from strata.channels.messaging.values import ConnectionStatus
 from strata.channels.persistence.writer import WriterHealth
-from strata.channels.reliable.events import ChannelEvent, MessageReceived
+from strata.channels.reliable.catching_up import SyncProgress
+from strata.channels.reliable.events import ChannelEvent, MessageReceived, SenderIdConflict
 from strata.channels.sds import SdsStatistics
 from strata.channels.segmentation.reassembly import ReassemblyStatistics
 
@@ -18,6 +19,7 @@ __all__ = [
     "ChannelStatistics",
     "MissingMessage",
     "OutstandingMessage",
+    "SyncProgress",
     "SyncStatus",
 ]
 
@@ -46,6 +48,8 @@ class MissingMessage:
     retrieval_hint: bytes | None
     since: int
     """When it was first found missing, in Unix milliseconds."""
+    released: bool = False
+    """No message waits for it any more; it is handed over if it comes all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,19 @@ class SyncStatus:
     inbox: int
     """Whole messages that the program has not taken."""
     rate_limit_utilization: int
+    caught_up: bool = True
+    """Whether everything is read that the relays had when they were last reached (`query_on_connect`)."""
+    syncing: SyncProgress | None = None
+    """How far the reading of what was missed has come; None while nothing is being read."""
 
     @property
     def is_synced(self) -> bool:
-        """Whether everything sent has arrived somewhere, and everything known of is here."""
-        return not (self.outstanding or self.missing or self.queued or self.partial_messages)
+        """Whether everything sent has arrived somewhere, and everything is here that is known of or stored.
+
+        What is known to be gone (`MissingMessage.released`) is not waited for.
+        """
+        missing = any(not each.released for each in self.missing)
+        return self.caught_up and not (self.outstanding or missing or self.queued or self.partial_messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class AtRisk:
     """
 
     message: MessageReceived | None
-    """With `hand_over="once"`: it leaves the store and is not with the program yet."""
+    """With `hand_over="at_most_once"`: it leaves the store and is not with the program yet."""
     events: tuple[ChannelEvent, ...]
 
 
@@ -90,6 +102,12 @@ class ChannelHealth:
     connection: ConnectionStatus
     store: WriterHealth
     """A store that fails holds back what must not leave before it is stored; it is tried again (C-256)."""
+    sender_conflict: SenderIdConflict | None = None
+    """Another program that uses the same sender id, heard of within the last ten minutes."""
+    inbox_full: bool = False
+    """The program takes no messages, so that the channel reads and acknowledges nothing: see `InboxFull`."""
+    error: Exception | None = None
+    """The `ChannelFailed` of a channel that has closed itself."""
 
 
 @dataclass(frozen=True, slots=True)

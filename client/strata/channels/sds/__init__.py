@@ -18,16 +18,28 @@ from strata.channels.sds.events import (
     EphemeralReceived,
     Lost,
     MissingFound,
+    Origin,
     PossiblyAcknowledged,
     Retransmit,
     SdsEvent,
     SdsStatistics,
+    SenderShared,
     SendRepair,
     SendSync,
+    WaitingMessage,
 )
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage
+from strata.channels.sds.messages import (
+    NO_CHANNEL,
+    HistoryEntry,
+    InvalidSdsMessage,
+    Kind,
+    SdsFault,
+    SdsMessage,
+    person_of,
+)
 from strata.channels.sds.outgoing import OutgoingState
 from strata.channels.sds.participant import OutgoingFull, Participant
+from strata.channels.sds.repair import eligible, hash64, request_offset, response_groups, response_offset
 from strata.channels.sds.state import Change, SdsState
 
 __all__ = [
@@ -41,9 +53,11 @@ __all__ = [
     "DeliveryFailed",
     "EphemeralReceived",
     "HistoryEntry",
+    "InvalidSdsMessage",
     "Kind",
     "Lost",
     "MissingFound",
+    "Origin",
     "OutgoingFull",
     "OutgoingState",
     "Participant",
@@ -51,9 +65,18 @@ __all__ = [
     "Retransmit",
     "SdsConfig",
     "SdsEvent",
+    "SdsFault",
     "SdsMessage",
     "SdsState",
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "SenderShared",
+    "WaitingMessage",
+    "eligible",
+    "hash64",
+    "person_of",
+    "request_offset",
+    "response_groups",
+    "response_offset",
 ]

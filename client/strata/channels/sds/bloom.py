@@ -17,6 +17,8 @@ import mmh3
 __all__ = ["BloomFilter", "BloomParameters", "RollingFilter"]
 
 _LN2 = math.log(2)
+_MOST_ERRORS = 10
+"""A filter is believed up to this multiple of its rate of errors: 1 % by default, at 63 % of its bits."""
 
 
 class BloomParameters:
@@ -29,6 +31,13 @@ class BloomParameters:
         # JavaScript rounds halves up, Python to even.
         self.hashes = math.floor(_LN2 * bits_per_id + 0.5)
         self.size_bytes = (self.bits // 64 + 1) * 8
+        # A filter at its capacity is half full, and of the ids that are not in it finds `error_rate`. One
+        # that finds ten times as many does not acknowledge: whoever fills it has never rolled it over.
+        self._most_bits: float = self.bits * min(1.0, _MOST_ERRORS * error_rate) ** (1 / self.hashes)
+
+    def is_overfull(self, data: bytes) -> bool:
+        """Whether a filter in wire form has so many bits that what it says means nothing."""
+        return int.from_bytes(data).bit_count() > self._most_bits
 
     def positions(self, message_id: str) -> Sequence[int]:
         """The numbers of this id's bits."""
@@ -62,6 +71,20 @@ class BloomFilter:
         self._encoded: bytes | None = None
         self.count = 0
         """Insertions so far."""
+
+    @classmethod
+    def from_bytes(cls, parameters: BloomParameters, data: bytes) -> BloomFilter:
+        """The filter of this wire form. `count` is what the set bits make likely.
+
+        Raises `ValueError` if `data` is not `parameters.size_bytes` long.
+        """
+        if len(data) != parameters.size_bytes:
+            raise ValueError(f"a filter with these parameters has {parameters.size_bytes} bytes")
+        made = cls(parameters)
+        made._bits[:] = data
+        unset = max(parameters.bits - int.from_bytes(data).bit_count(), 1) / parameters.bits
+        made.count = round(-math.log(unset) * parameters.bits / parameters.hashes)
+        return made
 
     def insert(self, message_id: str) -> None:
         """Put an id into the set."""

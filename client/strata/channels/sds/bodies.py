@@ -1,9 +1,12 @@
 """Messages kept byte for byte, at a fraction of their size (C-145).
 
-Nearly all of a message is its filter, and a sender's filter changes by ten bits for each id it learns. So one
-filter in about forty is kept whole, as a *keyframe*, and the others as their difference from it. A message
-costs about a twentieth of its wire size. Each message can be restored alone. A keyframe is dropped with the
-last body that needs it.
+Nearly all of a message with a filter is that filter, and a filter changes by ten bits for each id it learns.
+So one filter in about forty is kept whole, as a *keyframe*, and the others as their difference from it. A
+message costs about a twentieth of its wire size. Each message can be restored alone. A keyframe is dropped
+with the last body that needs it.
+
+Participants who have received the same messages have nearly the same filters. So whoever has no keyframe that
+fits uses the last one of anybody, and the cost does not depend on how many speak.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -18,8 +21,8 @@ from Crypto.Util.strxor import strxor
 
 __all__ = ["Archive", "Body", "Keyframe"]
 
-_MAX_CHAINS = 64
-"""Senders whose present keyframe is kept; the next message of another sender begins a new keyframe."""
+_MAX_CHAINS = 1_024
+"""Senders of whom it is known which keyframe they use."""
 _DELTAS_PER_KEYFRAME_BYTES = 12
 """A delta longer than a keyframe divided by this begins a new one: near the smallest sum of both."""
 
@@ -60,8 +63,10 @@ class Archive:
     """Makes bodies, and counts the users of each keyframe."""
 
     def __init__(self) -> None:
-        self._chains: OrderedDict[str, Keyframe] = OrderedDict()
-        """Each sender's present keyframe."""
+        self._chains: OrderedDict[str, int] = OrderedDict()
+        """The number of each sender's present keyframe."""
+        self._keyframes: dict[int, Keyframe] = {}
+        """All that are in use, the last one last."""
         self._users: dict[int, int] = {}
         self._last_number = 0
         self.born: list[Keyframe] = []
@@ -86,7 +91,7 @@ class Archive:
             if users:
                 self._users[keyframe.number] = users
             else:
-                del self._users[keyframe.number]
+                del self._users[keyframe.number], self._keyframes[keyframe.number]
                 self.size_bytes -= len(keyframe.data)
                 self.died.append(keyframe.number)
 
@@ -103,6 +108,7 @@ class Archive:
             users = self._users.get(keyframe.number, 0)
             if not users:
                 self.size_bytes += len(keyframe.data)
+                self._keyframes[keyframe.number] = keyframe
             self._users[keyframe.number] = users + 1
 
     def _make(self, sender_id: str, data: bytes, bloom_filter: bytes | None) -> Body:
@@ -111,25 +117,35 @@ class Archive:
         # Wherever these bytes first occur, head + filter + tail is the message.
         start = _find(data, bloom_filter)
         head, tail = data[:start], data[start + len(bloom_filter) :]
-        keyframe = self._chains.get(sender_id)
-        if keyframe is not None and keyframe.number in self._users:
+        for keyframe in self._candidates(sender_id, len(bloom_filter)):
             delta = b""
             if keyframe.data != bloom_filter:
                 delta = _compressed(strxor(keyframe.data, bloom_filter))
             if len(delta) * _DELTAS_PER_KEYFRAME_BYTES <= len(bloom_filter):
-                self._chains.move_to_end(sender_id)
+                self._follow(sender_id, keyframe)
                 return Body(head, tail, keyframe, delta)
         return Body(head, tail, self._begin(sender_id, bloom_filter))
+
+    def _candidates(self, sender_id: str, size_bytes: int) -> list[Keyframe]:
+        """The keyframes that may fit: the sender's own, and the last one of anybody."""
+        own = self._keyframes.get(self._chains.get(sender_id, 0))
+        last = next(reversed(self._keyframes.values()), None)
+        found = [own] if last is own else [own, last]
+        # An earlier run may have had filters of another size.
+        return [each for each in found if each is not None and len(each.data) == size_bytes]
 
     def _begin(self, sender_id: str, bloom_filter: bytes) -> Keyframe:
         self._last_number += 1
         keyframe = Keyframe(self._last_number, bloom_filter)
         self.born.append(keyframe)
-        self._chains[sender_id] = keyframe
+        self._follow(sender_id, keyframe)
+        return keyframe
+
+    def _follow(self, sender_id: str, keyframe: Keyframe) -> None:
+        self._chains[sender_id] = keyframe.number
         self._chains.move_to_end(sender_id)
         if len(self._chains) > _MAX_CHAINS:
             self._chains.popitem(last=False)
-        return keyframe
 
 
 def _compressed(difference: bytes) -> bytes:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from strata.channels.spelling import in_camel_case
+
 __all__ = ["FAR_AHEAD_MS", "MAX_ID_BYTES", "SdsConfig"]
 
 MAX_ID_BYTES = 256
@@ -14,6 +16,7 @@ FAR_AHEAD_MS = 24 * 3600 * 1000
 """A Lamport time further ahead of the wall clock than this does not move one's own (C-119)."""
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True)
 class SdsConfig:
     """Settings of one channel. All participants need the same for the filter and for repair (C-146).
@@ -32,9 +35,14 @@ class SdsConfig:
     """Filters of different messages that together count as an acknowledgement; with 0 no number does."""
     possible_acks_from_distinct_senders: bool = False
     """Count at most one filter of each sender (A-136)."""
+    acknowledged_by_people: bool = False
+    """Count people: an acknowledgement by another device of one's own is none."""
     possible_ack_retry_factor: float = 2.0
     lost_message_timeout_ms: int = 600_000
-    """With 0 a missing message is never given up."""
+    """How long a missing message is looked for; with 0 it is never given up."""
+    hold_back_ms: int = 0
+    """How long a message waits for a missing one that it follows. Then it is delivered, and the search for
+    the missing one goes on. With 0 it waits until the missing one is given up."""
     enable_repair: bool = True
     repair_t_min_ms: int = 30_000
     repair_t_max_ms: int = 120_000
@@ -66,8 +74,11 @@ class SdsConfig:
     max_message_bytes: int = 1 << 20
     """Size of a received message; a larger one is dropped unread."""
 
+    persistence: object | None = None
+    """The store of a reliable channel, which the document of 2026 has here; a participant alone has none."""
+
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
+        for name in (field.name for field in fields(self) if field.name != "persistence"):
             value = getattr(self, name)
             if type(value) is not bool and not value >= 0:
                 raise ValueError(f"{name} must not be negative")

@@ -12,6 +12,7 @@ import msgspec
 from strata.channels.sds.messages import HistoryEntry
 
 __all__ = [
+    "NO_ORIGIN",
     "AckedBy",
     "Acknowledged",
     "Delivered",
@@ -19,12 +20,15 @@ __all__ = [
     "EphemeralReceived",
     "Lost",
     "MissingFound",
+    "Origin",
     "PossiblyAcknowledged",
     "Retransmit",
     "SdsEvent",
     "SdsStatistics",
     "SendRepair",
     "SendSync",
+    "SenderShared",
+    "WaitingMessage",
 ]
 
 
@@ -37,6 +41,22 @@ class AckedBy(enum.Enum):
     """A received history names a message that follows it, and the filter has it (C-123)."""
     FILTERS = "filters"
     """Enough received filters have it (C-122)."""
+    RECEIPT = "receipt"
+    """A received list of receipts has it (`strata.channels.sds.receipts`)."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What the transport says of the one who sent a message. SDS keeps it beside the message."""
+
+    author: str | None = None
+    """Who signed it."""
+    sent_at: int | None = None
+    """When its author says it was sent, in Unix seconds."""
+    meta: bytes | None = None
+    """What the transport carried beside it; forgotten while the message waits over a restart."""
+
+
+NO_ORIGIN = Origin()
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -47,6 +67,19 @@ class Delivered(msgspec.Struct, frozen=True):
     content: bytes
     lamport_timestamp: int
     retrieval_hint: bytes | None
+    origin: Origin = NO_ORIGIN
+
+
+class WaitingMessage(msgspec.Struct, frozen=True):
+    """A received message that is not delivered, since messages before it are missing."""
+
+    message_id: str
+    sender_id: str
+    lamport_timestamp: int
+    unmet: tuple[str, ...]
+    """The ids of the messages that it waits for."""
+    since: int
+    """When it came, in wall milliseconds."""
 
 
 class EphemeralReceived(msgspec.Struct, frozen=True):
@@ -55,6 +88,7 @@ class EphemeralReceived(msgspec.Struct, frozen=True):
     message_id: str
     sender_id: str
     content: bytes
+    origin: Origin = NO_ORIGIN
 
 
 class PossiblyAcknowledged(msgspec.Struct, frozen=True):
@@ -70,7 +104,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
     message_id: str
     by: AckedBy
     sender_id: str
-    """The participant that acknowledged it."""
+    """The participant that acknowledged it; of several whose filters were counted, the last."""
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True):
@@ -112,6 +146,20 @@ class SendRepair(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class SenderShared(msgspec.Struct, frozen=True):
+    """A message under the own sender id that this participant has not sent.
+
+    Another participant uses the id, or this one has sent it before its state was lost: the shell knows more.
+    `Participant.shared` gives it; it is none of the `events`.
+    """
+
+    message_id: str
+    lamport_timestamp: int
+    follows_own: bool
+    """It names a message that was sent since the start, so it was made after that."""
+    origin: Origin
+
+
 SdsEvent = (
     Delivered
     | EphemeralReceived
@@ -143,6 +191,10 @@ class SdsStatistics:
     """Messages from before the horizon, perhaps delivered already (`strata.channels.sds.log.KnownIds`)."""
     refused_full: int = 0
     """Messages for which the incoming buffer had no room."""
+    unwanted: int = 0
+    """Messages from before this participant's part in the channel."""
     retransmissions: int = 0
     repairs_sent: int = 0
     syncs_sent: int = 0
+    overfull_filters: int = 0
+    """Received filters with so many bits that they say nothing: their acknowledgements were ignored."""

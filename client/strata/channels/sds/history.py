@@ -11,17 +11,19 @@ ones, and the peer's ordinary detection of gaps does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from strata.channels.sds.bloom import BloomParameters, RollingFilter
 from strata.channels.sds.bodies import Archive, Body
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.log import KnownIds, LoggedMessage, MessageLog
 from strata.channels.sds.outgoing import OutgoingBuffer
+from strata.channels.sds.receipts import receipt
 
 __all__ = ["History", "Unreferenced"]
 
-_MAX_UNREFERENCED = 128
+_MAX_UNREFERENCED = 1_024
 
 
 class History:
@@ -121,6 +123,20 @@ class History:
         self.archive.release(logged.body)
         self._mark("log", logged.message_id)
 
+    def amend(
+        self, logged: LoggedMessage, data: bytes, bloom_filter: bytes | None, history: Sequence[str]
+    ) -> None:
+        """Give an own message that has not gone out other bytes, with this history."""
+        before = logged.body
+        logged.body = self.archive.keep(logged.sender_id, data, bloom_filter)
+        self.archive.release(before)
+        floor, _ = self._follows(history, 0)
+        if floor < logged.run:  # what it was known to follow is not among what it names now
+            logged.run = logged.own
+        for named in history:
+            self.unreferenced.discard(named)
+        self._mark("log", logged.message_id)
+
     def _evict(self, logged: LoggedMessage) -> None:
         """The log is full: drop a message, and remember its id."""
         self.log.remove(logged.message_id)
@@ -183,20 +199,52 @@ class Unreferenced:
         """Take back an unreferenced message of an earlier run."""
         self._since[message_id] = since
 
+    def dispatched(self) -> list[str]:
+        """The unreferenced messages that others may have, oldest first."""
+        found = [self._log.get(message_id) for message_id in self._since]
+        return [logged.message_id for logged in found if logged is not None and logged.dispatched]
+
     def compare(self, bloom_filter: bytes, now: int) -> None:
         """Note which unreferenced messages a peer lacks, by its filter."""
+        contains, positions = self._parameters.contains, self._parameters.positions
+        for message_id in self._settled(now):
+            if not contains(bloom_filter, positions(message_id)):
+                self._note_lacked(message_id)
+
+    def compare_receipts(self, receipts: Collection[bytes], now: int) -> None:
+        """The same by a sync without a filter, which lists all that is unreferenced for its sender."""
+        for message_id in self._settled(now):
+            if receipt(message_id) not in receipts:
+                self._note_lacked(message_id)
+
+    def _settled(self, now: int) -> Iterator[str]:
+        """The messages that should have reached everybody by now; those that prove nothing are dropped."""
         # A peer's filter has at least the last half of what it is sized for: older messages prove nothing.
         oldest = self._log.last_arrival - self._parameters.capacity // 4
-        for message_id, since in list(self._since.items()):
-            if now - since < self._grace:
-                break
+        for message_id in list(self._since):
             logged = self._log.get(message_id)
-            if logged is None or logged.arrival < oldest:
-                self.discard(message_id)
-            elif logged.dispatched and not self._parameters.contains(
-                bloom_filter, self._parameters.positions(message_id)
-            ):
-                self._lacked[message_id] = None
+            if logged is not None and logged.arrival >= oldest:
+                break
+            self.discard(message_id)
+        return (
+            message_id
+            for message_id, _ in takewhile(lambda each: now - each[1] >= self._grace, self._since.items())
+        )
+
+    def _note_lacked(self, message_id: str) -> None:
+        logged = self._log.get(message_id)
+        if logged is not None and logged.dispatched:
+            self._lacked[message_id] = None
+
+    @property
+    def some_lacked(self) -> bool:
+        """Whether there is something to name in a sync, since some peer lacks it."""
+        return bool(self._lacked)
+
+    def named_by_other(self, named: Iterable[str]) -> None:
+        """Another participant's sync names these: whoever lacks them knows."""
+        for message_id in named:
+            self._lacked.pop(message_id, None)
 
     def take_lacked(self, named: Iterable[str]) -> list[str]:
         """The oldest messages that some peer lacks, to name in a sync beside `named`."""

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.config import FAR_AHEAD_MS, SdsConfig
-from strata.channels.sds.events import Delivered, Lost, MissingFound, SdsEvent, SdsStatistics
+from strata.channels.sds.events import (
+    NO_ORIGIN,
+    Delivered,
+    Lost,
+    MissingFound,
+    Origin,
+    SdsEvent,
+    SdsStatistics,
+)
 from strata.channels.sds.history import History
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
@@ -28,7 +36,18 @@ MAX_HINT_BYTES = 256
 class Waiting:
     """A received message with dependencies that are not in the log."""
 
-    __slots__ = ("body", "hint", "lamport", "message_id", "received_at", "sender_id", "unmet")
+    __slots__ = (
+        "alone",
+        "body",
+        "hint",
+        "lamport",
+        "message_id",
+        "origin",
+        "received_at",
+        "sender_id",
+        "stored",
+        "unmet",
+    )
 
     def __init__(
         self,
@@ -40,22 +59,34 @@ class Waiting:
         *,
         hint: bytes | None,
         received_at: int,
+        origin: Origin = NO_ORIGIN,
+        alone: bool = False,
+        stored: bool = False,
     ) -> None:
         self.message_id = message_id
         self.sender_id = sender_id
         self.lamport = lamport
         self.body = body
+        self.alone = alone
+        """It names no message that was there when it came."""
+        self.stored = stored
+        """It was read from a store, and not heard."""
         self.unmet = unmet
         self.hint = hint
         self.received_at = received_at
+        self.origin = origin
 
 
 class Missing:
     """A message that others name, and that has not arrived."""
 
-    __slots__ = ("entry", "first_missing_at", "waited_from")
+    __slots__ = ("entry", "first_missing_at", "released", "told", "waited_from")
 
     def __init__(self, entry: HistoryEntry, first_missing_at: int, waited_from: int | None = None) -> None:
+        self.released = False
+        """No message waits for it any more; it is welcome all the same."""
+        self.told = False
+        """The program knows that it is missing: giving it up is no news."""
         self.entry = entry
         self.first_missing_at = first_missing_at
         self.waited_from = first_missing_at if waited_from is None else waited_from
@@ -71,18 +102,32 @@ class IncomingBuffer:
         self.waiting: dict[str, Waiting] = {}
         self.missing: dict[str, Missing] = {}
         """In the order in which they were found missing."""
-        self.lost: dict[str, None] = {}
-        """Messages given up: as dependencies they count as met."""
+        self.lost: dict[str, bool] = {}
+        """Messages given up: as dependencies they count as met. True: they are dropped should they arrive."""
         self._waiters: dict[str, dict[str, None]] = {}
         self._waiting_bytes = 0
 
-    def has_room(self, size_bytes: int, unmet: int) -> bool:
-        """Whether a message of this size with so many unmet dependencies can be held."""
+    def has_room(self, size_bytes: int, unmet: int, *, wanted: bool = False) -> bool:
+        """Whether a message of this size with so many unmet dependencies can be held.
+
+        One that others wait for finds room where others find none: without it they would wait in vain. There
+        is as much room again, and no more, for a chain of such messages is cheap to forge.
+        """
+        config, share = self._config, 2 if wanted else 1
+        return (
+            len(self.waiting) < share * config.max_waiting
+            and self._waiting_bytes + size_bytes <= share * config.max_waiting_bytes
+            and len(self.missing) + unmet <= share * config.max_missing
+        )
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of the room is taken."""
         config = self._config
         return (
-            len(self.waiting) < config.max_waiting
-            and self._waiting_bytes + size_bytes <= config.max_waiting_bytes
-            and len(self.missing) + unmet <= config.max_missing
+            2 * len(self.waiting) >= config.max_waiting
+            or 2 * self._waiting_bytes >= config.max_waiting_bytes
+            or 2 * len(self.missing) >= config.max_missing
         )
 
     def hold(self, waiting: Waiting) -> None:
@@ -125,17 +170,55 @@ class IncomingBuffer:
         ready += [self._release(each.message_id) for each in list(self.waiting.values()) if not each.unmet]
         return ready
 
-    def give_up(self, now: int) -> list[Lost]:
-        """Mark messages as lost that have been missing for too long (C-126)."""
+    def is_released(self, message_id: str) -> bool:
+        """Whether a message is missing, and nobody waits for it any more."""
+        missing = self.missing.get(message_id)
+        return missing is not None and missing.released
+
+    def overdue(self, now: int) -> list[str]:
+        """The missing messages for which others have waited for long enough."""
+        hold_back = self._config.hold_back_ms
+        if not hold_back:
+            return []
+        return [
+            message_id
+            for message_id, missing in self.missing.items()
+            if not missing.released and now - missing.waited_from >= hold_back
+        ]
+
+    def front(self, edge: int, *, heard: bool, said_before: float = math.inf) -> dict[str, HistoryEntry]:
+        """The missing messages behind which everything begins that waits: what came before is all unknown.
+
+        A message that names one missing message and one that is known has a hole before it, and no front;
+        unless its Lamport time is at most `edge`, where a front was found before: many talk at a time.
+        Messages that were heard count with `heard`, those that were read from a store always, and those
+        alone whose Lamport time is below `said_before`.
+        """
+        at_front: set[str] = set()
+        found: dict[str, HistoryEntry] = {}
+        for waiting in sorted(self.waiting.values(), key=_log_order):
+            if waiting.lamport >= said_before:
+                break
+            if not ((waiting.alone and (waiting.stored or heard)) or waiting.lamport <= edge):
+                continue
+            named = [each for each in waiting.unmet if each not in self.waiting]
+            if any(each not in at_front for each in waiting.unmet if each in self.waiting):
+                continue
+            at_front.add(waiting.message_id)
+            found |= {each: self.missing[each].entry for each in named if each in self.missing}
+        return found
+
+    def give_up(self, now: int) -> list[tuple[Lost, bool]]:
+        """Mark as lost what has been missing for too long (C-126); each with whether that is told already."""
         timeout = self._config.lost_message_timeout_ms
-        lost: list[Lost] = []
+        lost: list[tuple[Lost, bool]] = []
         if timeout:
             for message_id, missing in list(self.missing.items()):
                 if now - missing.waited_from < timeout:
                     break
                 del self.missing[message_id]
-                self.lost[message_id] = None
-                lost.append(Lost(missing.entry, missing.first_missing_at))
+                self.lost[message_id] = False
+                lost.append((Lost(missing.entry, missing.first_missing_at), missing.told))
         return lost
 
     def forget_lost(self) -> list[str]:
@@ -207,20 +290,26 @@ class Receiver:
         self.sweep_at: float = clock.now if incoming.waiting or incoming.missing else math.inf
 
     def unmet(self, message: SdsMessage) -> dict[str, HistoryEntry]:
-        """The dependencies of a message that are not in the log (C-115); lost messages count as met."""
-        known, lost = self._history.known, self._incoming.lost
+        """The dependencies of a message that are not in the log (C-115).
+
+        Lost messages count as met, and those that nobody waits for any more.
+        """
+        known, lost, incoming = self._history.known, self._incoming.lost, self._incoming
         return {
             entry.message_id: entry
             for entry in message.causal_history
             if entry.message_id not in known
             and entry.message_id not in lost
             and entry.message_id != message.message_id
+            and not incoming.is_released(entry.message_id)
         }
 
     def is_new(self, message_id: str, hint: bytes | None) -> bool:
         """Whether a content message was not received before (C-112); a duplicate is counted."""
         if message_id not in self._history.known and message_id not in self._incoming.waiting:
-            return True
+            unwanted = self._incoming.lost.get(message_id, False)
+            self._statistics.unwanted += unwanted
+            return not unwanted
         self._statistics.duplicates += 1
         self.arrived(message_id)
         logged = self._history.log.get(message_id)
@@ -240,17 +329,35 @@ class Receiver:
             self._mark("lost", id_)
 
     def take(
-        self, message: SdsMessage, body: Body, unmet: dict[str, HistoryEntry], hint: bytes | None
+        self,
+        message: SdsMessage,
+        body: Body,
+        unmet: dict[str, HistoryEntry],
+        hint: bytes | None,
+        origin: Origin = NO_ORIGIN,
+        *,
+        stored: bool = False,
     ) -> None:
         """Deliver a new content message, or hold it (C-116)."""
         id_, lamport = message.message_id, message.lamport_timestamp or 0
         if not unmet:
-            self._deliver(message, body, hint)
+            self._deliver(message, body, hint, origin)
             self.met(id_)
             return
-        received_at = self._clock.now
+        alone = not any(map(self._history.known.__contains__, message.history_ids))
         self._incoming.hold(
-            Waiting(id_, message.sender_id, lamport, body, set(unmet), hint=hint, received_at=received_at)
+            Waiting(
+                id_,
+                message.sender_id,
+                lamport,
+                body,
+                set(unmet),
+                hint=hint,
+                received_at=self._clock.now,
+                origin=origin,
+                alone=alone,
+                stored=stored,
+            )
         )
         self._mark("waiting", id_)
         self.miss(unmet.values(), limit=self._config.max_missing)
@@ -272,6 +379,30 @@ class Receiver:
         """A dependency is met: deliver the messages that waited for it alone, and those they release."""
         self._deliver_all(self._incoming.met(message_id))
 
+    def release(self, ids: Iterable[str], *, told: bool) -> None:
+        """Let no message wait for these any longer; they stay wanted."""
+        for id_ in ids:
+            missing = self._incoming.missing.get(id_)
+            if missing is not None:
+                missing.released = True
+                missing.told |= told
+                self._mark("missing", id_)
+                self.met(id_)
+
+    def pass_over(self, id_: str) -> None:
+        """Neither want this message nor wait for it: it is from before this participant's part."""
+        if id_ in self._history.known or id_ in self._incoming.waiting:
+            return
+        self.arrived(id_)
+        self._incoming.lost[id_] = True
+        self._mark("lost", id_)
+        self.met(id_)
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        for id_ in self._incoming.forget_lost():
+            self._mark("lost", id_)
+
     def requested(self, entry: HistoryEntry) -> None:
         """Another participant requests a message: answer in time, and drop the own request (C-153, C-154)."""
         id_, now = entry.message_id, self._clock.now
@@ -292,16 +423,17 @@ class Receiver:
         """Check all waiting and missing messages once more (C-124, C-126)."""
         now, incoming = self._clock.now, self._incoming
         self._deliver_all(incoming.recheck(self._history.known.__contains__))
-        for lost in incoming.give_up(now):
+        self.release(incoming.overdue(now), told=False)
+        for lost, told in incoming.give_up(now):
             id_ = lost.entry.message_id
             self._mark("missing", id_)
             self._mark("lost", id_)
             if self._repair.received(id_):
                 self._mark("request", id_)
-            self._emit(lost)
+            if not told:
+                self._emit(lost)
             self.met(id_)
-        for id_ in incoming.forget_lost():
-            self._mark("lost", id_)
+        self._forget_lost()
         self._deliver_all(incoming.break_cycle(now))
         for entry in self._repair.take_unanswered(now):
             if entry.message_id in incoming.missing and self._repair.want(entry, now):
@@ -313,12 +445,13 @@ class Receiver:
         while ready:
             following: list[Waiting] = []
             for waiting in sorted(ready, key=_log_order):
-                self._deliver(SdsMessage.read(waiting.body.restore()), waiting.body, waiting.hint)
+                message = SdsMessage.read(waiting.body.restore())
+                self._deliver(message, waiting.body, waiting.hint, waiting.origin)
                 self._mark("waiting", waiting.message_id)
                 following += self._incoming.met(waiting.message_id)
             ready = following
 
-    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None) -> None:
+    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None, origin: Origin) -> None:
         """Log a message and deliver its content; the own Lamport time follows (C-117)."""
         lamport = message.lamport_timestamp or 0
         # One extreme value must not freeze the order for all (C-119, A-141).
@@ -338,7 +471,7 @@ class Receiver:
             return  # an own message, lost with an earlier state: the application knows it
         self._statistics.delivered += 1
         content = message.content or b""
-        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint))
+        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, origin))
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:

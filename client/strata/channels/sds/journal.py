@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.bodies import Archive, Keyframe
+from strata.channels.sds.events import Origin
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
 from strata.channels.sds.log import LoggedMessage
@@ -60,7 +61,7 @@ class Journal:
             "outgoing": lambda key: _outgoing_record(key, outgoing),
             "waiting": lambda key: _waiting_record(key, incoming),
             "missing": lambda key: _missing_record(key, incoming),
-            "lost": lambda key: LostRecord(key) if key in incoming.lost else None,
+            "lost": lambda key: LostRecord(key, incoming.lost[key]) if key in incoming.lost else None,
             "request": lambda key: _request_record(key, repair),
             "response": lambda key: _response_record(key, repair),
         }
@@ -146,6 +147,10 @@ def _waiting_record(key: str, incoming: IncomingBuffer) -> Record | None:
         waiting.hint,
         waiting.received_at,
         BodyRecord.of(waiting.body),
+        waiting.origin.author,
+        waiting.origin.sent_at,
+        waiting.alone,
+        waiting.stored,
     )
 
 
@@ -153,7 +158,15 @@ def _missing_record(key: str, incoming: IncomingBuffer) -> Record | None:
     missing = incoming.missing.get(key)
     if missing is None:
         return None
-    return MissingRecord(key, missing.entry.retrieval_hint, missing.entry.sender_id, missing.first_missing_at)
+    entry = missing.entry
+    return MissingRecord(
+        key,
+        entry.retrieval_hint,
+        entry.sender_id,
+        missing.first_missing_at,
+        missing.released,
+        missing.told,
+    )
 
 
 def _request_record(key: str, repair: RepairBuffers) -> Record | None:
@@ -202,12 +215,16 @@ def restore(
                 set(waiting.unmet),
                 hint=waiting.retrieval_hint,
                 received_at=min(waiting.received_at, now),
+                origin=Origin(waiting.author, waiting.sent_at),
+                alone=waiting.alone,
+                stored=waiting.stored,
             )
         )
     for missing in sorted(state.all(MissingRecord), key=lambda each: each.first_missing_at):
         entry = HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id)
-        incoming.missing[missing.message_id] = Missing(entry, min(missing.first_missing_at, now), now)
-    incoming.lost.update(dict.fromkeys(each.message_id for each in state.all(LostRecord)))
+        kept = incoming.missing[missing.message_id] = Missing(entry, min(missing.first_missing_at, now), now)
+        kept.released, kept.told = missing.released, missing.told
+    incoming.lost.update((each.message_id, each.unwanted) for each in state.all(LostRecord))
     _restore_repair(state, repair, now)
     return clock
 

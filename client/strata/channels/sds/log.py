@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.messages import HistoryEntry
@@ -124,9 +125,12 @@ class LoggedMessage:
         """This message follows all own messages numbered from `run` to `floor`."""
         self.dispatched = dispatched
 
-    def as_history(self, *, with_sender: bool) -> HistoryEntry:
-        """The entry by which other messages name this one."""
-        return HistoryEntry(self.message_id, self.hint, self.sender_id if with_sender else None)
+    def as_history(self) -> HistoryEntry:
+        """The entry by which other messages name this one.
+
+        Others may repair what this participant does not: they need the sender.
+        """
+        return HistoryEntry(self.message_id, self.hint, self.sender_id)
 
 
 class MessageLog:
@@ -208,6 +212,10 @@ class KnownIds:
     def __iter__(self) -> Iterator[str]:
         """Ids in the order of arrival."""
         return iter(self._known)
+
+    def latest(self, count: int) -> Iterator[str]:
+        """The ids that were logged last, newest first."""
+        return islice(reversed(self._known), count)
 
     def get(self, message_id: str) -> tuple[int, int] | None:
         """Lamport time and arrival of this id, if known."""

@@ -17,15 +17,19 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from strata.channels.sds.config import MAX_ID_BYTES
+from strata.protocol.errors import StrataError
 
 __all__ = [
     "NO_CHANNEL",
     "HistoryEntry",
+    "InvalidSdsMessage",
     "Kind",
+    "SdsFault",
     "SdsMessage",
     "check_id",
     "is_usable_id",
     "message_id",
+    "person_of",
 ]
 
 NO_CHANNEL = "0"
@@ -33,6 +37,26 @@ NO_CHANNEL = "0"
 _MAX_LAMPORT = 2**64 - 1
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
 """A message comes from several relays, and again from the store: the last small ones are decoded once."""
+
+
+class SdsFault(enum.StrEnum):
+    """Why bytes were refused as a message."""
+
+    UNDECODABLE = "undecodable"
+    """They are no protobuf of this form."""
+    TOO_MANY_ENTRIES = "too_many_entries"
+    """The history, or the request for repair, names more messages than the reader takes (C-302)."""
+
+
+class InvalidSdsMessage(StrataError, ValueError):
+    """Bytes that are no SDS message; `fault` says why. The error never quotes the bytes."""
+
+    def __init__(self, fault: SdsFault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return f"not a valid SDS message: {self.fault.value.replace('_', ' ')}"
 
 
 class Kind(enum.Enum):
@@ -63,6 +87,8 @@ class SdsMessage(msgspec.Struct, frozen=True):
     bloom_filter: bytes | None = None
     repair_request: tuple[HistoryEntry, ...] = ()
     content: bytes | None = None
+    receipts: bytes | None = None
+    """Messages that the sender has received; additive (`strata.channels.sds.receipts`)."""
 
     @property
     def kind(self) -> Kind | None:
@@ -98,6 +124,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             bloom_filter=self.bloom_filter,
             repair_request=[_entry_fields(entry) for entry in self.repair_request],
             content=self.content,
+            receipts=self.receipts,
         )
         data: bytes = wire.SerializeToString(deterministic=True)
         return data
@@ -105,9 +132,24 @@ class SdsMessage(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
         """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
-        if len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes):
-            return _decode_small(data, max_entries)
-        return _decode(data, max_entries)
+        return _decode_small(data, max_entries)[0] if _is_small(data) else _decode(data, max_entries)
+
+    @classmethod
+    def decode_usable(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
+        """The same; None too for a message of no kind, or with ids that cannot be kept."""
+        if _is_small(data):
+            message, usable = _decode_small(data, max_entries)
+            return message if usable else None
+        message = _decode(data, max_entries)
+        return message if _is_usable(message) else None
+
+    @classmethod
+    def parse(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage:
+        """Read received bytes as `decode` does. Raises `InvalidSdsMessage` where that returns None."""
+        message = cls.decode(data, max_entries=max_entries)
+        if message is None:
+            raise InvalidSdsMessage(_fault(data))
+        return message
 
     @classmethod
     def read(cls, data: bytes) -> SdsMessage:
@@ -128,6 +170,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
             wire.bloom_filter if wire.HasField("bloom_filter") else None,
             tuple([_entry(entry) for entry in wire.repair_request]),
             wire.content if wire.HasField("content") else None,
+            wire.receipts if wire.HasField("receipts") else None,
         )
 
 
@@ -141,7 +184,26 @@ def _decode(data: bytes, max_entries: int) -> SdsMessage | None:
     return SdsMessage._of(wire)
 
 
-_decode_small = functools.lru_cache(_MAX_REMEMBERED)(_decode)
+def _fault(data: bytes) -> SdsFault:
+    try:
+        _parsed(data)
+    except DecodeError:
+        return SdsFault.UNDECODABLE
+    return SdsFault.TOO_MANY_ENTRIES
+
+
+@functools.lru_cache(_MAX_REMEMBERED)
+def _decode_small(data: bytes, max_entries: int) -> tuple[SdsMessage | None, bool]:
+    message = _decode(data, max_entries)
+    return message, _is_usable(message)
+
+
+def _is_small(data: bytes) -> bool:
+    return len(data) <= _MAX_REMEMBERED_BYTES and isinstance(data, bytes)
+
+
+def _is_usable(message: SdsMessage | None) -> bool:
+    return message is not None and message.kind is not None and message.has_usable_ids
 
 
 def _parsed(data: bytes) -> Any:
@@ -169,6 +231,11 @@ def message_id(sender_id: str, now_ns: int, content: bytes) -> str:
     digest = keccak.new(digest_bits=256)
     digest.update(f"{sender_id}{now_ns}".encode() + content)
     return digest.hexdigest()
+
+
+def person_of(sender_id: str) -> str:
+    """Whose device a sender is: of `did:…#device` the DID; every other sender is a person by itself."""
+    return sender_id.partition("#")[0] if sender_id.startswith("did:") else sender_id
 
 
 def is_usable_id(text: str) -> bool:
@@ -216,6 +283,7 @@ def _classes() -> tuple[Any, Any]:
     _add(message, "bloom_filter", 12, _Field.TYPE_BYTES, "optional")
     _add(message, "repair_request", 13, _Field.TYPE_MESSAGE, "repeated")
     _add(message, "content", 20, _Field.TYPE_BYTES, "optional")
+    _add(message, "receipts", 1001, _Field.TYPE_BYTES, "optional")  # ours alone: others skip it
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return (

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.events import AckedBy, Acknowledged, DeliveryFailed, PossiblyAcknowledged, Retransmit
+from strata.channels.sds.receipts import receipt
 from strata.channels.sds.timing import Schedule
 
 __all__ = ["Outgoing", "OutgoingBuffer", "OutgoingState", "WireCache"]
@@ -79,6 +80,7 @@ class OutgoingBuffer:
         self._active: dict[str, Outgoing] = {}
         self._exhausted: dict[str, Outgoing] = {}
         self._timers: Schedule[Outgoing] = Schedule()
+        self._by_receipt: dict[bytes, str] = {}
 
     def __len__(self) -> int:
         return len(self._active)
@@ -107,10 +109,12 @@ class OutgoingBuffer:
         """Begin to track an own message (C-109)."""
         outgoing = Outgoing(message_id, number, body, self._parameters.positions(message_id))
         self._active[message_id] = outgoing
+        self._by_receipt[receipt(message_id)] = message_id
         return outgoing
 
     def restore(self, outgoing: Outgoing, now: int) -> None:
         """Track a message of an earlier run: its timer continues from where it was (C-257)."""
+        self._by_receipt[receipt(outgoing.message_id)] = outgoing.message_id
         if outgoing.state is OutgoingState.EXHAUSTED:
             self._exhausted[outgoing.message_id] = outgoing
         else:
@@ -131,6 +135,7 @@ class OutgoingBuffer:
     def discard(self, message_id: str) -> Outgoing | None:
         """Stop tracking a message."""
         self._timers.discard(message_id)
+        self._by_receipt.pop(receipt(message_id), None)
         return self._active.pop(message_id, None) or self._exhausted.pop(message_id, None)
 
     @property
@@ -156,7 +161,9 @@ class OutgoingBuffer:
             outgoing.state = OutgoingState.EXHAUSTED
             self._exhausted[outgoing.message_id] = outgoing
             if len(self._exhausted) > _MAX_EXHAUSTED:
-                forgotten.append(self._exhausted.pop(next(iter(self._exhausted))))
+                oldest = self._exhausted.pop(next(iter(self._exhausted)))
+                self._by_receipt.pop(receipt(oldest.message_id), None)
+                forgotten.append(oldest)
             events.append(DeliveryFailed(outgoing.message_id))
         return events, forgotten
 
@@ -164,6 +171,15 @@ class OutgoingBuffer:
         """A received history names these ids (C-120)."""
         return [
             Acknowledged(message_id, AckedBy.HISTORY, sender_id) for message_id in ids if message_id in self
+        ]
+
+    def review_receipts(self, receipts: Collection[bytes], sender_id: str) -> list[Acknowledged]:
+        """A received message lists these. A message that never went out is in no list."""
+        found = [self.get(self._by_receipt[each]) for each in receipts if each in self._by_receipt]
+        return [
+            Acknowledged(outgoing.message_id, AckedBy.RECEIPT, sender_id)
+            for outgoing in found
+            if outgoing is not None and outgoing.dispatched_at is not None
         ]
 
     def review_filter(

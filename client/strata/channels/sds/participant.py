@@ -12,25 +12,49 @@ dropped message enters neither log nor filter, so it is never acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+
+from msgspec.structs import replace
 
 from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.config import SdsConfig
 from strata.channels.sds.events import (
+    NO_ORIGIN,
     Acknowledged,
     DeliveryFailed,
     EphemeralReceived,
+    Origin,
     SdsEvent,
     SdsStatistics,
+    SenderShared,
     SendRepair,
     SendSync,
+    WaitingMessage,
 )
 from strata.channels.sds.history import History
-from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
+from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver, Waiting
 from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
-from strata.channels.sds.messages import NO_CHANNEL, HistoryEntry, Kind, SdsMessage, check_id, message_id
+from strata.channels.sds.messages import (
+    NO_CHANNEL,
+    HistoryEntry,
+    Kind,
+    SdsMessage,
+    check_id,
+    message_id,
+    person_of,
+)
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.own_name import OwnName
+from strata.channels.sds.receipts import (
+    LATEST,
+    MAX_IN_CONTENT,
+    MAX_IN_SYNC,
+    read_receipts,
+    write_receipts,
+)
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.state import Change, ClockRecord, SdsState
 from strata.channels.sds.sync import SyncSchedule
@@ -38,6 +62,15 @@ from strata.channels.sds.timing import LamportClock, SteadyClock
 from strata.protocol.errors import StrataError
 
 __all__ = ["OutgoingFull", "Participant"]
+
+_PLAIN_FOR_MS = 3_600_000
+"""Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+_LIVE_MS = 30_000
+"""What was said longer ago comes from a store: it does not tell who is here now."""
+_FILTER_EVERY_MS = 120_000
+"""While all list, one sync in so long carries a filter, whoever sends it."""
+_SMALL_BYTES = 16_384
+"""Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
 
 class OutgoingFull(StrataError):
@@ -49,7 +82,10 @@ class Participant:
 
     `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
     times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off nothing is
-    noted for `changes()`. With it on, take them regularly, or they pile up.
+    noted for `changes()`. With it on, take them regularly, or they pile up. `author` is how the transport
+    names this participant's person, where it does (`Origin.author`). With `receipts` the participant
+    lists what it received, and leaves out its filter while all that it hears do the same
+    (`strata.channels.sds.receipts`); without, its messages are those of the document, byte for byte.
 
     Raises `ValueError` for ids that are empty or longer than 256 bytes.
     """
@@ -64,6 +100,8 @@ class Participant:
         random: Callable[[], float],
         state: SdsState | None = None,
         track_changes: bool = True,
+        author: str | None = None,
+        receipts: bool = False,
     ) -> None:
         self.channel_id = check_id("channel_id", NO_CHANNEL if channel_id is None else channel_id)
         self.sender_id = check_id("sender_id", sender_id)
@@ -73,6 +111,12 @@ class Participant:
         self._clock = SteadyClock(now_ms)
         self._lamport = LamportClock(now_ms)
         self._own_count = 0
+        self._author = author
+        self._receipts = receipts
+        self._plain_heard_at = -math.inf
+        """Until when, by Lamport time, somebody was heard who lists nothing."""
+        self._filter_passed_at = self._clock.now
+        """When somebody last sent a filter."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -85,6 +129,7 @@ class Participant:
             self._journal.watch(self._history, self._outgoing, self._incoming, self._repair)
         if state is not None:
             self._restore(state)
+        self._own_name = OwnName(self._history.log, self._own_count)
         self._receiver = Receiver(
             config,
             self._history,
@@ -133,7 +178,11 @@ class Participant:
         id_ = message_id(self.sender_id, now_ns, content)
         if id_ in self._history.known:
             raise ValueError("this content was wrapped at this time before")
-        message = self._compose(id_, self._recent(dispatched_only=False), content)
+        # A large message may fill its packet to the last byte.
+        listed = self._news_beside(len(content)) if self._receipts else []
+        message = self._compose(
+            id_, self._recent(dispatched_only=False), listed, content, with_filter=self._filters
+        )
         data = message.encode()
         body = self._history.archive.keep(self.sender_id, data, message.bloom_filter)
         self._wire_cache.put(id_, data)
@@ -151,7 +200,7 @@ class Participant:
             now=now,
             own=self._own_count,
         )
-        self._sync.sent(named, now)
+        self._sync.sent(self._paid(named, listed), now, with_filter=self._filters)
         return message
 
     def wrap_ephemeral(self, content: bytes, now_ns: int) -> SdsMessage:
@@ -189,6 +238,42 @@ class Participant:
         entry = self._history.log.get(message_id)
         if entry is not None and entry.own and not entry.dispatched:
             self._history.withdraw(entry)
+            self._own_name.withdrawn(message_id)
+
+    def amend(self, message_id: str) -> bool:
+        """Name no message that never went out, in an own message that has not gone out either (C-110).
+
+        Returns whether its bytes have changed. Its id and its Lamport time stay, so that messages that follow
+        it need no change. It names what came before it, as far as that is still there.
+        """
+        outgoing, entry = self._outgoing.get(message_id), self._history.log.get(message_id)
+        data = self.encoded(message_id)
+        if outgoing is None or entry is None or entry.dispatched or data is None:
+            return False
+        message = SdsMessage.decode(data, max_entries=max(1_000, self.config.causal_history_size))
+        if message is None or all(named in self._history.known for named in message.history_ids):
+            return False
+        before = self._history.log.recent(
+            self.config.causal_history_size, entry.lamport - 1, dispatched_only=False
+        )
+        named = tuple([each.as_history() for each in before])
+        amended = replace(message, causal_history=named)
+        data = amended.encode()
+        self._wire_cache.discard(message_id)
+        self._wire_cache.put(message_id, data)
+        self._history.amend(entry, data, self._wire_filter(message), amended.history_ids)
+        outgoing.body = entry.body
+        self._mark("outgoing", message_id)
+        return True
+
+    def sync_now(self, now_ms: int) -> bool:
+        """Send a sync message without waiting for its time: `events()` has a `SendSync` then.
+
+        False, and no event, if there is nothing to say yet (C-137). The next sync by itself comes later.
+        """
+        before = self.statistics.syncs_sent
+        self._send_sync(self._clock.advance(now_ms))
+        return self.statistics.syncs_sent > before
 
     def sync_failed(self, now_ms: int) -> None:
         """A `SendSync` was not possible: the next sync comes later (C-135)."""
@@ -199,12 +284,28 @@ class Participant:
         self._clock.advance(now_ms)
         self._clock.online = online
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """Say that the times of later calls have jumped by so much, back if below 0: timers wait as before.
+
+        A jump forward that nobody tells of looks like a pause of the process, and makes due what it passes.
+        """
+        self._clock.step(by_ms)
+
     # Receiving.
 
-    def receive(self, data: bytes, now_ms: int, retrieval_hint: bytes | None = None) -> SdsMessage | None:
+    def receive(
+        self,
+        data: bytes,
+        now_ms: int,
+        retrieval_hint: bytes | None = None,
+        origin: Origin = NO_ORIGIN,
+        *,
+        stored: bool = False,
+    ) -> SdsMessage | None:
         """Take a message from the network, and return it; None if it is no message of this channel.
 
-        Never raises, whatever the bytes are.
+        `origin` is what the transport knows of its sender. `stored`: it was read from a store, and not
+        heard. Never raises, whatever the bytes are.
         """
         now = self._clock.advance(now_ms)
         message = self._decode(data)
@@ -213,22 +314,34 @@ class Participant:
         self.statistics.received += 1
         hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
         if message.sender_id == self.sender_id:
-            self._own_echo(message, data, now, hint)
+            self._own_echo(message, data, now, hint, origin)
         elif message.kind is Kind.EPHEMERAL:
             content = message.content or b""
-            self._events.append(EphemeralReceived(message.message_id, message.sender_id, content))
+            self._events.append(EphemeralReceived(message.message_id, message.sender_id, content, origin))
         elif message.kind is Kind.SYNC:
-            self._receive_sync(message, now)
+            self._receive_sync(message, now, origin)
         elif self._receiver.is_new(message.message_id, hint):
-            self._receive_content(message, data, now, hint)
+            self._receive_content(message, data, now, hint, origin, stored=stored)
+        elif self._lists:
+            self._sent_again(message, now, hint)
         return message
+
+    def _sent_again(self, message: SdsMessage, now: int, hint: bytes | None) -> None:
+        """A message came again, perhaps because its sender has not heard of the acknowledgement."""
+        config = self.config
+        held = self._history.log.get(message.message_id)
+        tries = config.acknowledgement_timeout_ms * (config.max_retransmissions + 1)
+        age = self._clock.wall - (message.lamport_timestamp or 0)
+        copy = held is not None and hint is not None and hint == held.hint
+        if not copy and age <= tries * config.possible_ack_retry_factor:
+            self._sync.sent_again(message.message_id, message.sender_id, now)
 
     def _decode(self, data: bytes) -> SdsMessage | None:
         if len(data) > self.config.max_message_bytes:
             self.statistics.oversized += 1
             return None
-        message = SdsMessage.decode(data, max_entries=self.config.max_received_history)
-        if message is None or message.kind is None or not message.has_usable_ids:
+        message = SdsMessage.decode_usable(data, max_entries=self.config.max_received_history)
+        if message is None:
             self.statistics.undecodable += 1
             return None
         if message.channel_id != self.channel_id:
@@ -236,63 +349,123 @@ class Participant:
             return None
         return message
 
-    def _own_echo(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
+    def _own_echo(
+        self, message: SdsMessage, data: bytes, now: int, hint: bytes | None, origin: Origin
+    ) -> None:
         """An own message comes back: it is ignored (C-111), unless it was lost with an earlier state.
 
         A lost message is logged in its place like any other, since other participants have it.
         """
         self.statistics.own_echoes += 1
         id_ = message.message_id
-        if message.kind is Kind.CONTENT and id_ not in self._history.known:
-            if id_ not in self._incoming.waiting:
-                self._receive_content(message, data, now, hint)
+        is_content = message.kind is Kind.CONTENT
+        if is_content and (id_ in self._history.known or id_ in self._incoming.waiting):
+            return
+        if self._own_name.heard(message, origin):
+            self._sync.sender_is_shared(now)
+        if is_content:
+            self._receive_content(message, data, now, hint, origin)
 
-    def _receive_sync(self, message: SdsMessage, now: int) -> None:
+    def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
-        self._review(message, now)
+        useful = self._review(message, now, origin)
         # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
+        self._note_live(message, now, needless=not (useful or unmet))
         self._sync.received_sync(now)
+        unreferenced = self._history.unreferenced
+        unreferenced.named_by_other(message.history_ids)
+        if unreferenced.some_lacked:
+            self._sync.others_lack(now)
 
-    def _receive_content(self, message: SdsMessage, data: bytes, now: int, hint: bytes | None) -> None:
+    def _receive_content(
+        self,
+        message: SdsMessage,
+        data: bytes,
+        now: int,
+        hint: bytes | None,
+        origin: Origin,
+        *,
+        stored: bool = False,
+    ) -> None:
         id_ = message.message_id
         own = message.sender_id == self.sender_id
         # A refused message acknowledges too. An own message acknowledges nothing (C-092).
         if not own:
-            self._review(message, now)
+            self._review(message, now, origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
             self.statistics.refused_old += 1
             return
         unmet = self._receiver.unmet(message)
-        if unmet and not self._incoming.has_room(len(data), len(unmet)):
+        wanted = id_ in self._incoming.missing
+        if unmet and not self._incoming.has_room(len(data), len(unmet), wanted=wanted):
             self.statistics.refused_full += 1
             return
         self._receiver.arrived(id_)
         # From here on the filter acknowledges the message, so nothing below may drop it (C-114).
         self._history.filter.insert(id_)
         if not own:
-            self._sync.received_content(id_, message.sender_id, message.history_ids, now)
+            self._note_live(message, now, needless=False)
+            # A filter acknowledges with a message those that it follows (C-123), a list only itself.
+            stands_for = () if self._lists else message.history_ids
+            self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
-        self._receiver.take(message, body, unmet, hint)
+        self._receiver.take(message, body, unmet, hint, origin, stored=stored)
 
-    def _review(self, message: SdsMessage, now: int) -> None:
-        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message."""
-        history = message.history_ids
-        self._sync.named_by_other(history, message.sender_id)
-        if not self._outgoing.is_empty:
-            for acknowledged in self._outgoing.review_history(history, message.sender_id):
-                self._acknowledged(acknowledged)
+    def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
+        """Count the sender as present, unless this was said long ago and comes from a store."""
+        lamport = message.lamport_timestamp or 0
+        if abs(self._clock.wall - lamport) <= _LIVE_MS:
+            self._sync.live(message.sender_id, now, lamport, needless=needless)
+
+    def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
+        """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
+
+        Returns whether it told anything.
+        """
+        if message.receipts is None:
+            self._plain_heard_at = max(
+                self._plain_heard_at, min(message.lamport_timestamp or 0, self._clock.wall)
+            )
+        history, receipts = message.history_ids, read_receipts(message.receipts)
+        useful = bool(message.repair_request)
+        useful |= 0 < self._sync.named_by_other(
+            history, receipts if self._lists else frozenset(), message.sender_id
+        )
+        counts = not self._outgoing.is_empty and self._may_acknowledge(message, origin)
+        if counts:
+            acknowledged = self._outgoing.review_history(history, message.sender_id)
+            acknowledged += self._outgoing.review_receipts(receipts, message.sender_id)
+            for each in acknowledged:
+                self._acknowledged(each)
+            useful |= bool(acknowledged)
         data = self._wire_filter(message)
         if data is not None:
-            if not self._outgoing.is_empty:
+            self._filter_passed_at = now
+            if counts and not self._outgoing.is_empty:
                 self._review_filter(message, data, history)
             if message.kind is Kind.SYNC:
                 self._history.unreferenced.compare(data, now)
+        elif message.kind is Kind.SYNC and message.receipts is not None:
+            self._history.unreferenced.compare_receipts(receipts, now)
         for entry in message.repair_request:
             self._receiver.requested(entry)
+        return useful
+
+    def _may_acknowledge(self, message: SdsMessage, origin: Origin) -> bool:
+        """Whether this sender's acknowledgement counts; see `SdsConfig.acknowledged_by_people`."""
+        if not self.config.acknowledged_by_people:
+            return True
+        # Whoever signed it is known better than whoever it names.
+        if origin.author is not None and self._author is not None:
+            return origin.author != self._author
+        return person_of(message.sender_id) not in (person_of(self.sender_id), self._author)
 
     def _review_filter(self, message: SdsMessage, data: bytes, history: list[str]) -> None:
+        if self._parameters.is_overfull(data):
+            self.statistics.overfull_filters += 1
+            return
         named = [entry for entry in map(self._history.log.get, history) if entry is not None and entry.floor]
         runs = [(entry.run, entry.floor) for entry in named]
         lamport = message.lamport_timestamp or 0
@@ -323,6 +496,45 @@ class Participant:
         if outgoing.owns_body:
             self._history.archive.release(outgoing.body)
         self._mark("outgoing", outgoing.message_id)
+
+    # What is not there to be had.
+
+    def front(
+        self, edge: int = 0, *, heard: bool = True, said_before: float = math.inf
+    ) -> list[HistoryEntry]:
+        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        return list(self._incoming.front(edge, heard=heard, said_before=said_before).values())
+
+    def release(self, ids: Iterable[str], now_ms: int) -> None:
+        """Deliver what waits for these missing messages alone. They stay wanted; giving up is no news."""
+        self._clock.advance(now_ms)
+        self._receiver.release(ids, told=True)
+
+    def pass_over(self, ids: Iterable[str], now_ms: int) -> None:
+        """Neither want these messages nor wait for them; they are dropped should they arrive."""
+        self._clock.advance(now_ms)
+        for id_ in ids:
+            self._receiver.pass_over(id_)
+
+    def last_before(self, lamport: int) -> LoggedMessage | None:
+        """The latest logged message of an earlier Lamport time."""
+        found = self._history.log.recent(1, lamport - 1, dispatched_only=False)
+        return found[0] if found else None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any received message waits for others."""
+        return bool(self._incoming.waiting)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether little room is left for messages that wait for others."""
+        return self._incoming.is_crowded
+
+    def first_waiting(self) -> Waiting | None:
+        """The first message, in the order that all share, that waits for others."""
+        waiting = self._incoming.waiting.values()
+        return min(waiting, key=lambda each: (each.lamport, each.message_id), default=None)
 
     # Timers.
 
@@ -374,11 +586,58 @@ class Participant:
         lacked = self._history.unreferenced.take_lacked([entry.message_id for entry in recent])
         entries = [entry for entry in map(self._history.log.get, lacked) if entry is not None] + recent
         asks = self._repair.requests.next_at <= now
-        self._sync.sent([entry.message_id for entry in entries], now)
+        listed, with_filter = self._news()
+        needless = not self._sync.debts and not lacked and not asks
+        named = [entry.message_id for entry in entries]
+        self._sync.sent(self._paid(named, listed), now, with_filter=with_filter, needless=needless)
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
-            self._events.append(SendSync(self._compose(id_, entries, None).encode()))
+            if with_filter:
+                self._filter_passed_at = now
+            message = self._compose(id_, entries, listed, None, with_filter=with_filter)
+            self._own_name.sync_sent(message.lamport_timestamp or 0)
+            self._events.append(SendSync(message.encode()))
+        else:
+            self._sync.said(now)
+
+    # Receipts and filters.
+
+    @property
+    def _lists(self) -> bool:
+        """Whether receipts are enough: everybody who was heard lately lists them."""
+        return self._receipts and self._clock.wall - self._plain_heard_at > _PLAIN_FOR_MS
+
+    @property
+    def _filters(self) -> bool:
+        """Whether each message must carry the filter."""
+        return not self._lists
+
+    def _news(self) -> tuple[list[str], bool]:
+        """What a sync lists, and whether it needs the filter: all that is owed, and all that is unreferenced.
+
+        By the latter others see what is lacking here, as they do by a filter (decision 0014).
+        """
+        if not self._receipts:
+            return [], True
+        debts = self._sync.debts
+        news = dict.fromkeys([*debts, *self._history.unreferenced.dispatched()])
+        # Now and then somebody says everything: an acknowledgement may be lost when nobody asks any more.
+        stale = self._clock.now - self._filter_passed_at > _FILTER_EVERY_MS
+        with_filter = self._filters or stale or debts.overflown or len(news) > MAX_IN_SYNC
+        # What was acknowledged already costs little to say again, and the acknowledgement may be lost.
+        return [*news | dict.fromkeys(self._history.known.latest(LATEST))][:MAX_IN_SYNC], with_filter
+
+    def _news_beside(self, content_bytes: int) -> list[str]:
+        """What a message with content lists, oldest debts first."""
+        if content_bytes > _SMALL_BYTES:
+            return []
+        latest = self._history.known.latest(MAX_IN_CONTENT)
+        return list(islice(dict.fromkeys(chain(self._sync.debts, latest)), MAX_IN_CONTENT))
+
+    def _paid(self, named: list[str], listed: list[str]) -> list[str]:
+        """The messages that an own message acknowledges to everybody."""
+        return named + listed if self._lists else named
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
@@ -388,8 +647,17 @@ class Participant:
             self.config.causal_history_size, limit, dispatched_only=dispatched_only
         )
 
-    def _compose(self, id_: str, named: list[LoggedMessage], content: bytes | None) -> SdsMessage:
+    def _compose(
+        self,
+        id_: str,
+        named: list[LoggedMessage],
+        listed: list[str],
+        content: bytes | None,
+        *,
+        with_filter: bool,
+    ) -> SdsMessage:
         """A content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
+        self._sync.said(self._clock.now)
         requests = self._repair.take_requests(self._clock.now)
         for entry in requests:
             self._mark("request", entry.message_id)
@@ -398,10 +666,11 @@ class Participant:
             id_,
             self.channel_id,
             self._lamport.tick(self._clock.wall),
-            tuple([entry.as_history(with_sender=self.config.enable_repair) for entry in named]),
-            self._history.filter.to_bytes(),
+            tuple([entry.as_history() for entry in named]),
+            self._history.filter.to_bytes() if with_filter else None,
             requests,
             content,
+            write_receipts(listed) if self._receipts else None,
         )
 
     # What the shell takes and asks.
@@ -411,6 +680,10 @@ class Participant:
         events = self._events.copy()
         self._events.clear()
         return events
+
+    def shared(self) -> list[SenderShared]:
+        """The latest messages under the own sender id that were not sent here, since the last call."""
+        return self._own_name.take()
 
     def changes(self) -> list[Change]:
         """Changes to store in one transaction, since the last call. `ValueError` without `track_changes`."""
@@ -424,7 +697,7 @@ class Participant:
 
     def log(self) -> list[HistoryEntry]:
         """The whole log, in the order that all participants share. The cost is the length of the log."""
-        return [entry.as_history(with_sender=True) for entry in self._history.log.ordered()]
+        return [entry.as_history() for entry in self._history.log.ordered()]
 
     def encoded(self, message_id: str) -> bytes | None:
         """A logged or unacknowledged message as it travels, byte for byte; None if it is unknown.
@@ -436,14 +709,39 @@ class Participant:
         kept = self._outgoing.get(message_id) or self._history.log.get(message_id)
         return None if kept is None else kept.body.restore()
 
+    def place(self, message_ids: Iterable[str]) -> tuple[int, str] | None:
+        """Where the first of these messages stands in the order of `log`: its Lamport time, then its id.
+
+        None if none of them is remembered.
+        """
+        known = ((self._history.known.get(each), each) for each in message_ids)
+        return min(((found[0], each) for found, each in known if found is not None), default=None)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Messages of others received so far (held ones among them), missing ones, and those given up."""
+        incoming = self._incoming
+        return (
+            self.statistics.delivered + len(incoming.waiting),
+            len(incoming.missing),
+            len(incoming.lost),
+        )
+
     def retrieval_hint(self, message_id: str) -> bytes | None:
         """The hint that finds a logged message in a store; None if it is not known."""
         entry = self._history.log.get(message_id)
         return None if entry is None else entry.hint
 
+    def knows(self, message_id: str) -> bool:
+        """Whether a message is in the log, or was."""
+        return message_id in self._history.known
+
     def missing(self) -> list[HistoryEntry]:
         """Messages that others name and that have not arrived, longest missing first."""
         return [missing.entry for missing in self._incoming.missing.values()]
+
+    def released(self) -> frozenset[str]:
+        """Those of the missing messages that nobody waits for any more."""
+        return frozenset(id_ for id_, missing in self._incoming.missing.items() if missing.released)
 
     def missing_since(self) -> dict[str, int]:
         """When each missing message was first found missing, in wall milliseconds."""
@@ -451,6 +749,27 @@ class Participant:
             message_id: self._clock.was_at(missing.first_missing_at)
             for message_id, missing in self._incoming.missing.items()
         }
+
+    def waiting(self) -> list[WaitingMessage]:
+        """Received messages that wait for others, in the order of their arrival."""
+        return [
+            WaitingMessage(
+                each.message_id,
+                each.sender_id,
+                each.lamport,
+                tuple(sorted(each.unmet)),
+                self._clock.was_at(each.received_at),
+            )
+            for each in self._incoming.waiting.values()
+        ]
+
+    def repair_requests(self) -> dict[str, int]:
+        """`T_req` of each missing message: when to request it from others, in wall milliseconds (C-156)."""
+        return {key: self._clock.was_at(at) for key, at in self._repair.requests.times().items()}
+
+    def repair_responses(self) -> dict[str, int]:
+        """`T_resp` of each requested message: when to send it again, in wall milliseconds (C-157)."""
+        return {key: self._clock.was_at(at) for key, at in self._repair.responses.times().items()}
 
     def outgoing(self) -> dict[str, OutgoingState]:
         """Own messages that are not acknowledged, and the state of each."""

@@ -126,6 +126,10 @@ class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
     retrieval_hint: bytes | None
     received_at: int
     body: BodyRecord
+    author: str | None = None
+    sent_at: int | None = None
+    alone: bool = False
+    stored: bool = False
 
 
 class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
@@ -135,12 +139,15 @@ class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
     retrieval_hint: bytes | None
     sender_id: str | None
     first_missing_at: int
+    released: bool = False
+    told: bool = False
 
 
 class LostRecord(msgspec.Struct, frozen=True, tag="lost"):
-    """A message given up."""
+    """A message given up, or not wanted from the beginning."""
 
     message_id: str
+    unwanted: bool = False
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):

@@ -32,8 +32,12 @@ class SteadyClock:
         self.wall = now_ms
         return self.now
 
+    def step(self, by_ms: int) -> None:
+        """The wall clock was set, or the machine slept: that was no time at all, in either direction."""
+        self.wall += by_ms
+
     def was_at(self, moment: int) -> int:
-        """The wall time of a past moment, if the clock has been online since."""
+        """The wall time of a moment, past if the clock has been online since, or to come if it stays so."""
         return moment - self.now + self.wall
 
     def to_wall(self, at: float) -> float:
@@ -69,6 +73,10 @@ class Schedule(Generic[T]):
     def discard(self, message_id: str) -> bool:
         """Remove an item; True if it was there."""
         return self._items.pop(message_id, None) is not None
+
+    def times(self) -> dict[str, int]:
+        """When each item is due."""
+        return {message_id: at for message_id, (at, _) in self._items.items()}
 
     @property
     def next_at(self) -> float:

@@ -22,6 +22,7 @@ from strata.channels.segmentation.reassembly import (
 from strata.channels.segmentation.splitting import (
     PayloadTooLarge,
     SegmentationConfig,
+    message_contents,
     segment_counts,
     segment_message,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "SegmentationConfig",
     "decode_segment",
     "encode_segment",
+    "message_contents",
     "message_hash",
     "segment_counts",
     "segment_message",

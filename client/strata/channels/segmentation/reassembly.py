@@ -57,6 +57,7 @@ __all__ = [
     "Reassembled",
     "Reassembler",
     "ReassemblyStatistics",
+    "whole_payload",
 ]
 
 _REMEMBERED_MESSAGE_IDS = 4096
@@ -95,6 +96,7 @@ class Reassembled:
     payload: bytes
     message_hash: bytes
     request_id: str | None
+    """A payload that came without a segment has the id of its SDS message."""
     message_ids: tuple[str, ...]
     """The SDS messages that carried its segments, in the order of arrival."""
     data_segment_count: int
@@ -185,17 +187,23 @@ class Reassembler:
             self.statistics.dropped[DropReason.REPEATED] += 1
             return
         self._remember(message_id)
+        if self._options.segmentation == "off":
+            self._receive_raw(sender_id, message_id, content)
+            return
         try:
             segment = decode_segment(content)
         except InvalidSegment as error:
-            self.statistics.invalid[error.fault] += 1
+            if self._options.segmentation == "auto":
+                self._receive_raw(sender_id, message_id, content)
+            else:
+                self.statistics.invalid[error.fault] += 1
             return
         if len(segment.payload) > self._options.max_segment_bytes:
             self.statistics.dropped[DropReason.TOO_LARGE] += 1
         elif segment.is_parity and self._codec is None:
             self.statistics.dropped[DropReason.PARITY_UNUSED] += 1
         elif segment.data_segment_count == 1 and not segment.parity_segment_count:
-            self._receive_whole(sender_id, message_id, segment, now)
+            self._receive_whole(sender_id, message_id, segment, content, now)
         else:
             self._receive_part(sender_id, message_id, segment, content, now)
 
@@ -223,17 +231,43 @@ class Reassembler:
             else:
                 self._abandon(instance, AbandonReason.TIMEOUT)
 
+    def clock_stepped(self, by_ms: int) -> None:
+        """The times of later calls have jumped by so much: partial messages are kept as long as before."""
+        for instance in self._instances.values():
+            instance.touched_at += by_ms
+
     def purge(self) -> None:
         """Drop all instances without events: the channel is closed for good."""
         for instance in list(self._instances.values()):
             self._forget(instance)
 
-    def _receive_whole(self, sender_id: str, message_id: str, segment: Segment, now: int) -> None:
+    def _receive_raw(self, sender_id: str, message_id: str, content: bytes) -> None:
+        """Channels of other makes put the payload itself into their messages."""
+        if len(content) > self._options.max_segment_bytes:
+            self.statistics.dropped[DropReason.TOO_LARGE] += 1
+            return
+        self.statistics.reassembled += 1
+        self._events.append(
+            Reassembled(
+                sender_id=sender_id,
+                payload=content,
+                message_hash=message_hash(content),
+                request_id=message_id,
+                message_ids=(message_id,),
+                data_segment_count=1,
+            )
+        )
+
+    def _receive_whole(
+        self, sender_id: str, message_id: str, segment: Segment, content: bytes, now: int
+    ) -> None:
         """Nearly every message is one segment: it is never stored."""
         instance = Instance(0, sender_id, segment, now)
         instance.add(message_id, segment, now)
         if message_hash(segment.payload) == segment.entire_message_hash:
             self._report_whole(instance, segment.payload)
+        elif self._options.segmentation == "auto":
+            self._receive_raw(sender_id, message_id, content)  # it only looks like a segment
         else:
             self._report_abandoned(instance, AbandonReason.CORRUPT)
 
@@ -484,3 +518,21 @@ class Reassembler:
         self._seen[message_id] = None
         if len(self._seen) > _REMEMBERED_MESSAGE_IDS:
             self._seen.popitem(last=False)
+
+
+def whole_payload(
+    content: bytes, message_id: str, options: SegmentationConfig
+) -> tuple[bytes, str | None] | None:
+    """The payload, and the request id, in the content of a message of its own; None if there is none."""
+    raw = None if options.segmentation == "always" else (content, message_id)
+    if options.segmentation == "off":
+        return raw
+    try:
+        segment = decode_segment(content)
+    except InvalidSegment:
+        return raw
+    if segment.is_parity or segment.data_segment_count != 1:
+        return None
+    if message_hash(segment.payload) != segment.entire_message_hash:
+        return raw
+    return segment.payload, segment.request_id

@@ -7,17 +7,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
 
 from strata.channels.segmentation.messages import (
     MAX_REQUEST_ID_BYTES,
     MAX_SENT_SEGMENTS,
+    InvalidSegment,
     Segment,
+    decode_segment,
+    encode_segment,
     message_hash,
 )
 from strata.channels.segmentation.parity import ParityCodec, require_codec, shard_bytes
+from strata.channels.spelling import in_camel_case
 from strata.protocol.errors import StrataError
 
-__all__ = ["PayloadTooLarge", "SegmentationConfig", "segment_counts", "segment_message"]
+__all__ = [
+    "DEFAULT_SEGMENT_BYTES",
+    "PayloadTooLarge",
+    "SegmentationConfig",
+    "message_contents",
+    "segment_counts",
+    "segment_message",
+]
+
+DEFAULT_SEGMENT_BYTES = 102_400
+"""The segment size that nobody has chosen: a channel makes it smaller where the transport has less room."""
 
 
 class PayloadTooLarge(StrataError):
@@ -34,6 +50,7 @@ class PayloadTooLarge(StrataError):
         )
 
 
+@in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentationConfig:
     """How payloads are cut and reassembled. Only the segment size may need setting (C-218).
@@ -42,8 +59,13 @@ class SegmentationConfig:
     enabled and its library is missing (C-213).
     """
 
-    segment_size_bytes: int = 102_400
-    """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191)."""
+    segmentation: Literal["always", "auto", "off", "raw"] = "always"
+    """What is put into SDS messages. `always`: segments, and nothing else is received. `auto`: a payload that
+    fits one segment goes as it is, as channels of other makes send it, larger ones in segments; both are
+    received. `off`, or `raw`: every payload goes as it is, and what is received is the payload."""
+    segment_size_bytes: int = DEFAULT_SEGMENT_BYTES
+    """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191). A channel
+    makes the default fit its transport, and refuses another size that does not fit."""
     enable_reed_solomon: bool = False
     """Whether parity is sent. `strata.channels.segmentation.parity` says which programs understand it."""
     parity_rate: float = 0.125
@@ -74,6 +96,10 @@ class SegmentationConfig:
         ):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.segmentation == "raw":
+            object.__setattr__(self, "segmentation", "off")
+        if self.segmentation not in ("always", "auto", "off"):
+            raise ValueError("segmentation must be one of always, auto, off")
         if not 0 < self.parity_rate <= 1:
             raise ValueError("parity_rate must be above 0 and at most 1")
         if self.enable_reed_solomon:
@@ -82,6 +108,8 @@ class SegmentationConfig:
     @property
     def max_payload_bytes(self) -> int:
         """The longest payload that these options can send."""
+        if self.segmentation == "off":
+            return self.segment_size_bytes
         data = MAX_SENT_SEGMENTS
         while data + _parity_count(data, self) > MAX_SENT_SEGMENTS:
             data -= 1
@@ -93,10 +121,40 @@ def segment_counts(payload_bytes: int, options: SegmentationConfig) -> tuple[int
     if payload_bytes < 1:
         raise ValueError("an empty payload has no segments")  # A-115
     data = -(-payload_bytes // options.segment_size_bytes)
+    if options.segmentation == "off":
+        if data > 1:
+            raise PayloadTooLarge(payload_bytes, options.max_payload_bytes)
+        return 1, 0
     parity = _parity_count(data, options)
     if data + parity > MAX_SENT_SEGMENTS:  # C-196
         raise PayloadTooLarge(payload_bytes, options.max_payload_bytes)
     return data, parity
+
+
+def message_contents(
+    payload: bytes, options: SegmentationConfig, *, request_id: str | None = None
+) -> tuple[bytes, Iterator[bytes]]:
+    """The hash of a payload, and the contents of the SDS messages that carry it.
+
+    With `segmentation="auto"` a payload that could be taken for a segment goes in a segment. Raises as
+    `segment_message` does.
+    """
+    fits = len(payload) <= options.segment_size_bytes
+    if options.segmentation == "off" or (options.segmentation == "auto" and fits and _is_unlike(payload)):
+        segment_counts(len(payload), options)
+        return message_hash(payload), iter((payload,))
+    segments = segment_message(payload, options, request_id=request_id)
+    first = next(segments)
+    return first.entire_message_hash, map(encode_segment, chain((first,), segments))
+
+
+def _is_unlike(payload: bytes) -> bool:
+    """Whether no receiver takes these bytes for a segment."""
+    try:
+        decode_segment(payload)
+    except InvalidSegment:
+        return True
+    return False
 
 
 def segment_message(

@@ -20,12 +20,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from strata.protocol import ids
 from strata.protocol.documents import DidDocument
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet, observed_at
 
 __all__ = ["Anchors", "KeyRing"]
+
+_EVER = 2**53
+"""By then everything that is pending has taken effect."""
 
 Event = tuple[Packet, int]
 """An identity packet and the second in which the relay received it."""
@@ -124,6 +128,28 @@ class KeyRing:
         """Whether the relay has told everything it had about this author's keys, and said so."""
         author = self._authors.get(did)
         return author is not None and author.is_whole
+
+    def vouches(self, packet: Packet, known_since: float) -> bool | None:
+        """Whether its author's keys of the time signed a packet that came inside another one.
+
+        None says that the relay has to be asked first: it was not, or only before `known_since`. Nobody
+        knows when a relay received the packet, so its own timestamp counts, give or take the clock skew. A
+        key that was ever revoked does not count: whoever has stolen it can date back.
+        """
+        verdict: bool | None = False
+        for at in (packet.timestamp, packet.timestamp + self._anchors.rules.clock_skew_seconds):
+            try:
+                verdict = True if self.verify(packet, at, known_since) else None
+                break
+            except InvalidPacket:
+                continue
+        chain = self.chain(packet.author_id)
+        if verdict is not True or chain is None:
+            return verdict
+        revoked = (key for key in chain.keys(_EVER) if key.revoked_at is not None)
+        return not any(
+            ids.verify(key.public_key, packet.signed_bytes, packet.signature_bytes) for key in revoked
+        )
 
     def verify(self, packet: Packet, received_at: int, arrived_at: float) -> bool:
         """Check signature, key window and expiry of a packet that the relay received at `received_at`.

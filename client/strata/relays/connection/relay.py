@@ -40,6 +40,9 @@ from strata.relays.connection.values import (
 
 __all__ = ["PacketRelay"]
 
+_KEYS_FRESH_SECONDS = 60.0
+"""A stranger's packets make a relay answer about one author's keys this often at most."""
+
 
 class PacketRelay:
     """One relay, kept connected until `close`: packets alone. Belongs to one event loop.
@@ -361,6 +364,25 @@ class PacketRelay:
         return self._driver.relay_id
 
     # Authors' keys.
+
+    async def _is_genuine(self, packet: Packet) -> bool:
+        """Whether its author signed a packet that came inside another one, by the keys of its own time.
+
+        The relay is asked for the author's keys if it was not within the last minute. With `resolve_keys`
+        off the key in the author's DID counts alone. Raises what a subscription raises, `RequestTimeout`.
+        """
+        if self._ring is None:
+            try:
+                packet.verify()
+            except InvalidPacket:
+                return False
+            return True
+        now = self._driver.loop.time()
+        genuine = self._ring.vouches(packet, now - _KEYS_FRESH_SECONDS)
+        if genuine is None:
+            await self._keys.fetch(packet.author_id, (), since=now - _KEYS_FRESH_SECONDS)
+            genuine = self._ring.vouches(packet, now - _KEYS_FRESH_SECONDS)
+        return genuine is True
 
     def _inspector(self, query: Query) -> Inspector:
         return Inspector(query, self._options, self._driver.statistics, self._ring)

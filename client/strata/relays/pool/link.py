@@ -61,6 +61,8 @@ class PoolRelay(Protocol):
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]: ...
 
+    async def _is_genuine(self, packet: Packet) -> bool: ...
+
 
 MakeRelay = Callable[[str, Callable[[], None]], PoolRelay]
 """Makes the relay at a URL, not yet open. The relay calls the function given when `is_connected` changes."""

@@ -313,6 +313,25 @@ class PacketPool:
         if wanted and not answered:
             raise failure or ConnectionFailed("none of the pool's relays is connected")
 
+    async def _is_genuine(self, packet: Packet) -> bool:
+        """Whether its author signed a packet that came inside another one: see `PacketRelay._is_genuine`.
+
+        One connected relay is asked after another, until one knows keys that say so. If none could answer,
+        raises what the last one raised; `ConnectionFailed` if no relay is connected; and `Closed`.
+        """
+        self._check_open()
+        answered, failure = False, None
+        for relay in self._connections():
+            try:
+                if await relay._is_genuine(packet):
+                    return True
+                answered = True
+            except (StrataError, OSError) as error:
+                failure = error
+        if not answered:
+            raise failure or ConnectionFailed("none of the pool's relays is connected")
+        return False
+
     # Looking.
 
     @property

@@ -414,6 +414,14 @@ def join_channel(
         ),
     ] = 60.0,
     listen: Annotated[bool, typer.Option("--listen", help="Read no input, and print until Ctrl-C.")] = False,
+    join: Annotated[
+        str,
+        typer.Option(
+            "--join",
+            metavar="history|now",
+            help="Where to begin when you are new: with all that was said, or now.",
+        ),
+    ] = "history",
     authenticate: AuthenticateOption = "when_needed",
     pins: PinsOption = None,
     yes: YesOption = False,
@@ -439,6 +447,7 @@ def join_channel(
             keys=tuple(path.expanduser() for path in key or ()),
             timeout=timeout,
             listen=listen,
+            join=join,
             authenticate=authenticate,
             pins=pins,
             yes=yes,

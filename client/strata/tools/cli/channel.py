@@ -10,15 +10,17 @@ import asyncio
 import base64
 import binascii
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
 import typer
 
+from strata.channels.closing import close_after
 from strata.channels.connecting import Pool, Relay, connect_pool
 from strata.channels.encryption import GroupKey, GroupKeyEncryption, GroupKeyError
 from strata.channels.messaging.node import check_content_topic
@@ -32,7 +34,9 @@ from strata.channels.persistence.interface import (
 )
 from strata.channels.reliable import (
     CHANNEL_EVENTS,
+    CHANNEL_STATUS_EVENTS,
     MessageReceived,
+    NotSent,
     ReliableChannel,
     ReliableMessageReceived,
     SegmentDoesNotFit,
@@ -62,8 +66,12 @@ _ACKNOWLEDGE_GRACE = 3.5
 """By then the channel has told others that their last message is here: half its acknowledgement timeout, and
 the way to the relay."""
 _LOOK_INTERVAL = 1.0
+_LEAVE_TIMEOUT = 10.0
+"""How long a chat that is interrupted waits for the relay to take what was typed."""
 _OTHER_EVENTS = tuple(
-    name for name in CHANNEL_EVENTS if name not in (MessageReceived.name, ReliableMessageReceived.name)
+    name
+    for name in (*CHANNEL_EVENTS, *CHANNEL_STATUS_EVENTS)
+    if name not in (MessageReceived.name, ReliableMessageReceived.name)
 )
 
 
@@ -84,6 +92,7 @@ class ChatRequest:
     pins: Path | None
     yes: bool
     as_json: bool
+    join: str = "history"
 
 
 def channel(request: ChatRequest) -> None:
@@ -95,6 +104,8 @@ def channel(request: ChatRequest) -> None:
         check_content_topic(request.topic)
     except ValueError as error:
         output.fail(str(error), code=_USAGE)
+    if request.join not in ("history", "now"):
+        output.fail("--join: choose history or now", code=_USAGE)
     hook = _hook(request)
     try:
         identity = load_identity(request.identity)
@@ -204,6 +215,7 @@ class _Chat:
         self._unreadable = 0
         self._unread = 0
         self._online = True
+        self._leave_seconds = min(request.timeout, _LEAVE_TIMEOUT)
 
     async def run(self) -> int:
         """Connect, talk, and wait until everything has arrived. Returns the exit code."""
@@ -214,7 +226,7 @@ class _Chat:
                 if request.store is not None:
                     store = await stack.enter_async_context(await _open_store(request.store))
                 relays, opening = await self._connect(stack)
-                room = await stack.enter_async_context(_Opened(self._make(relays, store)))
+                room = await stack.enter_async_context(_Opened(self._make(relays, store), self._leave))
                 async with self._view(room) as view:
                     self._resume(room, view)
                     await self._talk(room, view, relays, opening)
@@ -263,8 +275,9 @@ class _Chat:
                 sender_id=self._request.sender,
                 encryption=self._hook,
                 persistence=store,
+                join="now" if self._request.join == "now" else "history",
                 # A message that the terminal has not shown when the program dies is shown at the next start.
-                hand_over="again",
+                hand_over="at_least_once",
                 auto_start=False,
                 **options,
             )
@@ -313,6 +326,7 @@ class _Chat:
                     number += 1
                     await self._say(room, view, number, line)
                 view.ended()
+                self._leave_seconds = 0.0  # whatever ends the wait that begins here, there is no second one
                 await self._settle()
                 for task in background:
                     task.cancel()
@@ -395,6 +409,22 @@ class _Chat:
         self._changed.clear()
         await self._changed.wait()
 
+    async def _leave(self, room: ReliableChannel) -> None:
+        """Close the channel, and keep the states of own messages up to date until it is closed."""
+        for name in _OTHER_EVENTS:
+            room.message_events.on(name, self._note_late)
+        if self._leave_seconds and room.health.error is None and not room.sync_status().is_synced:
+            output.note("sending what was typed; Ctrl-C ends at once")
+        try:
+            await room.close(timeout=self._leave_seconds)
+        except NotSent:
+            pass  # the sum says it, by the states of the messages
+
+    def _note_late(self, event: Any) -> None:
+        own = self._outbox.find(event)
+        if own is not None:
+            own.apply(event)
+
     def _sum_up(self) -> None:
         left = self._outbox.undelivered
         if not left:
@@ -413,8 +443,11 @@ class _Chat:
 class _Opened:
     """A channel whose segments are small enough for the relay; closed on exit."""
 
-    def __init__(self, make: Callable[..., ReliableChannel]) -> None:
+    def __init__(
+        self, make: Callable[..., ReliableChannel], leave: Callable[[ReliableChannel], Awaitable[None]]
+    ) -> None:
         self._make = make
+        self._leave = leave
 
     async def __aenter__(self) -> ReliableChannel:
         self._room = self._make()
@@ -426,8 +459,13 @@ class _Opened:
             self._room = self._make(segment_size_bytes=error.largest)
             return await self._room.open()
 
-    async def __aexit__(self, *_exception: object) -> None:
-        await self._room.close()
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await close_after(exc, self._leave(self._room))
 
 
 async def _open_store(path: Path) -> SqlitePersistence:

@@ -20,9 +20,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from strata.channels.reliable.events import ChannelEvent, IrretrievableMessage, MessageReceived
+from strata.channels.reliable.events import ChannelEvent, MessageReceived
 from strata.tools.cli import output
-from strata.tools.cli.chatview import sender_of, text_of
+from strata.tools.cli.chatview import author_of, sent_at, text_of, trouble_of
 from strata.tools.cli.lineeditor import LineEditor
 from strata.tools.cli.outbox import OwnMessage, Stage
 
@@ -126,8 +126,8 @@ class ChatScreen:
     def received(self, message: MessageReceived) -> None:
         """Add a line; each sender has a colour."""
         colour = _COLOURS[zlib.crc32(message.sender_id.encode()) % len(_COLOURS)]
-        said = (sender_of(message.sender_id), f"bold {colour}")
-        self._add(_Entry(self._line(said, text_of(message.payload), message.timestamp / 1000)))
+        said = (author_of(message), f"bold {colour}")
+        self._add(_Entry(self._line(said, text_of(message.payload), sent_at(message))))
 
     def own(self, message: OwnMessage) -> None:
         """Add a line for a message, or change the state in its line."""
@@ -142,10 +142,9 @@ class ChatScreen:
             self._add(_Entry(self._line(("me", "bold green"), output.harmless(message.text)), message))
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Report a lost message; states show everything else."""
-        if isinstance(event, IrretrievableMessage):
-            who = sender_of(event.sender_id) if event.sender_id else "somebody"
-            self.note(f"a message of {who} could not be had from anybody")
+        """Report a lost message, or another program under one's own name; states show everything else."""
+        if (trouble := trouble_of(event)) is not None:
+            self.note(trouble)
 
     def note(self, text: str) -> None:
         """Add a line by the program."""

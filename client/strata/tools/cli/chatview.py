@@ -7,7 +7,12 @@ import dataclasses
 from datetime import UTC, datetime
 from typing import Protocol, Self
 
-from strata.channels.reliable.events import ChannelEvent, IrretrievableMessage, MessageReceived
+from strata.channels.reliable.events import (
+    ChannelEvent,
+    IrretrievableMessage,
+    MessageReceived,
+    SenderIdConflict,
+)
 from strata.tools.cli import output
 from strata.tools.cli.outbox import OwnMessage
 
@@ -60,6 +65,32 @@ def sender_of(sender_id: str) -> str:
     return name if len(name) <= 24 else f"…{name[-8:]}"
 
 
+def author_of(message: MessageReceived) -> str:
+    """Who has sent a message, on one line: the sender's name, and the end of the DID that signed it."""
+    did, _, device = message.sender_id.partition("#")
+    if message.author is None or message.author == message.sender_id:
+        return sender_of(message.sender_id)
+    if did == message.author:
+        return f"{sender_of(did)}#{sender_of(device)}"
+    return f"{sender_of(message.sender_id)} ({sender_of(message.author)})"
+
+
+def sent_at(message: MessageReceived) -> float:
+    """When a message was sent, in Unix seconds; where nobody knows that, when it came."""
+    return (message.timestamp if message.sent_at is None else message.sent_at) / 1000
+
+
+def trouble_of(event: ChannelEvent) -> str | None:
+    """What a user should know of an event beyond the states of messages."""
+    match event:
+        case IrretrievableMessage():
+            who = sender_of(event.sender_id) if event.sender_id else "somebody"
+            return f"a message of {who} could not be had from anybody"
+        case SenderIdConflict():
+            return event.reason
+    return None
+
+
 def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str, object]:
     """An event for programs. A payload is `text`, or `base64` if it is not UTF-8; hashes are 0x and hex."""
     record: dict[str, object] = {"event": event.name}
@@ -76,6 +107,8 @@ def event_record(event: ChannelEvent, own: OwnMessage | None = None) -> dict[str
             record[field.name] = f"0x{value.hex()}"
         else:
             record[field.name] = value
+    if isinstance(event, MessageReceived):
+        record |= {"device": event.device, "order": event.order}
     return record
 
 
@@ -100,11 +133,9 @@ class PlainLines(_Lines):
     """A line for each received message and for each new state of an own message."""
 
     def received(self, message: MessageReceived) -> None:
-        """Print the time of arrival, the sender and the text."""
-        at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
-        output.write_line(
-            f"{at:%Y-%m-%d %H:%M:%SZ}  {sender_of(message.sender_id)}  {text_of(message.payload)}"
-        )
+        """Print when it was sent, by whom, and the text."""
+        at = datetime.fromtimestamp(sent_at(message), UTC)
+        output.write_line(f"{at:%Y-%m-%d %H:%M:%SZ}  {author_of(message)}  {text_of(message.payload)}")
 
     def own(self, message: OwnMessage) -> None:
         """Print the time, the number of the input line, the state and the message."""
@@ -113,10 +144,9 @@ class PlainLines(_Lines):
         output.write_line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}  {output.harmless(said)}")
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Report a lost message; states show everything else."""
-        if isinstance(event, IrretrievableMessage):
-            who = sender_of(event.sender_id) if event.sender_id else "somebody"
-            self.note(f"warning: a message of {who} could not be had from anybody")
+        """Report a lost message, or another program under one's own name; states show everything else."""
+        if (trouble := trouble_of(event)) is not None:
+            self.note(f"warning: {trouble}")
 
 
 class JsonLines(_Lines):

@@ -1,9 +1,14 @@
-"""`python -m strata.tools.sim`: thousands of runs in which everything goes wrong, and what they proved.
+"""`python -m strata.tools.sim`: thousands of worlds in which things go wrong, and what they proved.
 
-    python -m strata.tools.sim --seeds 2000            # runs 0 … 1999, with a progress bar on a terminal
-    python -m strata.tools.sim --first 1996 --seeds 1  # one run again
+    python -m strata.tools.sim --worlds 20000                  # of every kind, with a progress bar
+    python -m strata.tools.sim --worlds 1 --first 1996         # one world again
+    python -m strata.tools.sim --worlds 50 --kind absence --gap 100000
+    python -m strata.tools.sim --seeds 2000                    # the wild ones alone, as seeds 0 … 1999
+    python -m strata.tools.sim --curve                         # what people and gaps cost
+    python -m strata.tools.sim --planted                       # whether each planted fault is found
 
-Exit code 1: a run broke the promise; the program prints its seed and the problems.
+Exit code 1: a run broke the promise, or a planted fault was not found. The program prints the seed of each
+such run and the problems.
 """
 
 from __future__ import annotations
@@ -14,32 +19,57 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from strata.tools.sim.chaos import run_chaos
 from strata.tools.sim.checking import SimulationFailed
+from strata.tools.sim.curve import ByGap, ByPeople, measure, rows
+from strata.tools.sim.planted import FAULTS, FaultFound, find
 from strata.tools.sim.simulation import Report
+from strata.tools.sim.worlds import KINDS, WILD, WorldSize, run_world
 
-__all__ = ["main", "run_seeds"]
+__all__ = ["main", "run_seeds", "run_worlds"]
 
 _CHUNK = 10
 # A run makes much garbage and keeps little: rare collections save a tenth of its time.
 _GC_THRESHOLDS = (50_000, 20, 20)
 
+A = TypeVar("A")
+R = TypeVar("R")
+
 
 def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
-    """These runs, one after another: what they did, and what went wrong."""
+    """The wild worlds of these seeds, one after another: what they did, and what went wrong."""
+    return _run(first, count, run_chaos)
+
+
+def run_worlds(
+    first: int, count: int, kinds: Sequence[str] = (), size: WorldSize | None = None, strict: bool = False
+) -> tuple[Report, list[str]]:
+    """These worlds of the mix, or of the kinds that are named in turn, one after another."""
+
+    def run(seed: int) -> Report:
+        kind = kinds[seed % len(kinds)] if kinds else None
+        return run_world(seed, kind, size=size, strict=strict)
+
+    return _run(first, count, run)
+
+
+def _run(first: int, count: int, run: Callable[[int], Report]) -> tuple[Report, list[str]]:
     # Simulated disks fail and relays vanish: the log of the library holds no news here.
     logging.getLogger("strata").setLevel(logging.CRITICAL)
     total, problems = Report(), []
     for seed in range(first, first + count):
         try:
-            total.add(run_chaos(seed))
+            total.add(run(seed))
         except SimulationFailed as failure:
             problems.append(str(failure))
         except Exception as error:
@@ -47,20 +77,56 @@ def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
     return total, problems
 
 
-def _run_all(first: int, count: int, jobs: int) -> Iterator[tuple[int, Report, list[str]]]:
-    chunks = [(start, min(_CHUNK, first + count - start)) for start in range(first, first + count, _CHUNK)]
+def _map(work: Callable[[A], R], tasks: Iterable[A], jobs: int) -> Iterator[R]:
     with ProcessPoolExecutor(jobs, initializer=gc.set_threshold, initargs=_GC_THRESHOLDS) as pool:
-        yield from (
-            (size, *result)
-            for (_, size), result in zip(chunks, pool.map(run_seeds, *zip(*chunks, strict=True)), strict=True)
-        )
+        yield from pool.map(work, list(tasks))
+
+
+def _progress() -> Progress:
+    return Progress(console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def main() -> int:
     """Run the command."""
+    arguments = _arguments()
+    if arguments.curve:
+        return _curve(arguments)
+    if arguments.planted:
+        return _planted(arguments)
+    return _worlds(arguments)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="strata.tools.sim", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2_000, help="how many runs (default 2000)")
+    parser.add_argument("--worlds", type=int, help="how many worlds of the mix, or of the kinds")
+    parser.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        choices=[*KINDS, WILD, "all"],
+        help="worlds of this kind alone; may be given several times; 'all' is each in turn",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="hold worlds to everything that is wanted of a channel, also where it is known to fall short",
+    )
+    parser.add_argument("--seeds", type=int, default=2_000, help="how many wild runs (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument(
+        "--gap",
+        type=int,
+        help="the most messages that somebody misses (default 400; for --curve 1000), up to 100000",
+    )
+    parser.add_argument(
+        "--people",
+        type=int,
+        help="the most participants of a crowd (default 36; for --curve 30), up to 1000",
+    )
+    parser.add_argument("--curve", action="store_true", help="measure traffic and catch-up by size")
+    parser.add_argument(
+        "--planted", action="store_true", help="break the channel on purpose, and look whether it is found"
+    )
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
     )
@@ -68,19 +134,53 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.seeds < 1 or arguments.jobs < 1 or arguments.first < 0:
         parser.error("--seeds and --jobs must be at least 1, --first at least 0")
+    if arguments.worlds is not None and arguments.worlds < 1:
+        parser.error("--worlds must be at least 1")
+    for name, least, most in (("gap", 2, 100_000), ("people", 2, 1_000)):
+        value = getattr(arguments, name)
+        if value is not None and not least <= value <= most:
+            parser.error(f"--{name} must be between {least} and {most}")
+    if arguments.kind and arguments.worlds is None:
+        parser.error("--kind needs --worlds, the number of worlds")
+    return arguments
+
+
+def _worlds(arguments: argparse.Namespace) -> int:
     began_at = time.monotonic()
+    count = arguments.worlds if arguments.worlds is not None else arguments.seeds
+    if arguments.worlds is None:
+        run = run_seeds
+    else:
+        default = WorldSize()
+        size = WorldSize(arguments.gap or default.gap, arguments.people or default.people)
+        kinds = [*KINDS, WILD] if "all" in arguments.kind else arguments.kind
+        run = partial(run_worlds, kinds=tuple(kinds), size=size, strict=arguments.strict)
+    # A world of a kind may be large: those are handed out one by one.
+    most = 1 if arguments.kind else _CHUNK
+    end = arguments.first + count
+    chunks = [(start, min(most, end - start)) for start in range(arguments.first, end, most)]
     total, problems = Report(), []
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("runs", total=arguments.seeds)
-        for size, report, failures in _run_all(arguments.first, arguments.seeds, arguments.jobs):
+    with _progress() as progress:
+        bar = progress.add_task("worlds", total=count)
+        for (_, size_of_chunk), (report, failures) in zip(
+            chunks, _map(partial(_chunk, run), chunks, arguments.jobs), strict=True
+        ):
             total.add(report)
             problems += failures
-            progress.advance(bar, size)
+            progress.advance(bar, size_of_chunk)
     if arguments.json:
-        print(msgspec.json.encode({**msgspec.to_builtins(total), "problems": problems}).decode())
+        report_json = msgspec.to_builtins(total)
+        report_json.pop("idles")
+        print(msgspec.json.encode({**report_json, "problems": problems}).decode())
     else:
         print(_text(total, problems, time.monotonic() - began_at))
     return 1 if problems else 0
+
+
+def _chunk(
+    run: Callable[[int, int], tuple[Report, list[str]]], chunk: tuple[int, int]
+) -> tuple[Report, list[str]]:
+    return run(*chunk)
 
 
 def _text(total: Report, problems: list[str], seconds: float) -> str:
@@ -90,15 +190,84 @@ def _text(total: Report, problems: list[str], seconds: float) -> str:
     lines = [
         f"{total.runs} runs passed, {len(problems)} failed, in {seconds:.0f} s "
         f"for {total.virtual_seconds / 3600:.0f} hours of virtual time",
+        "worlds: " + ", ".join(f"{count} {name}" for name, count in total.worlds.most_common()),
         f"{checks.messages} messages checked, {checks.deliveries} deliveries, {checks.logs} logs compared, "
         f"{checks.order_pairs} pairs in causal order",
+        f"{checks.acknowledgements} acknowledgements compared with the disk, "
         f"{checks.delivered_events} times told delivered, {checks.delivery_errors} times told not, "
-        f"{checks.unobtainable} lost with the disks of all who had them",
+        f"{checks.unobtainable} lost with the disks of all who had them, {checks.told_missing} told missing",
+        f"{checks.sync_claims} claims to be synced compared, {checks.weighed} states weighed (most "
+        f"{total.most_entries} items), {checks.idle_minutes:.0f} quiet minutes",
         f"all agreed after the last fault within {settled[len(settled) // 2]:.0f} s (median), "
         f"{settled[-1 - len(settled) // 20]:.0f} s (p95), {settled[-1]:.0f} s (most)",
+        "traffic: "
+        + ", ".join(f"{total.traffic[kind]} {kind}" for kind in ("content", "again", "sync", "repair"))
+        + f", {total.messages_read} read from stores",
         "faults: " + ", ".join(faults),
     ]
     return "\n".join(lines + problems)
+
+
+def _curve(arguments: argparse.Namespace) -> int:
+    wanted = list(rows(arguments.people or 30, arguments.gap or 1_000))
+    measured: list[ByPeople | ByGap] = []
+    with _progress() as progress:
+        bar = progress.add_task("curve", total=len(wanted))
+        for row in _map(measure, wanted, arguments.jobs):
+            measured.append(row)
+            progress.advance(bar)
+    tables: dict[type[Any], list[Any]] = {ByPeople: [], ByGap: []}
+    for row in measured:
+        tables[type(row)].append(row)
+    if arguments.json:
+        named = {"by_people": tables[ByPeople], "by_gap": tables[ByGap]}
+        print(msgspec.json.encode(named).decode())
+        return 0
+    console = Console(width=140)
+    for kind, found in tables.items():
+        columns = kind.__dataclass_fields__
+        table = Table(title=kind.__doc__, title_justify="left")
+        for column in columns:
+            table.add_column(column.replace("_", " "), justify="right")
+        for row in found:
+            table.add_row(*[_cell(getattr(row, column)) for column in columns])
+        console.print(table)
+    return 0
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "never" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _planted(arguments: argparse.Namespace) -> int:
+    results: list[FaultFound] = []
+    with _progress() as progress:
+        bar = progress.add_task("planted faults", total=len(FAULTS))
+        for found in _map(find, list(FAULTS), arguments.jobs):
+            results.append(found)
+            progress.advance(bar)
+    missed = [each.fault for each in results if each.seed is None and not each.waits_for]
+    if arguments.json:
+        print(msgspec.json.encode({"planted": results, "problems": missed}).decode())
+    else:
+        for each in results:
+            print(f"{each.fault:28} {_verdict(each)}")
+        waiting = sum(bool(each.waits_for) for each in results)
+        print(
+            f"{len(results) - len(missed) - waiting} of {len(results)} planted faults found, "
+            f"{waiting} wait for worlds that no channel survives"
+        )
+    return 1 if missed else 0
+
+
+def _verdict(found: FaultFound) -> str:
+    if found.waits_for:
+        return f"waits for {found.waits_for}: no channel survives those worlds yet"
+    if found.seed is None:
+        return f"NOT FOUND in {found.worlds} worlds"
+    return f"world {found.seed} of {found.kind}: {found.problem}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from strata.tools.sim.network import SimRelay
 from strata.tools.sim.participant import SimParticipant
 from strata.tools.sim.simulation import Report, Simulation, simulate
 
-__all__ = ["HARSH", "Chaos", "run_chaos"]
+__all__ = ["HARSH", "SMALL", "Chaos", "run_chaos"]
 
 HARSH = Faults(
     loss=0.3,
@@ -29,13 +29,13 @@ HARSH = Faults(
 )
 """30 % loss on every passage, wide reordering, crashes of relays and participants, cuts, clocks that jump."""
 
-_OPTIONS: Mapping[str, object] = {
-    # Small, so that a run takes milliseconds; the promise does not depend on it.
+SMALL: Mapping[str, object] = {
     "bloom_filter_size": 500,
     "segment_size_bytes": 256,
     "repair_t_min_ms": 10_000,
     "repair_t_max_ms": 40_000,
 }
+"""Settings that let a run take milliseconds; the promise does not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,10 @@ def run_chaos(
         participants=rng.randint(2, 5),
         relays=rng.randint(1, 3),
         options={
-            **_OPTIONS,
+            **SMALL,
             "hand_over": rng.choice(("once", "again")),
             "reassembly_timeout_ms": rng.choice((10_000, 600_000)),
             **(options or {}),
         },
+        world="wild",
     )

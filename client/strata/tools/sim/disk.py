@@ -17,14 +17,30 @@ from strata.channels.persistence.interface import (
 from strata.channels.persistence.memory import MemoryPersistence
 from strata.tools.sim.faults import FaultCounts, Faults
 
-__all__ = ["Disk", "SimStore"]
+__all__ = ["Disk", "DiskContent", "SimStore"]
+
+
+_MESSAGE_KINDS = ("sds.log", "sds.known", "sds.waiting", "sds.outgoing")
+"""The kinds of records whose keys are the ids of messages that are here."""
+
+
+class DiskContent(MemoryPersistence):
+    """Records in memory, which can be looked through at once."""
+
+    def holds(self, message_id: str) -> bool:
+        """Whether an SDS message is written."""
+        return any(
+            message_id in state.records.get(kind, ())
+            for state in self._states.values()
+            for kind in _MESSAGE_KINDS
+        )
 
 
 class Disk:
     """What is written: it survives the process, unless it is lost."""
 
     def __init__(self) -> None:
-        self.content = MemoryPersistence()
+        self.content = DiskContent()
         self.writes = 0
 
 

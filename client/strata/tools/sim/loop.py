@@ -2,6 +2,9 @@
 
 There is no I/O and no waiting. When every task waits for a timer, time jumps to the earliest one; when every
 task waits and there is none, that is a deadlock, and it is reported as one.
+
+A `Process` can be killed, and it can sleep as a laptop does: while it sleeps nothing of it runs and its clock
+stands still, so the time of each process is the loop's less what that process has slept.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from strata.protocol.errors import StrataError
 
-__all__ = ["Deadlock", "Process", "VirtualLoop", "run_virtually"]
+__all__ = ["Deadlock", "Process", "VirtualLoop", "run_virtually", "virtual_time"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -34,7 +37,7 @@ class Process:
     """A set of tasks that can be killed: whatever is started within it belongs to it, however deep.
 
     Killing cancels all of them at once. They get no chance to finish anything that takes time, for what they
-    start then is cancelled too.
+    start then is cancelled too. A process that is asleep runs nothing until it is awake, or killed.
     """
 
     _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -42,6 +45,11 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.killed = False
+        self.asleep = False
+        self.slept = 0.0
+        """Virtual seconds that it has slept, until it last awoke."""
+        self._fell_asleep_at = 0.0
+        self._set_aside: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._many = _FEW_TASKS
 
@@ -54,8 +62,32 @@ class Process:
     def kill(self) -> None:
         """End it, at this instant. Idempotent."""
         self.killed = True
+        self.wake_up()  # or its tasks would never hear that they are cancelled
         for task in self._tasks.copy():
             task.cancel()
+
+    def fall_asleep(self) -> None:
+        """Stop its clock, and with it all that it does. Idempotent."""
+        loop = _virtual_loop()
+        if not self.asleep and not self.killed:
+            self.asleep = True
+            self._fell_asleep_at = loop.now
+            loop.sleepers += 1
+
+    def wake_up(self) -> None:
+        """Go on where it fell asleep: what was ready runs, and each timer has as long to go as it had."""
+        if not self.asleep:
+            return
+        loop = _virtual_loop()
+        self.asleep = False
+        self.slept += loop.now - self._fell_asleep_at
+        loop.sleepers -= 1
+        handles, self._set_aside = self._set_aside, []
+        loop.resume(handles)
+
+    def set_aside(self, handle: asyncio.Handle) -> None:
+        """Something to do when it is awake."""
+        self._set_aside.append(handle)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """A task of this process."""
@@ -71,6 +103,11 @@ class Process:
         """The process of the code that runs."""
         return cls._current.get()
 
+    @classmethod
+    def of(cls, handle: asyncio.Handle) -> Process | None:
+        """The process of a callback that will run."""
+        return handle._context.get(cls._current)  # type: ignore[attr-defined, no-any-return]
+
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop; `now` is its clock, in seconds. Timers of one moment run in the order of their setting."""
@@ -80,14 +117,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.sleepers = 0
+        """Processes that are asleep."""
+        self._anybody_slept = False
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_set = 0
         super().__init__()
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self.now
+        """Virtual seconds since the loop was made, less those that the present process has slept."""
+        return self.now - self._slept(None)
+
+    def _slept(self, context: Context | None) -> float:
+        if not self._anybody_slept:
+            return 0.0
+        process = Process.current() if context is None else context.get(Process._current)
+        return 0.0 if process is None else process.slept
 
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -104,10 +150,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As every loop has it."""
+        """As every loop has it; `when` is a time of the process that the callback belongs to."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._timers_set += 1
-        heapq.heappush(self._timers, (when, self._timers_set, timer))
+        self._set_timer(when + self._slept(context), timer)
         return timer
 
     def call_later(
@@ -118,7 +163,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """As every loop has it."""
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        return self.call_at(self.now - self._slept(context) + delay, callback, *args, context=context)
+
+    def _set_timer(self, at: float, timer: asyncio.TimerHandle) -> None:
+        self._timers_set += 1
+        heapq.heappush(self._timers, (at, self._timers_set, timer))
+
+    def resume(self, handles: list[asyncio.Handle]) -> None:
+        """A process is awake again: what was set aside while it slept comes to its turn."""
+        self._anybody_slept = True
+        for handle in handles:
+            if isinstance(handle, asyncio.TimerHandle):
+                self._set_timer(handle.when() + self._slept(handle._context), handle)  # type: ignore[attr-defined]
+            else:
+                self._ready.append(handle)
 
     def _run_once(self) -> None:
         """Run what is ready; with nothing ready, go to the next timer. The base class calls this for ever."""
@@ -131,11 +189,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.now = max(self.now, timers[0][0])
         due = self.now + _RESOLUTION
         while timers and timers[0][0] < due:
-            ready.append(heapq.heappop(timers)[2])
+            timer = heapq.heappop(timers)[2]
+            if self._is_due(timer, due):
+                ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if handle.cancelled():
+                continue
+            if self.sleepers and (process := Process.of(handle)) is not None and process.asleep:
+                process.set_aside(handle)
+            else:
                 handle._run()
+
+    def _is_due(self, timer: asyncio.TimerHandle, due: float) -> bool:
+        """Whether a timer is due by its process's clock; if that process has slept since, it is set anew."""
+        if not self._anybody_slept:
+            return True
+        at = timer.when() + self._slept(timer._context)  # type: ignore[attr-defined]
+        if at >= due:
+            self._set_timer(at, timer)
+        return at < due
 
     @staticmethod
     def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -144,6 +217,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if process is not None:
             process.adopt(task)
         return task
+
+
+def virtual_time() -> float:
+    """Virtual seconds, the same for every process."""
+    return _virtual_loop().now
+
+
+def _virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
 
 def run_virtually(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

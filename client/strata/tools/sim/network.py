@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from strata.channels.messaging.values import NodeMessageReceived
 from strata.tools.sim.faults import FaultCounts, Faults
+from strata.tools.sim.loop import VirtualLoop
 
-__all__ = ["SimNetwork", "SimRelay", "Subscriber"]
+__all__ = ["EPOCH", "SimNetwork", "SimRelay", "Subscriber"]
 
 
 class Subscriber(Protocol):
@@ -26,6 +29,12 @@ class Subscriber(Protocol):
     def reach_changed(self) -> None: ...
 
 
+EPOCH = 1_760_000_000
+"""The wall time, in Unix seconds, at which every simulation begins."""
+_PAGE_MESSAGES = 20
+_EPHEMERAL_SECONDS = 60
+
+
 class SimRelay:
     """A relay, with its stored messages in the order of arrival."""
 
@@ -34,20 +43,56 @@ class SimRelay:
         self.up = True
         self.stored: dict[bytes, NodeMessageReceived] = {}
         self.stored_at: dict[bytes, float] = {}
+        self.retention: float = math.inf
+        """For how many virtual seconds it serves a message."""
+
+    def keep(self, event: NodeMessageReceived, at: float) -> None:
+        """Store a message that arrived at this virtual time."""
+        self.stored[event.message_hash] = event
+        self.stored_at[event.message_hash] = at
+
+    def serves(self, message_hash: bytes, now: float) -> bool:
+        """Whether a reader gets this message: it is stored, and has not expired."""
+        event = self.stored.get(message_hash)
+        if event is None:
+            return False
+        lifetime = min(self.retention, _EPHEMERAL_SECONDS if event.message.ephemeral else math.inf)
+        return self.stored_at[message_hash] + lifetime >= now
+
+    def forget(self, message_hashes: Iterable[bytes]) -> None:
+        """Lose messages for good."""
+        for message_hash in message_hashes:
+            if self.stored.pop(message_hash, None) is not None:
+                del self.stored_at[message_hash]
 
 
 class SimNetwork:
-    """Every relay and every path. All chance comes from `rng`; time is the running loop's."""
+    """Every relay and every path. All chance comes from `rng`; time is the running loop's.
 
-    def __init__(self, relays: int, faults: Faults, rng: random.Random) -> None:
+    Readers of a relay's store get pages of `page_messages`.
+    """
+
+    def __init__(
+        self, relays: int, faults: Faults, rng: random.Random, *, page_messages: int = _PAGE_MESSAGES
+    ) -> None:
         self.relays = [SimRelay(f"relay-{number}") for number in range(relays)]
         self.faults = faults
         self.counts: FaultCounts = FaultCounts()
         self.bytes_sent = 0
         self.messages_sent = 0
+        self.messages_handed_on = 0
+        self.bytes_handed_on = 0
+        self.messages_read = 0
+        """Messages that were read from the relays' stores."""
+        self.page_messages = page_messages
+        self.on_stored: Callable[[NodeMessageReceived, float], None] = lambda event, at: None
+        """Called when a first relay has stored a message."""
         self._rng = rng
+        # What is on its way belongs to no process: it arrives, even if its sender is dead or asleep.
+        self._context = contextvars.Context()
         self._subscribers: dict[str, Subscriber] = {}
         self._cuts: set[tuple[str, str]] = set()
+        self._apart: set[str] = set()
         self._sent = 0
 
     def hash_of(self, payload: bytes) -> bytes:
@@ -68,6 +113,8 @@ class SimNetwork:
 
     def reachable(self, name: str) -> list[SimRelay]:
         """The relays that a participant reaches at this moment."""
+        if name in self._apart:
+            return []
         return [relay for relay in self.relays if relay.up and (name, relay.name) not in self._cuts]
 
     def cut(self, name: str, relay: SimRelay) -> None:
@@ -79,6 +126,16 @@ class SimNetwork:
     def mend(self, name: str, relay: SimRelay) -> None:
         """Undo a cut."""
         self._cuts.discard((name, relay.name))
+        self._tell(name)
+
+    def part(self, name: str) -> None:
+        """A participant reaches no relay, and none reaches it, until it rejoins."""
+        self._apart.add(name)
+        self._tell(name)
+
+    def rejoin(self, name: str) -> None:
+        """It is back on the network. Idempotent."""
+        self._apart.discard(name)
         self._tell(name)
 
     def take_down(self, relay: SimRelay) -> None:
@@ -96,6 +153,7 @@ class SimNetwork:
         """Everything works from now on, but for these faults."""
         self.faults = faults
         self._cuts.clear()
+        self._apart.clear()
         for relay in self.relays:
             relay.up = True
         self._tell(*self._subscribers)
@@ -124,8 +182,8 @@ class SimNetwork:
             return
         if event.message_hash not in relay.stored:
             if not self._strikes("forgotten", self.faults.forgetting):
-                relay.stored[event.message_hash] = event
-                relay.stored_at[event.message_hash] = self.time()
+                relay.keep(event, self.time())
+                self.on_stored(event, self.time())
             for subscriber in list(self._subscribers.values()):
                 if subscriber.hears(event.message.content_topic):
                     self._hand_on(relay, subscriber, event)
@@ -135,6 +193,8 @@ class SimNetwork:
     def _hand_on(self, relay: SimRelay, subscriber: Subscriber, event: NodeMessageReceived) -> None:
         if self._strikes("lost_messages", self.faults.loss):
             return
+        self.messages_handed_on += 1
+        self.bytes_handed_on += len(event.message.payload)
         copies = 2 if self._strikes("duplicates", self.faults.duplication) else 1
 
         def arrives() -> None:
@@ -153,7 +213,7 @@ class SimNetwork:
             for message_hash, event in reversed(relay.stored.items())
             if event.message.content_topic == topic
             and (event.message.timestamp or 0) >= since
-            and not (event.message.ephemeral and relay.stored_at[message_hash] + 60 < now)
+            and relay.serves(message_hash, now)
         ]
 
     def pass_time(self) -> float:
@@ -161,8 +221,9 @@ class SimNetwork:
         return self._rng.uniform(*self.faults.latency)
 
     def time(self) -> float:
-        """Virtual seconds."""
-        return asyncio.get_running_loop().time()
+        """Virtual seconds, the same for every process."""
+        loop = asyncio.get_running_loop()
+        return loop.now if isinstance(loop, VirtualLoop) else loop.time()
 
     def _strikes(self, name: str, probability: float) -> bool:
         struck = probability > 0 and self._rng.random() < probability
@@ -170,4 +231,4 @@ class SimNetwork:
         return struck
 
     def _later(self, work: Callable[[], object]) -> None:
-        asyncio.get_running_loop().call_later(self.pass_time(), work)
+        asyncio.get_running_loop().call_later(self.pass_time(), work, context=self._context)

@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.channels.messaging.emitter import EventEmitter, NamedEvent
 from strata.channels.messaging.node import NodeError, check_content_topic
+from strata.channels.messaging.reading import HistoryPage, Place, read_position, write_position
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
     MESSAGE_EVENTS,
@@ -22,12 +23,11 @@ from strata.channels.messaging.values import (
 )
 from strata.protocol.errors import ConnectionFailed
 from strata.tools.sim.loop import Process
-from strata.tools.sim.network import SimNetwork, SimRelay
+from strata.tools.sim.network import EPOCH, SimNetwork, SimRelay
 
 __all__ = ["SimNode"]
 
 _ANSWER_TIMEOUT = 3.0
-_PAGE_MESSAGES = 20
 _QUEUED_MESSAGES = 1_000
 
 
@@ -42,14 +42,18 @@ class SimNode:
         clock_offset: float = 0.0,
         largest: int | None = None,
         defaults: object = None,
+        identity: str | None = None,
     ) -> None:
+        """`identity` is the author of what it sends, where that is another than its name."""
         self.name = name
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
         self.clock_offset = clock_offset
         self.defaults = defaults
         self.hub: object = None
+        self.receipts = True
         self.unplugged = False
+        self._identity = identity or name
         self._network = network
         self._process = Process.current()
         self._largest = largest
@@ -73,8 +77,8 @@ class SimNode:
 
     @property
     def transport_identity(self) -> str:
-        """The participant's name stands for its identity."""
-        return self.name
+        """The participant's name stands for its identity, unless several devices have one."""
+        return self._identity
 
     @property
     def connection_status(self) -> ConnectionStatus:
@@ -88,7 +92,7 @@ class SimNode:
 
     def wall(self) -> float:
         """Virtual time from a fixed moment on, and what this clock is off by."""
-        return 1_760_000_000 + self._network.time() + self.clock_offset
+        return EPOCH + self._network.time() + self.clock_offset
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
         """What was asked for at the start."""
@@ -109,8 +113,8 @@ class SimNode:
             content_topic=topic,
             payload=envelope.payload,
             ephemeral=envelope.ephemeral,
-            author=self.name,
-            timestamp=int(self.wall()),
+            author=None if envelope.again else self._identity,
+            timestamp=None if envelope.again else int(self.wall()),
         )
         self._publish(NodeMessageReceived(self._network.hash_of(envelope.payload), message), request_id)
         return request_id
@@ -120,7 +124,8 @@ class SimNode:
     ) -> None:
         """Send what some relay stored, with its author's name on it."""
         for relay in self._network.reachable(self.name):
-            if (event := relay.stored.get(message_hash)) is not None:
+            if relay.serves(message_hash, self._network.time()):
+                event = relay.stored[message_hash]
                 again = NodeMessageReceived(self._network.hash_of(event.message.payload), event.message)
                 self._publish(again, request_id)
                 return
@@ -165,10 +170,13 @@ class SimNode:
             for event in self._network.stored(relay, topic, since_ms / 1000):
                 stored[event.message_hash] = event
         found = list(stored.values())
-        for start in range(0, len(found), _PAGE_MESSAGES):
+        size = self._network.page_messages
+        for start in range(0, len(found), size):
             await asyncio.sleep(2 * self._network.pass_time())
             self._reached()
-            yield found[start : start + _PAGE_MESSAGES]
+            page = found[start : start + size]
+            self._network.messages_read += len(page)
+            yield page
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """What the reachable relays have of these. Raises `ConnectionFailed` if none is."""
@@ -176,9 +184,47 @@ class SimNode:
         await asyncio.sleep(2 * self._network.pass_time())
         for message_hash in hashes:
             for relay in self._network.reachable(self.name):
-                if (event := relay.stored.get(message_hash)) is not None:
-                    yield event
+                if relay.serves(message_hash, self._network.time()):
+                    self._network.messages_read += 1
+                    yield relay.stored[message_hash]
                     break
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: str,
+        since_ms: int,
+        until_ms: int | None = None,
+        after: str | None = None,
+    ) -> AsyncGenerator[HistoryPage, None]:
+        """What the reachable relays have, in the order in which they got it, from a position on."""
+        last = {url: place.cursor for url, place in read_position(after).items()}
+        found: list[tuple[float, str, NodeMessageReceived]] = []
+        for relay in self._reached():
+            listed = self._network.stored(relay, topic, since_ms / 1000 if order == "desc" else 0)
+            if order == "asc":
+                listed.reverse()
+            hashes = [event.message_hash.hex() for event in listed]
+            place = last.get(relay.name) or ""
+            begin = hashes.index(place) + 1 if place in hashes else 0
+            found += [(relay.stored_at[each.message_hash], relay.name, each) for each in listed[begin:]]
+        if order == "asc" and after is None:
+            offset = self.wall() - self._network.time() - self.clock_offset
+            found = [each for each in found if (offset + each[0] + 1) * 1000 >= since_ms]
+        if until_ms is not None:
+            found = [each for each in found if (each[2].message.timestamp or 0) * 1000 <= until_ms]
+        found.sort(key=lambda each: each[0], reverse=order == "desc")
+        places = read_position(after)
+        size = self._network.page_messages
+        for start in range(0, len(found), size):
+            await asyncio.sleep(2 * self._network.pass_time())
+            self._reached()
+            part = found[start : start + size]
+            self._network.messages_read += len(part)
+            places |= {relay: Place(event.message_hash.hex(), int(at)) for at, relay, event in part}
+            once = {event.message_hash: event for _, _, event in part}
+            yield HistoryPage(list(once.values()), write_position(places))
 
     def _reached(self) -> list[SimRelay]:
         reachable = self._network.reachable(self.name)

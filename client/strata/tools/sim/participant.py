@@ -23,6 +23,7 @@ __all__ = ["SimParticipant"]
 
 _WORKS = 0.3
 """How many messages take the program some time; others are dealt with at once."""
+_AT_LEAST_ONCE = ("again", "at_least_once")
 _WORK_SECONDS = (0.0, 5.0)
 
 
@@ -42,7 +43,9 @@ class SimParticipant:
         channel_id: str,
         topic: str,
         options: Mapping[str, object],
+        identity: str | None = None,
     ) -> None:
+        """`identity` is the author of its packets, where several devices are one author."""
         self.name = name
         self.received: list[MessageReceived] = []
         self.sent: dict[str, bytes] = {}
@@ -56,10 +59,21 @@ class SimParticipant:
         self._channel_id = channel_id
         self._topic = topic
         self._options = dict(options)
+        self._identity = identity
         self._disk = Disk()
         self._process: Process | None = None
         self._node: SimNode | None = None
         self._store: SimStore | None = None
+
+    @property
+    def disk(self) -> Disk:
+        """What its store has written."""
+        return self._disk
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps, as a laptop does."""
+        return self._process is not None and self._process.asleep
 
     @property
     def alive(self) -> bool:
@@ -69,13 +83,18 @@ class SimParticipant:
     async def start(self) -> None:
         """Begin a life: open the channel and take its messages."""
         assert self._process is None
-        self._process = Process(self.name)
-        # Whoever waits here may be cancelled; the program that starts is not.
-        await asyncio.shield(self._process.start(self._open(self._process)))
+        process = self._process = Process(self.name)
+        opening = process.start(self._open(process))
+        # Whoever waits here may be cancelled; the program that starts is not. It may be killed meanwhile.
+        await asyncio.wait([opening])
+        if not opening.cancelled():
+            opening.result()
 
     async def _open(self, process: Process) -> None:
         faults = self._network.faults
-        node = self._node = SimNode(self.name, self._network, clock_offset=self.clock_offset)
+        node = self._node = SimNode(
+            self.name, self._network, clock_offset=self.clock_offset, identity=self._identity
+        )
         store = self._store = SimStore(self._disk, faults, self._rng, self.counts)
         channel = make_channel(
             node,
@@ -89,7 +108,7 @@ class SimParticipant:
         for event in channel.message_events.names:
             if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
                 channel.message_events.on(event, self._count)
-        self._evidence.watch(self.name, node, channel)
+        self._evidence.watch(self.name, node, channel, self._disk.content.holds)
         try:
             await channel.open()
         except Exception:
@@ -101,18 +120,19 @@ class SimParticipant:
 
     async def _take(self, channel: ReliableChannel) -> None:
         first = True
+        at_least_once = str(channel.config.hand_over) in _AT_LEAST_ONCE
         async for message in channel:
             again = first and bool(self.received) and message.request_id == self.received[-1].request_id
             first = False
-            if again and channel.config.hand_over == "again":
+            if again and at_least_once:
                 self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
                 continue
-            works = self._rng.random() < _WORKS and not self._evidence.concluding
-            if works and channel.config.hand_over == "again":
+            works = self._rng.random() < _WORKS and self._evidence.programs_are_busy
+            if works and at_least_once:
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
             self.received.append(message)
             self._evidence.took(self.name, message)
-            if works and channel.config.hand_over == "once":
+            if works and not at_least_once:
                 await asyncio.sleep(self._rng.uniform(*_WORK_SECONDS))
 
     def _count(self, event: NamedEvent) -> None:
@@ -139,6 +159,8 @@ class SimParticipant:
         process, self._process = self._process, None
         if process is None:
             return
+        if process.asleep:
+            self._network.rejoin(self.name)
         self.counts["crashes"] += 1
         assert self._node is not None
         if self.channel is not None:
@@ -156,8 +178,22 @@ class SimParticipant:
         self.received.clear()
         self._evidence.forget(self.name)
 
+    def fall_asleep(self) -> None:
+        """The lid is closed: nothing runs, no message comes, and wall time goes on. Idempotent."""
+        if self._process is None or self._process.asleep:
+            return
+        self.counts["sleeps"] += 1
+        self._process.fall_asleep()
+        self._network.part(self.name)
+
+    def wake_up(self) -> None:
+        """The lid is open, and the network is there again. Idempotent."""
+        if self._process is not None and self._process.asleep:
+            self._process.wake_up()
+            self._network.rejoin(self.name)
+
     def set_clock(self, offset: float) -> None:
-        """Set the clock, so many seconds off the true time; a running program notices at its next start."""
+        """Set the clock, so many seconds off the true time; a running program notices within seconds."""
         self.counts["clock_jumps"] += 1
         self.clock_offset = offset
         if self._node is not None:

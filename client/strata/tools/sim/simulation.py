@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from strata.channels.sds import SdsMessage
+from strata.channels.sds import SdsConfig
+from strata.tools.sim.bounds import Bounds, Idle
 from strata.tools.sim.checking import Evidence, PromiseChecks, SimulationFailed
+from strata.tools.sim.claims import SyncClaims
 from strata.tools.sim.faults import NO_FAULTS, FaultCounts, Faults
 from strata.tools.sim.loop import run_virtually
-from strata.tools.sim.network import SimNetwork
+from strata.tools.sim.network import SimNetwork, SimRelay
 from strata.tools.sim.participant import SimParticipant
+from strata.tools.sim.tape import tape
+from strata.tools.sim.weighing import Weight, weigh
 
-__all__ = ["Report", "Scenario", "Simulation", "simulate"]
+__all__ = ["CHANNEL_ID", "TAPE_BEGINS_AT", "TOPIC", "Report", "Scenario", "Simulation", "simulate"]
+
+CHANNEL_ID = "room"
+TOPIC = "/sim/1/room/proto"
+TAPE_BEGINS_AT = 600.0
+"""The virtual second at which the recorded conversation begins."""
 
 _LOOK_SECONDS = 5.0
+_CLAIM_SECONDS = 1.0
+_TOLD = 5
+"""How many participants' standing a failure tells."""
+_WEIGHED = 2
+"""How many participants of a world are weighed: they all run the same code."""
 
 
 @dataclass(slots=True)
@@ -31,6 +47,16 @@ class Report:
     virtual_seconds: float = 0.0
     converged_after: list[float] = field(default_factory=list)
     """For each run, how many virtual seconds after the last fault all agreed."""
+    worlds: Counter[str] = field(default_factory=Counter)
+    """How many runs there were of each kind of world."""
+    traffic: Counter[str] = field(default_factory=Counter)
+    """What the channels sent, by kind, and its bytes (`Evidence.traffic`)."""
+    messages_read: int = 0
+    """Messages read from the relays' stores."""
+    most_entries: int = 0
+    """The most items that a weighed participant kept."""
+    idles: list[Idle] = field(default_factory=list)
+    """The quiet times that were measured."""
 
     def add(self, other: Report) -> None:
         """Count another one in."""
@@ -42,6 +68,11 @@ class Report:
         self.bytes_on_the_wire += other.bytes_on_the_wire
         self.virtual_seconds += other.virtual_seconds
         self.converged_after += other.converged_after
+        self.worlds.update(other.worlds)
+        self.traffic.update(other.traffic)
+        self.messages_read += other.messages_read
+        self.most_entries = max(self.most_entries, other.most_entries)
+        self.idles += other.idles
 
 
 class Simulation:
@@ -55,88 +86,222 @@ class Simulation:
         participants: int = 3,
         relays: int = 2,
         options: Mapping[str, object] | None = None,
+        bounds: Bounds | None = None,
+        world: str = "",
     ) -> None:
-        """`options` are settings of every participant's channel."""
+        """`options` are settings of every participant's channel. `world` names the run in its report."""
         self.seed = seed
+        self.world = world
+        self.bounds = bounds or Bounds()
         self.rng = random.Random(seed)
         self.network = SimNetwork(relays, faults, self.rng)
-        self.evidence = Evidence()
-        self.participants = [self._make(f"p{number}", options or {}) for number in range(participants)]
+        self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told, is_served=self._is_served)
+        # A write waits for the one before it, and both take their time.
+        self.evidence.write_seconds = 2 * faults.disk_delay[1]
+        self.options = dict(options or {})
+        self.evidence.max_log = self._setting("max_history")
+        self.missed = 0
+        """How many messages participants had to get from the relays' stores, all together."""
+        self.claims = SyncClaims(self.network, self.evidence, self.bounds.says_synced_after or math.inf)
+        self.participants = [self._make(f"p{number}", {}) for number in range(participants)]
+        self._watch: asyncio.Task[None] | None = None
         self._converged_after = 0.0
+        self._most_entries = 0
+        self._idles: list[Idle] = []
 
-    def _make(self, name: str, options: Mapping[str, object]) -> SimParticipant:
+    def _setting(self, name: str) -> int:
+        value = self.options.get(name, getattr(SdsConfig(), name))
+        assert isinstance(value, int)
+        return value
+
+    def _make(self, name: str, options: Mapping[str, object], identity: str | None = None) -> SimParticipant:
         return SimParticipant(
             name,
             self.network,
             self.rng,
             self.evidence,
-            channel_id="room",
-            topic="/sim/1/room/proto",
-            options=options,
+            channel_id=CHANNEL_ID,
+            topic=TOPIC,
+            options={**self.options, **options},
+            identity=identity,
         )
 
-    async def join(self, name: str, options: Mapping[str, object] | None = None) -> SimParticipant:
-        """Add a participant, who joins late."""
-        participant = self._make(name, options or {})
+    async def join(
+        self,
+        name: str,
+        options: Mapping[str, object] | None = None,
+        *,
+        identity: str | None = None,
+        clock_offset: float = 0.0,
+    ) -> SimParticipant:
+        """Add a participant, who joins late; with `identity`, as a further device of that author."""
+        participant = self._make(name, options or {}, identity)
+        participant.clock_offset = clock_offset
         self.participants.append(participant)
         await participant.start()
         return participant
+
+    def lose(self, participant: SimParticipant) -> None:
+        """A participant is gone for good, and so is all that only it had."""
+        participant.kill()
+        self.network.counts["devices_lost"] += 1
+        self.participants.remove(participant)
+        self.evidence.forget(participant.name)
+
+    def play(self, count: int) -> float:
+        """Put the first messages of the recorded conversation into the relays; when its last one was said.
+
+        Only while nobody listens: nothing is handed on.
+        """
+        size = self._setting("bloom_filter_size")
+        recording = tape(CHANNEL_ID, TOPIC, size, SdsConfig().bloom_filter_error_rate, TAPE_BEGINS_AT)
+        ended_at = 0.0
+        for entry in recording.first(count):
+            for relay in self.network.relays:
+                relay.keep(entry.event, entry.at)
+            self.evidence.recorded(
+                entry.sender_id,
+                entry.request_id,
+                entry.payload,
+                message_id=entry.message_id,
+                lamport=entry.lamport,
+                follows=entry.follows,
+            )
+            self.evidence.packet(entry.event.message_hash, entry.message_id)
+            self.claims.stored(entry.event, entry.at)
+            ended_at = entry.at
+        return ended_at
 
     async def start(self) -> None:
         """Begin every participant's life."""
         for participant in self.participants:
             await participant.start()
+        if self.bounds.says_synced_after is not None:
+            self._watch = asyncio.create_task(self._watch_claims(), name="sim-claims")
 
-    async def converge(self, *, timeout: float = 3600.0) -> None:
+    async def _watch_claims(self) -> None:
+        """Ask one participant after the other what it says of itself."""
+        while True:
+            for participant in list(self.participants):
+                await asyncio.sleep(_CLAIM_SECONDS / max(1, min(4, len(self.participants))))
+                if participant.asleep:
+                    self.claims.away(participant.name)
+                elif participant.channel is not None:
+                    self.claims.look(participant.name, participant.channel.sync_status())
+
+    async def converge(self, *, timeout: float | None = None) -> None:
         """End every fault, wait until all agree, and check everything there is to check.
 
-        Raises `SimulationFailed` if they do not within `timeout` virtual seconds.
+        Raises `SimulationFailed` if they do not within `timeout` virtual seconds (`Bounds.agree_within`).
         """
+        timeout = self.bounds.agree_within if timeout is None else timeout
         self.network.heal(NO_FAULTS)
-        self.evidence.concluding = True
+        self.evidence.programs_are_busy = False
         for participant in self.participants:
+            participant.wake_up()
             participant.heal()
             if not participant.alive:
                 await participant.start()
-        began_at = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
         agreed = 0
         while agreed < 2:  # events that are durable at the first look have been told at the second
             if self._agree():
                 agreed += 1
             else:
                 agreed = 0
-                self._converged_after = asyncio.get_running_loop().time() - began_at
-            if asyncio.get_running_loop().time() - began_at > timeout:
+                self._converged_after = clock() - began_at
+            if clock() - began_at > timeout:
+                self.evidence.problems.append(f"they do not agree after {timeout:g} s without a fault")
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         logs = {each.name: None if each.channel is None else each.channel.log() for each in self.participants}
-        self.evidence.conclude(logs, self._obtainable())
+        stored = self._stored()
+        obtainable = stored.union(*(log for log in logs.values() if log is not None))
+        self.evidence.conclude(logs, obtainable, stored)
+        await self._hold_to_bounds()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
         if self.evidence.problems:
-            raise SimulationFailed(self.seed, self.evidence.problems + self._standing())
+            raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 
-    def _obtainable(self) -> set[str]:
-        stored = [event for relay in self.network.relays for event in relay.stored.values()]
-        messages = [SdsMessage.decode(event.message.payload) for event in stored]
-        ids = {message.message_id for message in messages if message is not None}
-        return ids.union(*(each.channel.log() for each in self.participants if each.channel is not None))
+    def _is_served(self, name: str, message_id: str) -> bool:
+        return message_id in self._stored_at(self.network.reachable(name))
+
+    def _stored(self) -> set[str]:
+        """The SDS messages that relays serve."""
+        return self._stored_at(self.network.relays)
+
+    def _stored_at(self, relays: Iterable[SimRelay]) -> set[str]:
+        now, packet_id = self.network.time(), self.evidence.packet_id
+        found = {
+            packet_id(event)
+            for relay in relays
+            for event in relay.stored.values()
+            if relay.serves(event.message_hash, now)
+        }
+        return {each for each in found if each is not None}
 
     def _agree(self) -> bool:
-        logs = []
-        for participant in self.participants:
-            channel = participant.channel
+        channels = [each.channel for each in self.participants]
+        for channel in channels:
             if channel is None:
                 return False
             status = channel.sync_status()
             waiting = any(not each.undelivered for each in status.outstanding)
             if waiting or status.missing or status.queued or status.partial_messages or status.inbox:
                 return False
-            logs.append(channel.log())
-        return all(log == logs[0] for log in logs)
+            if not status.caught_up:
+                return False  # it knows that its relays have more
+        logs = [(each.name, each.channel.log()) for each in self.participants if each.channel is not None]
+        return all(self.evidence.agree(name, log, *logs[0]) for name, log in logs)
+
+    async def _hold_to_bounds(self) -> None:
+        """What it has cost, and what a quiet time costs."""
+        problems, bounds, traffic = self.evidence.problems, self.bounds, self.evidence.traffic
+        messages = self.evidence.checks.messages
+        problems += bounds.of_talk(traffic["content"], traffic["content"] + traffic["again"], traffic["sync"])
+        problems += bounds.of_reads(self.network.messages_read, self.missed)
+        before = self._weigh_all()
+        for name, weight in before.items():
+            problems += bounds.of_state(name, weight, messages)
+            self._most_entries = max(self._most_entries, weight.entries)
+        if not bounds.idle_minutes:
+            return
+        idle = await self._idle(bounds.idle_minutes)
+        self._idles.append(idle)
+        self.evidence.checks.idle_minutes += idle.minutes
+        problems += bounds.of_idle(idle)
+        after = self._weigh_all()
+        for name in before.keys() & after.keys():
+            problems += bounds.of_growth(name, before[name], after[name])
+
+    def _weigh_all(self) -> dict[str, Weight]:
+        if self.bounds.entries is None and self.bounds.idle_growth is None:
+            return {}
+        weighed = self.participants[:_WEIGHED]
+        self.evidence.checks.weighed += len(weighed)
+        return {each.name: weigh(each.channel, each.disk.content) for each in weighed}
+
+    async def _idle(self, minutes: float) -> Idle:
+        traffic, network = self.evidence.traffic.copy(), self.network
+        read, handed_on = network.messages_read, network.bytes_handed_on
+        await asyncio.sleep(60 * minutes)
+        now = self.evidence.traffic
+        return Idle(
+            people=len(self.participants),
+            minutes=minutes,
+            syncs=now["sync"] - traffic["sync"],
+            repeats=now["again"] + now["repair"] - traffic["again"] - traffic["repair"],
+            reads=network.messages_read - read,
+            bytes_handed_on=network.bytes_handed_on - handed_on,
+        )
 
     def _standing(self) -> list[str]:
         return [
             f"{each.name}: {each.channel.sync_status()}"
-            for each in self.participants
+            for each in self.participants[:_TOLD]
             if each.channel is not None
         ]
 
@@ -155,6 +320,11 @@ class Simulation:
             self.network.bytes_sent,
             self.network.time(),
             [self._converged_after],
+            Counter({self.world: 1} if self.world else {}),
+            self.evidence.traffic,
+            self.network.messages_read,
+            self._most_entries,
+            self._idles,
         )
 
 
@@ -170,6 +340,8 @@ def simulate(
     participants: int = 3,
     relays: int = 2,
     options: Mapping[str, object] | None = None,
+    bounds: Bounds | None = None,
+    world: str = "",
 ) -> Report:
     """Run a scenario to its end, all converged and checked; the same seed runs it again.
 
@@ -183,7 +355,15 @@ def simulate(
     """
 
     async def run() -> Report:
-        simulation = Simulation(seed, faults, participants=participants, relays=relays, options=options)
+        simulation = Simulation(
+            seed,
+            faults,
+            participants=participants,
+            relays=relays,
+            options=options,
+            bounds=bounds,
+            world=world,
+        )
         await simulation.start()
         await scenario(simulation)
         await simulation.converge()
@@ -196,5 +376,5 @@ def simulate(
     except SimulationFailed:
         raise
     except Exception as error:
-        error.add_note(f"in the simulation of seed {seed}")
+        error.add_note(f"in the simulation of seed {seed}{f' of {world}' if world else ''}")
         raise

@@ -40,8 +40,11 @@ from tests.support.made_relays import ALICE, BOB, START, TOPIC, Log, MadeRelays,
 OTHER = "/chat/1/other/proto"
 
 
-def node_over(relays: MadeRelays, identity: Identity = ALICE) -> RelayNode:
-    return RelayNode(relays, identity=identity, wall=wall)
+def node_over(
+    relays: MadeRelays, identity: Identity = ALICE, *, off_by: list[float] | None = None
+) -> RelayNode:
+    """`off_by` holds by how many seconds its clock is wrong."""
+    return RelayNode(relays, identity=identity, wall=lambda: wall() + (off_by[0] if off_by else 0.0))
 
 
 def envelope(payload: bytes = b"hello", topic: str = TOPIC, **members) -> MessageEnvelope:
@@ -183,10 +186,13 @@ OUTCOMES = [
     (RequestTimeout("PUBLISH", 30), True, None),
     (ConnectionFailed("gone"), True, None),
     (OSError("no route"), True, None),
+    (RuntimeError("a fault of the client"), True, None),
     (REFUSED("invalid_signature", "no"), False, None),
     (REFUSED("packet_too_large", "no", max_bytes=10), False, None),
     (REFUSED("blocked_author", "no"), False, None),
     (REFUSED("unauthenticated", "no"), False, None),
+    (REFUSED(ErrorCode.TIMESTAMP_IN_FUTURE, "no"), True, 10_000),
+    (REFUSED(ErrorCode.TIMESTAMP_TOO_OLD, "no"), True, 10_000),
     (REFUSED("a_code_of_tomorrow", "no"), False, None),
     (InvalidPacket(ErrorCode.INVALID_SCHEMA, "no"), False, None),
 ]
@@ -353,11 +359,12 @@ async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_ar
 
 
 @pytest.mark.req("C-265", "C-266")
+@pytest.mark.parametrize("failure", [RequestTimeout("SUBSCRIBE", 30), RuntimeError("a fault of the client")])
 @virtual
-async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so():
+async def test_a_subscription_that_fails_is_made_again_later_and_later_and_says_so(failure):
     log = Log()
     relays = MadeRelays(log)
-    relays.failure = RequestTimeout("SUBSCRIBE", 30)
+    relays.failure = failure
     async with node_over(relays) as node:
         told = Told(node)
         await node.subscribe([TOPIC])
@@ -589,3 +596,37 @@ def test_a_relay_node_has_all_that_a_channel_asks_for():
     node = RelayNode.__new__(RelayNode)
     in_instance = {"message_events", "health_events", "wall", "defaults"}
     assert asked - in_instance <= set(dir(node))
+
+
+# The clock.
+
+
+@virtual
+async def test_a_topic_is_heard_by_a_device_whose_clock_was_not_set() -> None:
+    log = Log()
+    relays = MadeRelays(log)
+    wrong = [-float(START) + 30]
+    async with node_over(relays, off_by=wrong) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await until(lambda: relays.queries)
+        assert relays.queries[0]["since"] == 0 and relays.queries[0]["received_since"] == 0
+        log.store(packed(b"heard"))
+        await until(lambda: payloads(told) == [b"heard"])
+
+
+@virtual
+async def test_a_topic_is_heard_again_once_a_clock_that_was_ahead_is_set_back() -> None:
+    log = Log()
+    relays = MadeRelays(log)
+    wrong = [365 * 86_400.0]
+    async with node_over(relays, off_by=wrong) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await until(lambda: relays.queries)
+        wrong[0] = 0.0
+        await until(lambda: len(relays.queries) == 2)
+        assert relays.queries[1]["received_since"] <= START
+        assert relays.reading == 1
+        log.store(packed(b"heard"))
+        await until(lambda: payloads(told) == [b"heard"])

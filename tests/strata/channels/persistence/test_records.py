@@ -36,15 +36,15 @@ from strata.channels.persistence.records import (
 from strata.channels.sds import state as sds
 
 RECORDS: tuple[Record, ...] = (
-    SentChunk("m2", "r1", b"h" * 32, 1, 3, True, True),
+    SentChunk("m2", "r1", b"h" * 32, 1, 3, True, True, "bob"),
     PartialSegment("m5", "bob", 2, 9, b"segment"),
     SegmentsFinished(3, "bob", b"h" * 32, 8, 1, (2, 8), 10, "r9"),
     QueuedSend(1, "m2", True),
     EpochCount(42, 3, 9),
     SegmentsGivenUp(3, "bob", b"h" * 32, ("m1", "m2"), "r1"),
-    InboxMessage(7, "r1", b"h" * 32, "bob", b"payload", 11, b"p" * 32),
+    InboxMessage(7, "r1", b"h" * 32, "bob", b"payload", 11, b"p" * 32, "did:bob", 9, 10, "m1"),
     QueryMark(5, 6),
-    SenderName("bob"),
+    SenderName("bob", "did:bob"),
 )
 BODY = sds.BodyRecord(b"head", b"tail", 1, b"delta")
 SDS_RECORDS: dict[str, sds.Record] = {
@@ -132,10 +132,10 @@ def test_a_field_added_later_is_read_past_and_a_missing_optional_one_is_filled()
     state = StoredState()
     fields = ["m1", "r1", b"h", 0, 1]
     state.apply([Put("sent_chunk", "m1", msgspec.msgpack.encode(fields))])
-    state.apply([Put("sent_chunk", "m2", msgspec.msgpack.encode([*fields, True, True, "later"]))])
+    state.apply([Put("sent_chunk", "m2", msgspec.msgpack.encode([*fields, True, True, "bob", "later"]))])
     assert ChannelState.read(state).sent_chunks == {
         "m1": SentChunk("m1", "r1", b"h", 0, 1),
-        "m2": SentChunk("m1", "r1", b"h", 0, 1, True, True),
+        "m2": SentChunk("m1", "r1", b"h", 0, 1, True, True, "bob"),
     }
 
 

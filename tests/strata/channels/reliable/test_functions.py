@@ -321,8 +321,8 @@ async def test_every_refused_call_raises_its_own_error_with_data() -> None:
     world = World()
     with pytest.raises(SegmentDoesNotFit) as too_large:
         world.node("small", largest=30_000)
-        await world.open("small")
-    assert too_large.value.segment_size_bytes == 102_400
+        await world.open("small", segment_size_bytes=102_401)
+    assert too_large.value.segment_size_bytes == 102_401
     assert 0 < too_large.value.largest < 30_000 and str(too_large.value.largest) in str(too_large.value)
 
     node = world.node("alice", largest=200_000)
@@ -999,7 +999,9 @@ async def test_handlers_come_and_go_by_the_names_of_the_documents(caplog: Any) -
         "sending-message-irrecoverable-error",
         "message-received",
         "irretrievable-message",
+        "history-gap",
         "ephemeral-message-dropped",
+        "inbox-full",  # an addition: no document has it
     }
     world = World()
     alice, bob = await world.pair()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import itertools
+import pickle
 import random
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +27,13 @@ from strata.channels.persistence import (
 )
 from strata.channels.persistence.interface import Change
 from strata.channels.reliable import (
+    ChannelNotOpen,
     EventsMissed,
+    InboxFull,
     MessageReceived,
     MessageSent,
     ReliableChannel,
+    ReliableChannelConfig,
     ReliableMessageDelivered,
     ReliableMessageReceived,
     SendingMessage,
@@ -319,16 +328,239 @@ async def test_a_handler_that_raises_stops_nothing(mode: Any, caplog: Any) -> No
     seen: list[bytes] = []
 
     async def broken(event: MessageReceived) -> None:
-        seen.append(event.payload)
-        raise RuntimeError("a fault of the program")
+        if len(seen) < 5:
+            seen.append(event.payload)
+            raise RuntimeError("a fault of the program")
 
     bob.message_events.on(MessageReceived.name, broken)
     later = Recorder(bob)
     await bob.send(b"still sending")
     await until(lambda: len(seen) == 5)
     await until(lambda: later.count(MessageReceived) == 5 and later.count(MessageSent) == 1)
-    assert seen == sent and bob.sync_status().inbox == 0
+    assert seen == sent
+    await until(lambda: bob.sync_status().inbox == 0)
+    assert later.count(MessageReceived) == 5, "only the handler that raised hears of a message again"
     assert caplog.text.count("a handler of message-received raised") == 5
+
+
+@virtually
+async def test_a_handler_that_raises_gets_the_message_again_and_keeps_none_from_anybody() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 4, persistence=store, hand_over="at_least_once")
+    calls: list[tuple[float, bytes]] = []
+    began_at = world.now
+
+    async def choosy(event: MessageReceived) -> None:
+        calls.append((world.now - began_at, event.payload))
+        if event.payload == sent[1]:
+            raise RuntimeError("not this one")
+
+    bob.message_events.on(MessageReceived.name, choosy)
+    await until(lambda: len(calls) >= 8)
+    assert [payload for _, payload in calls[:4]] == sent
+    assert {payload for _, payload in calls[4:]} == {sent[1]}
+    times = [at for at, payload in calls if payload == sent[1]]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses == pytest.approx([1, 2, 4, 8], abs=0.1), "longer each time"
+    assert bob.sync_status().inbox == 1
+    assert await waiting_in(store) == [sent[1]]
+    bob.message_events.off(MessageReceived.name, choosy)
+    bob.message_events.on(MessageReceived.name, lambda event: None)
+    await until(lambda: bob.sync_status().inbox == 0, within=120)
+    await asyncio.sleep(1)
+    assert await waiting_in(store) == []
+
+
+@virtually
+async def test_a_handler_that_has_acknowledged_may_raise() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 3, persistence=store, hand_over="at_least_once")
+    seen: list[bytes] = []
+
+    async def work(event: ReliableMessageReceived) -> None:
+        seen.append(event.envelope.message_envelope.payload)
+        await bob.ack(event)
+        raise RuntimeError("after the work")
+
+    bob.message_events.on(ReliableMessageReceived.name, work)
+    await until(lambda: len(seen) == 3)
+    await asyncio.sleep(600)
+    assert seen == sent and bob.sync_status().inbox == 0
+    assert await waiting_in(store) == []
+
+
+@virtually
+async def test_what_a_handler_has_returned_from_is_not_handed_over_again_after_a_kill() -> None:
+    disk = Disk()
+    world = World()
+    bob, _ = await filled(
+        world,
+        12,
+        persistence=disk_store(disk, seconds=0.2),
+        hand_over="at_least_once",
+        query_on_connect=False,
+    )
+    returned: list[bytes] = []
+
+    def work(event: MessageReceived) -> None:
+        returned.append(event.payload)
+
+    bob.message_events.on(MessageReceived.name, work)
+    await until(lambda: len(returned) == 7)
+    world.node("bob").unplug()  # kill -9: nothing more reaches the disk
+    frozen = disk_store(disk, seconds=0.0)
+    state = await frozen.load(ParticipantKey("room", "bob"))
+    left = len(state.records.get("inbox", {}))
+    assert left in (12 - 7, 12 - 6), "the one that it worked on, and no other that had returned"
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+@virtually
+async def test_what_is_acknowledged_never_comes_again_and_all_else_does(auto_ack: bool) -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 4, persistence=store, hand_over="at_least_once", auto_ack=auto_ack)
+    first, second = await anext(bob), await anext(bob)
+    assert await waiting_in(store) == sent[1:] if auto_ack else sent
+    await bob.ack(second)
+    assert await waiting_in(store) == (sent[2:] if auto_ack else [sent[0], *sent[2:]])
+    await bob.ack(second, second)
+    await bob.ack(first)
+    assert await waiting_in(store) == sent[2:] and bob.sync_status().inbox == 2
+    with pytest.raises(TypeError):
+        await bob.ack("message")  # type: ignore[arg-type]
+
+
+@virtually
+async def test_without_auto_ack_many_are_in_work_at_once_and_the_inbox_bounds_them() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(
+        world, 5, persistence=store, hand_over="at_least_once", auto_ack=False, max_inbox_messages=5
+    )
+    taken = [await anext(bob) for _ in range(5)]
+    assert [message.payload for message in taken] == sent and bob.health.inbox_full
+    alice = await world.open("alice", query_on_connect=False)
+    await alice.send(b"one more")
+    await asyncio.sleep(60)
+    assert bob.sync_status().inbox == 5
+    await bob.ack(taken[3])
+    assert await take(bob) == [b"one more"]
+    await bob.ack(*taken)
+    assert await waiting_in(store) == [b"one more"]
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+@virtually
+async def test_a_loop_that_ends_amid_a_message_begins_with_it_again(auto_ack: bool) -> None:
+    bob, sent = await filled(World(), 3, hand_over="at_least_once", auto_ack=auto_ack)
+    with pytest.raises(ZeroDivisionError):
+        async for message in bob:
+            if message.payload == sent[1]:
+                raise ZeroDivisionError
+            await bob.ack(message)
+    seen = []
+    async for message in bob:
+        seen.append(message.payload)
+        await bob.ack(message)
+        if len(seen) == 2:
+            break
+    assert seen == sent[1:] and bob.sync_status().inbox == 0
+
+
+@virtually
+async def test_at_most_once_has_nothing_to_acknowledge() -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 2, persistence=store, hand_over="at_most_once")
+    message = await anext(bob)
+    await bob.ack(message)
+    assert message.payload == sent[0] and await waiting_in(store) == sent[1:]
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+@virtually
+async def test_a_message_acknowledges_itself(auto_ack: bool) -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 4, persistence=store, hand_over="at_least_once", auto_ack=auto_ack)
+    first, second = await anext(bob), await anext(bob)
+    await second.ack()
+    assert await waiting_in(store) == (sent[2:] if auto_ack else [sent[0], *sent[2:]])
+    await asyncio.gather(first.ack(), first.ack(), bob.ack(first))
+    assert await waiting_in(store) == sent[2:] and bob.sync_status().inbox == 2
+
+
+@MODES
+@pytest.mark.parametrize("kind", [MessageReceived, ReliableMessageReceived])
+@virtually
+async def test_a_handler_acknowledges_the_message_it_got_in_either_form(mode: Any, kind: Any) -> None:
+    store = MemoryPersistence()
+    bob, _ = await filled(World(), 3, persistence=store, hand_over=mode, auto_ack=False)
+    seen: list[int] = []
+
+    async def work(event: Any) -> None:
+        await event.ack()
+        seen.append(len(await waiting_in(store)))
+
+    bob.message_events.on(kind.name, work)
+    await until(lambda: len(seen) == 3)
+    assert seen == [2, 1, 0]
+
+
+@MODES
+@virtually
+async def test_after_closing_a_message_cannot_be_acknowledged_and_comes_again_where_it_can(mode: Any) -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 2, persistence=store, hand_over=mode)
+    message = await anext(bob)
+    await bob.close()
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
+    bob = await world.open("bob", persistence=store, hand_over=mode)
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
+    assert (await anext(bob)).payload == (sent[1] if mode == "once" else sent[0])
+
+
+@pytest.mark.parametrize("milliseconds", range(0, 30, 4))
+@virtually
+async def test_what_is_acknowledged_while_the_channel_closes_is_gone_or_refused(milliseconds: int) -> None:
+    world, disk = World(), Disk()
+    slow = disk_store(disk, seconds=0.01)
+    bob, sent = await filled(world, 2, persistence=slow, hand_over="at_least_once", query_on_connect=False)
+    message = await anext(bob)
+    closing = asyncio.create_task(bob.close())
+    await asyncio.sleep(milliseconds / 1000)
+    refused = False
+    try:
+        await message.ack()
+    except ChannelNotOpen:
+        refused = True
+    await closing
+    bob = await world.open("bob", persistence=disk_store(disk, seconds=0.0), query_on_connect=False)
+    assert (await anext(bob)).payload == (sent[0] if refused else sent[1])
+
+
+@virtually
+async def test_only_what_was_handed_over_can_be_acknowledged_and_it_keeps_no_channel_alive() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, sent = await filled(world, 2, persistence=store, hand_over="at_least_once", auto_ack=False)
+    message = await anext(bob)
+    for copy in (replace(message), pickle.loads(pickle.dumps(message)), deepcopy(message)):
+        assert copy == message
+        with pytest.raises(ValueError, match="copy"):
+            await copy.ack()
+    assert await waiting_in(store) == sent
+    kept = weakref.ref(bob)
+    await bob.close()
+    del bob
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(ChannelNotOpen):
+        await message.ack()
+
+
+@pytest.mark.parametrize(("old", "new"), [("once", "at_most_once"), ("again", "at_least_once")])
+def test_the_older_names_of_handing_over_mean_the_same(old: Any, new: Any) -> None:
+    assert ReliableChannelConfig(hand_over=old).hand_over == new
+    assert ReliableChannelConfig(hand_over=old) == ReliableChannelConfig(hand_over=new)
 
 
 @MODES
@@ -490,7 +722,7 @@ async def test_cancelling_an_iterator_of_events_loses_nothing() -> None:
 
 
 @virtually
-async def test_an_iterator_of_all_events_looks_on_and_takes_nothing() -> None:
+async def test_an_iterator_of_all_events_looks_on_and_takes_nothing_while_nobody_asks_it() -> None:
     world = World()
     alice, bob = await world.pair()
     events = bob.events()
@@ -500,6 +732,62 @@ async def test_an_iterator_of_all_events_looks_on_and_takes_nothing() -> None:
     assert bob.sync_status().inbox == 1
     assert await take(bob) == [b"hello"]
     assert (await anext(events)).name == "message-received"
+
+
+@MODES
+@virtually
+async def test_an_iterator_of_all_events_alone_gets_the_received_messages_too(mode: Any) -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 3, persistence=store, hand_over=mode)
+    got: list[bytes] = []
+    events = bob.events()
+    async with asyncio.timeout(60):
+        async for event in events:
+            if isinstance(event, MessageReceived):
+                got.append(event.payload)
+            if isinstance(event, ReliableMessageReceived):
+                waiting = await waiting_in(store)
+                assert waiting == sent[len(got) - (mode == "again") :], "as by iterating the channel"
+                if len(got) == 3:
+                    break
+    assert got == sent
+    with pytest.raises(RuntimeError, match="an iterator of all events takes"):
+        await anext(bob)
+    events.close()
+    assert bob.sync_status().inbox == (mode == "again")
+
+
+@virtually
+async def test_an_iterator_of_events_that_nobody_reads_takes_no_more_messages() -> None:
+    bob, sent = await filled(World(), 5)
+    events = bob.events("message-received")
+    assert (await anext(events)).payload == sent[0]  # type: ignore[union-attr]
+    await asyncio.sleep(600)
+    assert bob.sync_status().inbox == 4, "they stay in the store, and none is dropped for want of room"
+    got = [(await anext(events)).payload for _ in range(4)]  # type: ignore[union-attr]
+    assert got == sent[1:]
+
+
+@virtually
+async def test_a_full_inbox_is_told_and_health_shows_it() -> None:
+    world = World(IN_ORDER)
+    alice, bob = await world.open("alice"), await world.open("bob", max_inbox_messages=2)
+    told = Recorder(bob, received=False)
+    for number in range(4):
+        await alice.send(b"%d" % number)
+        await asyncio.sleep(0.1)
+    await until(lambda: told.count(InboxFull) == 1)
+    assert told.of(InboxFull) == [InboxFull(messages=2, size_bytes=2)]
+    health = bob.health
+    assert health.inbox_full and not alice.health.inbox_full
+    await asyncio.sleep(600)
+    assert told.count(InboxFull) == 1, "once, until there was room"
+    assert await take(bob, 4) == [b"0", b"1", b"2", b"3"]
+    assert not bob.health.inbox_full
+    await alice.send(b"4")
+    await alice.send(b"5")
+    await alice.send(b"6")
+    await until(lambda: told.count(InboxFull) == 2)
 
 
 @virtually
@@ -591,7 +879,7 @@ async def test_the_sync_status_follows_a_message_from_queue_to_acknowledgement()
     world = World()
     node = world.node("alice")
     alice = await world.open("alice", segment_size_bytes=10)
-    assert alice.sync_status().is_synced
+    await until(lambda: alice.sync_status().is_synced)  # its history is read
     world.network.cut("alice", world.network.relays[0])
     request_id = await alice.send(b"a message of three pieces")
     status = alice.sync_status()
@@ -696,15 +984,15 @@ async def test_retrievals_that_fail_are_counted() -> None:
     world = World()
     node: Node = world.node("bob")
     failing = True
-    whole = node.history
+    whole = node.read
 
-    async def history(topic: str, *, since_ms: int) -> Any:
+    async def read(topic: str, **query: Any) -> Any:
         if failing:
             raise TimeoutError("the store is silent")
-        async for page in whole(topic, since_ms=since_ms):
+        async for page in whole(topic, **query):
             yield page
 
-    node.history = history  # type: ignore[method-assign]
+    node.read = read  # type: ignore[method-assign]
     bob = await world.open("bob")
     await until(lambda: bob.statistics.retrievals_failed == 1)
     failing = False

@@ -279,7 +279,7 @@ async def test_a_slow_hook_of_one_channel_holds_back_no_other() -> None:
 
     node = ScriptedNode()
     async with (
-        opened(node, encryption=Stuck()) as (slow, _),
+        opened(node, encryption=Stuck(), leaves_unsent=True) as (slow, _),
         opened(node, channel_id="hall", topic="/test/1/hall/proto") as (quick, _),
     ):
         await slow.send(b"slow")
@@ -296,7 +296,7 @@ async def test_a_channel_can_be_closed_while_its_hook_is_at_work() -> None:
             return super().encrypt(content)
 
     node = ScriptedNode()
-    async with opened(node, encryption=Stuck()) as (channel, _):
+    async with opened(node, encryption=Stuck(), leaves_unsent=True) as (channel, _):
         await channel.send(b"slow")
         await settle()
     assert node.sent == []

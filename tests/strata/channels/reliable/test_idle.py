@@ -56,7 +56,7 @@ def test_each_sds_event_becomes_the_channels_own() -> None:
         now_ms=1_000_000,
         random=random.Random(1).random,
     )
-    engine.send(b"hello", "request", 1_000_000)
+    engine.sending.send(b"hello", "request", 1_000_000)
     (message_id,) = engine.sds.outgoing()
     (segment,) = segment_message(b"an answer", SegmentationConfig())
     queued: list[Any] = []
@@ -67,7 +67,7 @@ def test_each_sds_event_becomes_the_channels_own() -> None:
         engine._settle(1_000_000)
         return [each.name for each in engine.events()]
 
-    engine.dispatched(engine.outbox.heads()[0], 1_000_000, None)
+    engine.sending.dispatched(engine.outbox.heads()[0], 1_000_000, None)
     assert [each.name for each in engine.events()] == ["message-sent", "reliable:message:sent"]
     assert told(PossiblyAcknowledged(message_id, 1)) == ["message-possibly-acknowledged"]
     acknowledged = told(Acknowledged(message_id, AckedBy.HISTORY, "bob"))

@@ -264,17 +264,6 @@ def test_restored_requests_know_what_was_told() -> None:
     assert stored_chunks(again.changes_to_store(), state) == []
 
 
-def test_a_chunk_wrapped_anew_keeps_its_place() -> None:
-    state = StoredState()
-    requests = Requests()
-    requests.add("r", bytes(32), ["a", "b"])
-    requests.replace("b", "b2")
-    found = requests.find("b2")
-    assert found is not None and found[1] == 1 and requests.find("b") is None
-    records = stored_chunks(requests.changes_to_store(), state)
-    assert {record.message_id for record in records} == {"a", "b2"}
-
-
 # Sizes.
 
 
@@ -344,11 +333,17 @@ def test_an_ephemeral_message_has_neither_filter_nor_history() -> None:
 @virtually
 async def test_a_segment_size_that_cannot_fit_is_refused_with_the_largest_that_does() -> None:
     node = ScriptedNode(largest=100_000)
-    channel = make_channel(node, "room", TOPIC, "alice")
+    channel = make_channel(node, "room", TOPIC, "alice", options={"segment_size_bytes": 102_401})
     with pytest.raises(SegmentDoesNotFit) as refusal:
         await channel.open()
     fits = refusal.value.largest
-    assert refusal.value.segment_size_bytes == 102_400 and str(fits) in str(refusal.value)
+    assert refusal.value.segment_size_bytes == 102_401 and str(fits) in str(refusal.value)
+    async with opened(node) as (fitted, _):  # the default is what nobody chose
+        assert fitted.config.segmentation is not None
+        assert fitted.config.segmentation.segment_size_bytes == fits
+    tiny = ScriptedNode(largest=20_000)
+    with pytest.raises(SegmentDoesNotFit):
+        await make_channel(tiny, "room", TOPIC, "alice").open()
     async with opened(node, segment_size_bytes=fits) as (whole, _):
         await whole.send(bytes(fits))
         await settle()

@@ -153,7 +153,7 @@ async def test_a_message_that_does_not_fit_the_queue_is_refused_whole() -> None:
         "segment_size_bytes": 2,
         "messages_per_epoch": 1,
     }
-    async with opened(node, **options, **EPOCH) as (channel, told):
+    async with opened(node, leaves_unsent=True, **options, **EPOCH) as (channel, told):
         await channel.send(b"a0a1")
         await settle()
         await node.deliver(sync(1, follows=node.sent))

@@ -287,7 +287,7 @@ async def test_a_channel_whose_queue_is_full_hinders_no_other() -> None:
     options: dict[str, Any] = {"max_unacknowledged": 4}
     elsewhere = "/test/1/hall/proto"
     async with (
-        opened(node, **options) as (full, _),
+        opened(node, leaves_unsent=True, **options) as (full, _),
         opened(node, channel_id="hall", topic=elsewhere, **options) as (free, told),
     ):
         for n in range(4):

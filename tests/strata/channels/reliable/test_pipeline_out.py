@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from strata.channels.messaging.node import NodeError
+from strata.channels.messaging.values import ConnectionStatus
+from strata.channels.persistence import MemoryPersistence
 from strata.channels.reliable import (
     MessageSent,
     ReliableMessageSendError,
     SendingMessage,
     SendingMessageIrrecoverableError,
+    make_channel,
 )
+from strata.channels.reliable.hub import Hub
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation import decode_segment
 from strata.channels.segmentation.messages import message_hash
 
-from tests.support.scripted_node import Refusal, ScriptedNode, Sent, opened, settle, virtually
+from tests.support.scripted_node import TOPIC, Refusal, ScriptedNode, Sent, Told, opened, settle, virtually
+
+REFUSED = 600
+"""Enough that a cost which grows with the queue shows."""
 
 
 class Reversing:
@@ -286,6 +294,132 @@ async def test_a_chunk_that_the_transport_never_takes_harms_no_other_message() -
     # What comes after does not name what will never come.
     last = node.sent[-1].sds
     assert not dead & {entry.message_id for entry in last.causal_history}
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["answers", "raises at once"])
+@virtually
+async def test_refusals_cost_the_same_however_much_waits(
+    monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    encoded = 0
+    encode = SdsMessage.encode
+
+    def counting(message: SdsMessage) -> bytes:
+        nonlocal encoded
+        encoded += 1
+        return encode(message)
+
+    def answer(sent: Sent) -> Refusal:
+        if raises:
+            raise NodeError("never")
+        return Refusal()
+
+    node = ScriptedNode(answer=answer)
+    async with opened(node) as (channel, told):
+        node.connection_status = ConnectionStatus.DISCONNECTED
+        for number in range(REFUSED):
+            await channel.send(b"%d" % number)
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while told.of(ReliableMessageSendError)[REFUSED - 1 :] == []:
+                turns += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(SdsMessage, "encode", counting)
+        await node.set_status(ConnectionStatus.CONNECTED)
+        await take_turns()
+        assert len(told.of(ReliableMessageSendError)) == REFUSED and channel.log() == []
+        assert encoded <= 3 * REFUSED, "each is amended when its turn comes, and none for each refusal"
+        assert turns >= REFUSED / 2, "others had their turn in between"
+
+
+@virtually
+async def test_an_encoder_that_refuses_everything_holds_up_nobody_for_long() -> None:
+    class Broken:
+        content_topic = TOPIC
+
+        def encode(self, payload: bytes) -> bytes:
+            raise RuntimeError("broken")
+
+        def decode(self, payload: bytes) -> bytes:
+            return payload
+
+    node = ScriptedNode()
+    room = make_channel(node, "room", TOPIC, "alice", encoder=Broken(), decoder=Broken())
+    told = Told(room)
+    async with room as channel:
+        node.connection_status = ConnectionStatus.DISCONNECTED
+        for number in range(REFUSED):
+            await channel.send(b"%d" % number)
+        assert told.of(ReliableMessageSendError)[64:] == []
+        await node.set_status(ConnectionStatus.CONNECTED)
+        turns = 0
+        while told.of(ReliableMessageSendError)[REFUSED - 1 :] == []:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= REFUSED / 32
+
+
+@pytest.mark.req("C-110")
+@virtually
+async def test_what_follows_a_refused_message_keeps_its_id_and_names_what_went_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strata.channels.reliable.under_way._MAX_MESSAGES", 1)
+
+    def answer(sent: Sent) -> Refusal | float:
+        return Refusal() if sent.segment.payload in (b"2", b"3") else 0.0
+
+    node = ScriptedNode(answer=answer)
+    store = MemoryPersistence()
+    async with opened(node, persistence=store) as (channel, _):
+        node.connection_status = ConnectionStatus.DISCONNECTED
+        for number in range(6):
+            await channel.send(b"%d" % number)
+        before = channel.log()
+        node.connection_status = ConnectionStatus.CONNECTED
+        hub = Hub.existing(node)
+        assert hub is not None
+        hub.wake()
+        await settle()
+        assert channel.log() == [*before[:2], *before[4:]]
+        dead = set(before[2:4])
+        for sent in node.sent[4:]:
+            named = {entry.message_id for entry in sent.sds.causal_history}
+            assert named and not named & dead
+        assert [sent.sds.message_id for sent in node.sent] == before
+
+
+@virtually
+async def test_what_was_refused_before_a_restart_is_not_named_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strata.channels.reliable.under_way._MAX_MESSAGES", 1)
+
+    def answer(sent: Sent) -> Refusal | float:
+        if sent.segment.payload == b"1":
+            node.connection_status = ConnectionStatus.DISCONNECTED
+            return Refusal()
+        return 0.0
+
+    node, again = ScriptedNode(answer=answer), ScriptedNode()
+    store = MemoryPersistence()
+    async with opened(node, persistence=store) as (channel, told):
+        node.connection_status = ConnectionStatus.DISCONNECTED
+        for number in range(4):
+            await channel.send(b"%d" % number)
+        dead = channel.log()[1]
+        await node.set_status(ConnectionStatus.CONNECTED)
+        await settle()
+        assert len(told.of(ReliableMessageSendError)) == 1
+        await channel.stop(timeout=0)
+    async with opened(again, persistence=store) as (channel, told):
+        await settle()
+        assert [sent.segment.payload for sent in again.sent] == [b"2", b"3"]
+        for sent in again.sent:
+            assert dead not in {entry.message_id for entry in sent.sds.causal_history}
 
 
 @virtually

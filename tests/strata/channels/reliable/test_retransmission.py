@@ -309,7 +309,7 @@ async def test_tracked_missing_messages_are_bounded() -> None:
 @virtually
 async def test_what_the_transport_has_not_answered_is_bounded() -> None:
     node = ScriptedNode(answer=lambda sent: None)
-    async with opened(node) as (channel, _):
+    async with opened(node, leaves_unsent=True) as (channel, _):
         for n in range(100):
             await channel.send(f"{n}".encode())
         await settle()

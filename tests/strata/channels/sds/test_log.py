@@ -107,6 +107,22 @@ def test_bodies_are_restored_byte_for_byte_in_any_order() -> None:
     assert sorted(archive.died) == [keyframe.number for keyframe in archive.born]
 
 
+@pytest.mark.parametrize("senders", [3, 65, 300])
+def test_a_message_costs_the_same_however_many_speak(senders: int) -> None:
+    """Above 64 senders nearly every message began a keyframe of 18 KB."""
+    archive, count = Archive(), 600
+    received = BloomFilter(BloomParameters(10_000, 0.001))
+    for number in range(1_000):
+        received.insert(f"before {number}")
+    for number in range(count):
+        received.insert(f"message {number}")
+        bloom_filter = received.to_bytes()
+        data = b"head" + bloom_filter + b"tail"
+        assert archive.keep(f"sender {number % senders}", data, bloom_filter).restore() == data
+    assert archive.size_bytes / count < 2_000
+    assert len(archive.born) < count / 20
+
+
 @given(st.binary(max_size=60), st.none() | st.binary(min_size=1, max_size=3))
 def test_bodies_of_anything(data: bytes, bloom_filter: bytes | None) -> None:
     archive = Archive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -46,7 +47,7 @@ def join(name: str, config: SdsConfig = QUIET, *, chance: float = 0.5, channel: 
 
 
 def say(sender: Participant, text: str, now: int = T, *, dispatch: bool = True) -> SdsMessage:
-    message = sender.wrap(text.encode(), now, hash(text))
+    message = sender.wrap(text.encode(), now, zlib.crc32(text.encode()))
     if dispatch:
         sender.dispatched(message.message_id, now)
     return message
@@ -128,7 +129,21 @@ def test_the_history_names_the_last_two_with_hint_and_sender() -> None:
     )
     plain = join("bob", replace(QUIET, enable_repair=False))
     plain.receive(stranger("m1"), T)
-    assert plain.wrap(b"x", T, 1).causal_history == (HistoryEntry("m1"),)
+    # Others may repair, whatever this participant does.
+    assert plain.wrap(b"x", T, 1).causal_history == (HistoryEntry("m1", None, "mallory"),)
+
+
+def test_an_amended_history_names_the_senders_too() -> None:
+    for config in (QUIET, replace(QUIET, enable_repair=False)):
+        alice = join("alice", config)
+        alice.receive(stranger("m1", lamport=T - 1), T)
+        refused, kept = say(alice, "refused", dispatch=False), say(alice, "kept", dispatch=False)
+        assert refused.message_id in kept.history_ids
+        alice.failed(refused.message_id)
+        assert alice.amend(kept.message_id)
+        amended = SdsMessage.decode(alice.encoded(kept.message_id) or b"")
+        assert amended is not None
+        assert amended.causal_history == (HistoryEntry("m1", None, "mallory"),)
 
 
 @pytest.mark.req("C-109", "C-110", "C-071")
@@ -352,6 +367,27 @@ def test_a_filter_of_another_size_is_ignored() -> None:
     alice.receive(foreign.encode(), T)
     assert [type(event) for event in alice.events()] == [Delivered]
     assert alice.outgoing() == {message_id: OutgoingState.UNACKNOWLEDGED}
+
+
+@pytest.mark.req("C-121", "C-122")
+@pytest.mark.parametrize(
+    ("ids", "believed"), [(10_000, True), (14_000, True), (16_000, False), (30_000, False)]
+)
+def test_a_filter_that_was_never_rolled_over_acknowledges_nothing(ids: int, believed: bool) -> None:
+    """Of 30 000 ids it would have every fourth message that nobody has received."""
+    alice = join("alice")
+    held = say(alice, "held").message_id
+    lost = [say(alice, f"lost {number}").message_id for number in range(50)]
+    full = BloomFilter(PARAMETERS)
+    full.insert(held)
+    for number in range(ids):
+        full.insert(f"of another implementation {number}")
+    for number in range(2):
+        sync = SdsMessage("bob", f"s{number}", "room", T + number, (), full.to_bytes())
+        alice.receive(sync.encode(), T)
+    assert (held not in alice.outgoing()) is believed
+    assert set(lost) <= set(alice.outgoing())
+    assert alice.statistics.overfull_filters == (0 if believed else 2)
 
 
 # Receiving

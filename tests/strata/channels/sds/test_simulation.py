@@ -39,7 +39,9 @@ def check(network: Network) -> None:
         assert set(peer.acknowledged) | set(peer.failed) >= set(peer.sent)
 
 
-def bad_network(seed: int, *, track_changes: bool = False) -> tuple[Network, random.Random]:
+def bad_network(
+    seed: int, *, track_changes: bool = False, receipts: str = ""
+) -> tuple[Network, random.Random]:
     source = random.Random(seed)
     names = "abcde"[: source.choice([2, 3, 4, 5])]
     network = Network(
@@ -49,6 +51,7 @@ def bad_network(seed: int, *, track_changes: bool = False) -> tuple[Network, ran
         repeat=source.choice([0, 0.2]),
         delay_ms=source.choice([10, 300, 3_000]),
         track_changes=track_changes,
+        receipts=receipts,
     )
     for number in range(12):
         network.at(source.randrange(60_000), "send", source.choice(names), b"message %d" % number)
@@ -91,6 +94,33 @@ def test_processes_that_begin_anew_from_what_they_stored(seed: int) -> None:
     for _ in range(6):
         network.at(source.randrange(90_000), "restart", source.choice("ab"))
     settle(network)
+    check(network)
+
+
+@pytest.mark.req("C-141", "C-093", "C-296", "C-298")
+@pytest.mark.parametrize("listing", ["ab", "abcde"])
+@pytest.mark.parametrize("seed", range(4_000, 4_000 + RUNS // 4))
+def test_some_or_all_list_what_they_received(seed: int, listing: str) -> None:
+    network, source = bad_network(seed, track_changes=True, receipts=listing)
+    for _ in range(2):
+        network.at(source.randrange(90_000), "restart", source.choice("ab"))
+        network.at(source.randrange(60_000), "cut", source.choice("ab"), b"%d" % source.randrange(300_000))
+    settle(network)
+    check(network)
+
+
+@pytest.mark.req("C-141", "C-296")
+def test_a_busy_room_loses_no_message_that_nobody_names() -> None:
+    """Fifty say three things at once, and nobody can ask a store."""
+    names = [f"p{number}" for number in range(50)]
+    config = SdsConfig(lost_message_timeout_ms=0)
+    network = Network(5, names, loss=0.05, delay_ms=300, config=config, receipts=names)
+    for number in range(150):
+        network.at(number * 5, "send", names[number % 50], b"message %d" % number)
+    for _ in range(60):
+        network.run(60_000)
+        if len(set(map(tuple, network.logs().values()))) == 1:
+            break
     check(network)
 
 

@@ -154,3 +154,34 @@ def test_the_least_recently_met_are_forgotten():
 def test_a_chain_can_be_looked_at():
     assert ring().chain(OLD.did) is None
     assert told(ring()).chain(OLD.did).candidates(START) == (OLD.public_key,)
+
+
+# Packets inside other packets.
+
+
+@pytest.mark.req("C-294")
+def test_a_packet_inside_another_is_judged_by_the_keys_of_its_own_time():
+    known = told(ring(), (rotation(START), START), asked_at=10.0)
+    assert known.vouches(post(OLD, START - 1000), 1.0) is True
+    assert known.vouches(post(NEW, START + 1000), 1.0) is True
+    assert known.vouches(post(NEW, START - 5), 1.0) is True, "the author's clock is behind the relay's"
+    assert known.vouches(post(OLD, START + 1000), 1.0) is False
+    assert known.vouches(post(NEW, START - 1000), 1.0) is False
+    stranger = Identity.from_seed(b"\x14" * 32).speaking_for(OLD.did)
+    assert known.vouches(post(stranger), 1.0) is False
+
+
+@pytest.mark.req("C-294")
+def test_a_key_that_was_revoked_vouches_for_nothing_however_it_dates_back():
+    known = told(ring(), (rotation(START), START), (revocation(START + 10), START + 10))
+    assert known.vouches(post(OLD, START - 1000), 1.0) is False
+    assert known.vouches(post(NEW, START + 1000), 1.0) is True
+
+
+@pytest.mark.req("C-294")
+def test_the_relay_is_asked_about_an_author_it_was_not_asked_about_lately():
+    assert ring().vouches(post(OLD), 1.0) is None
+    known = told(ring(), asked_at=10.0)
+    assert known.vouches(post(OLD), 11.0) is True, "what verifies needs no question"
+    assert known.vouches(post(NEW), 11.0) is None
+    assert known.vouches(post(NEW), 9.0) is False

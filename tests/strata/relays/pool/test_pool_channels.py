@@ -21,6 +21,7 @@ from strata.channels.messaging import (
     NodeMessageSent,
     TopicHealth,
 )
+from strata.channels.messaging.binding import build_packet, build_repair
 from strata.protocol.errors import Closed, RequestRefused, RequestTimeout, StrataError
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
@@ -73,6 +74,12 @@ class Connection(SimConnection):
         async for delivery in super().find(packet_ids, types=types, since=since):
             yield delivery
 
+    async def _is_genuine(self, packet: Packet) -> bool:
+        verdict = self.peculiar.verdicts.get(self.server.url, True)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
 
 class Peculiarities:
     """What the relays of a world do that is of interest here, by URL."""
@@ -82,6 +89,8 @@ class Peculiarities:
         self.refusals: dict[str, StrataError] = {}
         self.failures: dict[str, Exception] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.verdicts: dict[str, bool | Exception] = {}
+        """What a relay's keys say of packets inside others."""
 
 
 class ChannelWorld(World):
@@ -462,3 +471,36 @@ async def test_a_message_withheld_from_every_stream_is_found_by_its_hint():
             assert world.peculiar.asked
         await first.node.close()
         await second.node.close()
+
+
+# Packets inside other packets.
+
+
+@pytest.mark.req("C-294")
+@pytest.mark.parametrize(
+    ("verdicts", "heard"),
+    [
+        ([True, True], True),
+        ([False, True], True),
+        ([RequestTimeout("keys", 1), True], True),
+        ([False, False], False),
+        ([False, RequestTimeout("keys", 1)], False),
+        ([RequestTimeout("keys", 1), RequestTimeout("keys", 1)], False),
+    ],
+)
+@virtual
+async def test_a_repair_is_believed_if_any_relay_knows_keys_that_signed_it(verdicts, heard):
+    world = world_of(2)
+    world.peculiar.verdicts = dict(zip(world.relays, verdicts, strict=True))
+    original = build_packet(BOB, envelope(), now=int(wall()), nonce="0x" + "01" * 16)
+    async with world.pool_of() as pool, pool.node as node:
+        await until(partial(has_connected, pool, 2))
+        received: list[NodeMessageReceived] = []
+        node.message_events.on(NodeMessageReceived.name, received.append)
+        await node.subscribe([TOPIC])
+        await asyncio.sleep(1)
+        again = build_repair(ALICE, original, now=int(wall()), nonce="0x" + "02" * 16)
+        next(iter(world.relays.values())).store(again)
+        await asyncio.sleep(30)
+        assert [each.message.author for each in received] == [BOB.did] * heard
+        assert node.dropped == (not heard)

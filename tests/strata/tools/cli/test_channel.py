@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import io
 import json
 import os
@@ -16,6 +17,7 @@ import stat
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import strata
@@ -34,12 +36,13 @@ from strata.channels.reliable import (
     ReliableMessageDeliveryError,
     ReliableMessageSendError,
     ReliableMessageSent,
+    SenderIdConflict,
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
 from strata.tools.cli.channel import payload_of
 from strata.tools.cli.chatscreen import ChatScreen
-from strata.tools.cli.chatview import event_record, sender_of, text_of
+from strata.tools.cli.chatview import PlainLines, author_of, event_record, sender_of, text_of
 from strata.tools.cli.lineeditor import END, LineEditor
 from strata.tools.cli.outbox import ChatOutbox, OwnMessage, Stage
 
@@ -47,7 +50,7 @@ from tests.support.strata_command import run_strata
 
 SOURCES = str(Path(strata.__file__).parent.parent)
 TOPIC = ("--topic", "/chat/1/room/proto")
-IDS = {"request_id": "r1", "message_id": "m1"}
+IDS: dict[str, Any] = {"request_id": "r1", "message_id": "m1"}
 
 
 def received(payload: bytes = b"hi", sender: str = "bob") -> MessageReceived:
@@ -199,6 +202,49 @@ def test_every_event_becomes_an_object_under_its_own_name():
     assert base64.b64decode(str(records[2]["base64"])) == b"\xff" and "text" not in records[2]
     assert event_record(made[0], OwnMessage("m1", line=7, text="x"))["line"] == 7
     assert "line" not in event_record(made[0], OwnMessage("m1", line=None, text="x"))
+
+
+PHONE = "did:strata:z6MkAlice00000000000000000000000abcdefgh"
+
+
+@pytest.mark.parametrize(
+    ("sender", "author", "shown"),
+    [
+        ("bob", None, "bob"),
+        ("bob", PHONE, "bob (…abcdefgh)"),
+        (PHONE, PHONE, "…abcdefgh"),
+        (f"{PHONE}#phone", PHONE, "…abcdefgh#phone"),
+        (f"{PHONE}#phone", "did:strata:mallory", "…gh#phone (did:strata:mallory)"),
+        ("a\x1b", "did:\x1b[2J", "a  (did: [2J)"),
+    ],
+)
+def test_a_message_is_shown_with_its_author_and_the_time_of_sending(sender, author, shown, capsys):
+    message = dataclasses.replace(received(sender=sender), author=author, sent_at=1_759_000_000_000)
+    assert author_of(message) == shown
+    PlainLines().received(message)
+    assert capsys.readouterr().out == f"2025-09-27 19:06:40Z  {shown}  hi\n"
+    PlainLines().received(dataclasses.replace(message, sent_at=None))
+    assert capsys.readouterr().out.startswith("2025-10-09 08:53:20Z")
+
+
+def test_with_json_a_message_says_who_when_and_where_it_stands():
+    message = dataclasses.replace(
+        received(sender=f"{PHONE}#phone"), author=PHONE, sent_at=5, lamport_timestamp=6, sds_id="ab"
+    )
+    record = event_record(message)
+    assert record["timestamp"] == 1_760_000_000_000 and record["sender_id"] == f"{PHONE}#phone"
+    assert (record["author"], record["device"], record["sent_at"]) == (PHONE, "phone", 5)
+    assert (record["lamport_timestamp"], record["sds_id"], record["order"]) == (6, "ab", (6, "ab"))
+
+
+def test_another_program_under_the_same_name_is_reported(capsys):
+    conflict = SenderIdConflict(sender_id="me", author=None, sds_id="m", detected_at=0, reason="the reason")
+    PlainLines().event(conflict, None)
+    assert "warning: the reason" in capsys.readouterr().err
+    view, out = screen()
+    view.event(conflict, None)
+    assert "the reason" in out.getvalue()
+    assert event_record(conflict)["event"] == "sender-id-conflict"
 
 
 def test_nothing_that_others_say_can_steer_the_terminal():

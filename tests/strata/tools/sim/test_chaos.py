@@ -1,4 +1,4 @@
-"""Everything goes wrong that can, hundreds of times over: nothing is lost, nothing doubled, all agree."""
+"""Hundreds of worlds in which everything goes wrong: nothing is lost, nothing doubled, all agree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from strata.tools.sim import KINDS
 
 RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "500"))
 CHUNK = 125
@@ -25,7 +26,7 @@ def test_all_agree_and_nothing_is_lost_or_doubled(first):
         "strata.tools.sim",
         "--first",
         str(first),
-        "--seeds",
+        "--worlds",
         str(count),
         "--json",
     ]
@@ -39,7 +40,15 @@ def test_all_agree_and_nothing_is_lost_or_doubled(first):
     assert checks["messages"] > 5 * count
     assert checks["deliveries"] > checks["messages"]
     assert checks["order_pairs"] > count
+    assert checks["acknowledgements"] > 5 * count
     for fault in ("lost_messages", "lost_requests", "lost_answers", "duplicates", "crashes", "partitions"):
         assert faults[fault] > count, fault
     for fault in ("forgotten", "clock_jumps", "relay_crashes", "disk_failures", "disk_losses"):
         assert faults[fault] > 0, fault
+    if count == CHUNK:
+        for fault in ("sleeps", "forgeries", "devices_lost", "messages_relays_lost"):
+            assert faults[fault] > 0, fault
+        assert len(report["worlds"]) > sum(not kind.open_because for kind in KINDS.values()) - 2
+        assert checks["weighed"] > 20
+        assert checks["idle_minutes"] > 1
+        assert checks["told_missing"] > 20

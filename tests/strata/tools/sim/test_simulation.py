@@ -17,6 +17,7 @@ from strata.tools.sim import (
 )
 from strata.tools.sim.disk import Disk, SimStore
 from strata.tools.sim.faults import FaultCounts
+from strata.tools.sim.loop import VirtualLoop, virtual_time
 
 
 async def chat(run):
@@ -177,3 +178,48 @@ def test_a_disk_outlives_the_process_and_takes_nothing_from_a_dead_one():
 def test_faults_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Faults(**wrong)
+
+
+def test_a_process_that_sleeps_does_nothing_and_its_clock_stands_still():
+    async def run():
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        ticks: list[tuple[object, float]] = []
+        woken = asyncio.Event()
+
+        async def work():
+            asyncio.get_running_loop().create_task(listen())
+            while True:
+                await asyncio.sleep(10)
+                ticks.append((loop.time(), virtual_time()))
+
+        async def listen():
+            await woken.wait()
+            ticks.append(("heard", virtual_time()))
+
+        process = Process("laptop")
+        process.start(work())
+        await asyncio.sleep(15)
+        process.fall_asleep()
+        woken.set()
+        await asyncio.sleep(3_600)
+        assert ticks == [(10, 10)]
+        process.wake_up()
+        await asyncio.sleep(12)
+        process.kill()
+        return ticks
+
+    assert run_virtually(run) == [(10, 10), ("heard", 3_615), (20, 3_620)]
+
+
+def test_a_process_can_be_killed_in_its_sleep():
+    async def run():
+        process = Process("laptop")
+        task = process.start(asyncio.sleep(10))
+        await asyncio.sleep(1)
+        process.fall_asleep()
+        process.kill()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert run_virtually(run)

@@ -1,0 +1,292 @@
+"""What was missed while away: when to read it, from where, and how far that has come (channel.md §8).
+
+A store is read in the order in which it got its messages, from the stored mark on, so that nearly every
+message comes after those that it follows. The mark moves behind a page once everything in it is taken. The
+change of the mark is stored after the page's own changes, so a crash goes on where it stood: nothing is
+skipped, and what comes again is known.
+
+A page with a message that had no room holds the mark. The reading goes on to its end, for later pages may
+hold what others wait for, and then begins again at the mark.
+
+Whoever joins a channel reads all of it, or from a time on, or nothing (`join`, `since`): see `Joining`.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.channels.persistence.interface import Change
+from strata.channels.persistence.records import QueryMark, put
+
+__all__ = ["CatchingUp", "Joining", "ReadRange", "SyncProgress"]
+
+_OVERLAP_MS = 600_000
+"""Relays' clocks and ours differ."""
+_MARK_EVERY_MS = 60_000
+_RETRY_MS = 10_000
+_MAX_RETRY_MS = 320_000
+_ASLEEP_MS = 10_000
+"""A jump ahead by more than this may have been sleep."""
+_MIN_SPAN_MS = 2_000
+"""Over a shorter time than this an estimate would say nothing."""
+_YOUNG_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class SyncProgress:
+    """How far the reading of what was missed has come."""
+
+    read: int = 0
+    """Messages read since it began."""
+    about: int | None = None
+    """How many there are, estimated by the time that they span; None while nothing is known."""
+
+    def __str__(self) -> str:
+        return f"syncing {_grouped(self.read)}" + (
+            "" if self.about is None else f" of about {_grouped(self.about)}"
+        )
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Where a participant's part in a channel begins: messages from before are not wanted."""
+
+    mode: Literal["history", "now"] = "history"
+    since_ms: int = 0
+
+
+class CatchingUp:
+    """The reading of one channel's history. Times are wall milliseconds."""
+
+    def __init__(
+        self,
+        *,
+        enabled: bool,
+        threshold_ms: int,
+        window_ms: int,
+        mark: QueryMark | None = None,
+        joining: Joining | None = None,
+        now: int = 0,
+    ) -> None:
+        """`mark` is the record of an earlier run; without one the participant is new to the channel."""
+        self._opened_at = now // 1000 * 1000  # authors tell seconds
+        joining = joining or Joining()
+        self._enabled = enabled
+        self._threshold = threshold_ms
+        self._window = window_ms
+        self._marked = mark
+        mark = mark or QueryMark(0, 0)
+        self._succeeded_at = mark.succeeded_at
+        self._received_at = mark.received_at
+        self._position = mark.position
+        self._position_at = 0
+        self._joins_now = self._marked is None and joining.mode == "now"
+        self.from_ms = mark.joined_from or (joining.since_ms if self._marked is None else 0)
+        """Messages that were sent before this are not wanted; 0: all are."""
+        self._asked = False
+        self._whole = False
+        """Whether everything has been read that the store had when last asked."""
+        self._missed = False
+        self.clock_jumped = False
+        """Whether the clock has been set, or the machine has slept, since the last reading of everything."""
+        self._wanted = False
+        self._held = False
+        self._fruitless = 0
+        self._retry_at = 0
+        self._read = self._read_first = 0
+        self._first_sent = self._last_sent = 0
+        self._changes: list[Change] = []
+
+    # When.
+
+    def is_due(self, now: int) -> bool:
+        """Whether a store that has become available is to be asked (C-169, C-170, C-174)."""
+        if not self._enabled:
+            return False
+        if self._missed:
+            return now >= self._retry_at
+        age = now - self._succeeded_at
+        return self._wanted or not self._asked or age > self._threshold or age < -_OVERLAP_MS
+
+    @property
+    def retry_at(self) -> float:
+        """When a reading that left messages out is to be repeated."""
+        return self._retry_at if self._enabled and self._missed else float("inf")
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether a message was let pass for want of room."""
+        return self._missed
+
+    def offline(self) -> None:
+        """No store can be reached: once one can, it is to be asked, however soon (C-170)."""
+        self._wanted = True
+
+    def broken_off(self) -> None:
+        """The reading has not come to its end: it is to be begun again."""
+        self._wanted = True
+
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
+        self._retry_at = 0
+        if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
+            self._missed = self.clock_jumped = True
+            self._whole = False
+
+    def missed(self, *, stored: bool = False) -> None:
+        """A message was let pass for want of room; `stored`: the one that is being read holds the mark."""
+        self._missed = True
+        self._whole = False
+        self._held |= stored
+
+    def made_room(self) -> None:
+        """What waited waits no longer: whatever was let pass is to be read now."""
+        self._fruitless = self._retry_at = 0
+
+    # From where.
+
+    @property
+    def begins_ms(self) -> int:
+        """Messages that a store had before this are not wanted, also where that has not been settled yet."""
+        return self._opened_at if self._joins_now else self.from_ms
+
+    @property
+    def joins_now(self) -> bool:
+        """Whether this participant is new, and wants nothing of what was said before."""
+        return self._joins_now
+
+    def is_young(self, now: int) -> bool:
+        """Whether others may still name messages from before this participant's beginning."""
+        return self.from_ms > 0 and now - self.from_ms < _YOUNG_MS
+
+    @property
+    def position(self) -> str | None:
+        """Where the store is to be read on; None where it has no cursors, or was never read."""
+        return self._position
+
+    def begin(self, now: int) -> int:
+        """A reading begins; returns where its window does (C-173), for stores not read before."""
+        if self._whole and self._received_at - _OVERLAP_MS > self._position_at:
+            self._position = None  # all since then was heard: the time says it better
+        self._asked = False  # should this reading break off, it is due again
+        self._missed = self._wanted = self._held = self._whole = False
+        self._read = self._read_first = self._first_sent = self._last_sent = 0
+        return self.since(now)
+
+    def since(self, now: int) -> int:
+        """Where the window of a reading at this time begins."""
+        known = max(self._succeeded_at, self._received_at)
+        if known - now > _OVERLAP_MS:
+            known = 0  # a mark of a clock that was wrong: nobody knows what was asked for
+        return max(max(min(now, known), self.from_ms) - _OVERLAP_MS, now - self._window)
+
+    def oldest(self, now: int) -> int:
+        """The earliest time worth reading back to for a gap."""
+        return max(now - self._window, self.from_ms)
+
+    # How far.
+
+    def page_taken(self, count: int, last_sent: int, position: str | None, now: int) -> None:
+        """All messages of a page are taken, or were let pass (`missed`). `last_sent` is 0 if unknown."""
+        self._read += count
+        if not self._first_sent:
+            self._first_sent, self._read_first = last_sent, self._read
+        self._last_sent = max(self._last_sent, last_sent)
+        if not self._held and position is not None:
+            self._position, self._position_at = position, now
+            self._mark()
+
+    def succeeded(self, began_at: int, now: int, *, progress: bool = True) -> None:
+        """The reading has come to its end; `progress`: it brought something new.
+
+        The clock may have been set in between: it began at the time that the clock showed then.
+        """
+        self._asked = True
+        if self._missed:
+            self._fruitless = 0 if progress else self._fruitless + 1
+            wait = min(_RETRY_MS << min(self._fruitless - 1, 8), _MAX_RETRY_MS) if self._fruitless else 0
+            self._retry_at = now + wait
+            return
+        self._whole = True
+        self.clock_jumped = False
+        self._fruitless = 0
+        self._succeeded_at = began_at
+        self._mark()
+
+    def joined(self) -> int:
+        """A new participant that wants no history begins when the channel was opened; returns when."""
+        self._joins_now = False
+        self.from_ms = self._opened_at
+        return self.from_ms
+
+    def progress(self, now: int) -> SyncProgress:
+        """How much has been read, and about how much there is."""
+        span, whole = self._last_sent - self._first_sent, now - self._first_sent
+        if not self._first_sent or span < _MIN_SPAN_MS:
+            return SyncProgress(self._read)
+        after_first = (self._read - self._read_first) * whole / span
+        return SyncProgress(self._read, max(self._read, _rounded(self._read_first + after_first)))
+
+    def received(self, now: int) -> None:
+        """A message came in."""
+        if self._enabled and not self._whole:
+            return  # what came before it may still be unread
+        self._received_at = now
+        if self._marked is None or abs(now - self._marked.received_at) >= _MARK_EVERY_MS:
+            self._mark()
+
+    def stopped(self) -> None:
+        """The channel stops: store the mark."""
+        self._asked = self._whole = False
+        if self._received_at:
+            self._mark()
+
+    def changes_to_store(self) -> list[Change]:
+        """The changes to store since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _mark(self) -> None:
+        mark = QueryMark(self._succeeded_at, self._received_at, self._position, self.from_ms)
+        if self._received_at - _OVERLAP_MS > self._position_at > 0:
+            # All was heard for longer than clocks differ: the time says it better than an old position.
+            mark = QueryMark(self._succeeded_at, self._received_at, None, self.from_ms)
+        if mark != self._marked:
+            self._marked = mark
+            self._changes = [put(mark)]
+
+
+def _rounded(number: float) -> int:
+    """Two digits: an estimate that looks like one."""
+    digits = max(0, len(str(int(number))) - 2)
+    return int(round(number, -digits))
+
+
+class ReadRange:
+    """The stretch of time that has been read to its end, where a store has no cursors.
+
+    What nobody has ever sent is not found by reading the same again, however many such ids are named.
+    """
+
+    def __init__(self) -> None:
+        self._low = self._high = 0
+
+    def covered(self, since: int, until: int) -> None:
+        """Everything between these times has been read."""
+        if self._high < since or not self._high:
+            self._low = since
+        self._low, self._high = min(self._low, since), max(self._high, until)
+
+    def unread(self, oldest: int, now: int) -> list[tuple[int, int | None]]:
+        """What is left to read since `oldest`, the newest first: where each part begins and ends."""
+        if not self._high:
+            return [(oldest, None)]
+        newest: list[tuple[int, int | None]] = [(max(oldest, min(self._high, now) - _OVERLAP_MS), None)]
+        return newest + ([(oldest, self._low)] if oldest < self._low else [])

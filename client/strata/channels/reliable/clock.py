@@ -1,0 +1,40 @@
+"""The time of a node's channels: it runs evenly, keeps to the wall clock, and tells when that was set.
+
+Timers need a clock that runs evenly; Lamport times, packets and stores need the time of the world. So the
+time of channels runs with the loop's clock, and `look` compares it with the wall's: if the two are a second
+apart or more, channels take the wall's time and learn by how much they jumped. A laptop that slept, a clock
+that was set, and one that drifts for hours all look the same, and are treated the same.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["ChannelClock"]
+
+_TOLERANCE_MS = 1_000
+"""The least difference that is worth a jump: clocks of one machine drift by a second in some hours."""
+
+
+class ChannelClock:
+    """Unix milliseconds from two clocks, in seconds: one that may be set, and one that runs evenly."""
+
+    def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._began_at = wall() - steady()
+
+    def now_ms(self) -> int:
+        """The time now. It does not jump, and does not go back, but by `look`."""
+        return int((self._began_at + self._steady()) * 1000)
+
+    def look(self) -> int:
+        """Take the wall's time if it is another; returns the jump in milliseconds, below 0 for one back."""
+        before = self.now_ms()
+        began_at = self._wall() - self._steady()
+        if abs(began_at - self._began_at) * 1000 < _TOLERANCE_MS:
+            return 0
+        self._began_at = began_at
+        return self.now_ms() - before

@@ -1,0 +1,71 @@
+"""Whether another program uses one's own sender id at the same time (C-006).
+
+SDS reports each message under the own sender id that it has not sent. Most such messages are one's own, from
+before the state was lost. Another program's is later than the start: it names a message of this run, or both
+its transport and its Lamport time are later. A clock that is behind only delays that.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from strata.channels.reliable.events import SenderIdConflict
+from strata.channels.sds import SenderShared
+
+__all__ = ["Conflicts"]
+
+_PRESENT_MS = 600_000
+"""A conflict of which nothing was heard for so long is over; until then it is told once."""
+_LEAST_GAP_MS = 60_000
+"""Between two events about different authors: a stranger can have many names."""
+_FUTURE_MS = 60_000
+"""What is dated further ahead was sent with another clock, perhaps by an earlier run."""
+
+
+class Conflicts:
+    """The conflict about one sender id, if there is one."""
+
+    def __init__(self, sender_id: str, author: str | None, started_ms: int) -> None:
+        """`author` is how the transport names this participant."""
+        self._sender_id = sender_id
+        self._author = author
+        self._started = started_ms
+        self._last: SenderIdConflict | None = None
+        self._heard_at = 0
+
+    def current(self, now_ms: int) -> SenderIdConflict | None:
+        """The conflict that holds now."""
+        is_over = self._last is None or not 0 <= now_ms - self._heard_at < _PRESENT_MS
+        return None if is_over else self._last
+
+    def heard(self, shared: SenderShared, now_ms: int) -> SenderIdConflict | None:
+        """A message that was not sent here came under the own sender id. Returns a conflict that is news."""
+        if not self._is_concurrent(shared, now_ms):
+            return None
+        was = self.current(now_ms)
+        self._heard_at = now_ms
+        if was is not None and (
+            was.author == shared.origin.author or now_ms - was.detected_at < _LEAST_GAP_MS
+        ):
+            return None
+        author = shared.origin.author
+        whose = "of this identity" if author == self._author else f"of {author or 'another identity'}"
+        self._last = SenderIdConflict(
+            sender_id=self._sender_id,
+            author=author,
+            sds_id=shared.message_id,
+            detected_at=now_ms,
+            reason=(
+                f"another program {whose} sends as {self._sender_id!r}, so neither hears the other: "
+                "give each a sender id (or device name) and a store of its own"
+            ),
+        )
+        return self._last
+
+    def _is_concurrent(self, shared: SenderShared, now_ms: int) -> bool:
+        if shared.follows_own:
+            return True
+        sent_at = shared.origin.sent_at
+        if sent_at is None or shared.lamport_timestamp <= self._started:
+            return False
+        return self._started < sent_at * 1000 <= now_ms + _FUTURE_MS

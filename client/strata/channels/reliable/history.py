@@ -1,0 +1,266 @@
+"""A channel's past, page by page and backwards, from the relays: nothing is handed over or kept.
+
+A page is cut where it has enough messages. Its `before` is the place of the cut, exact to the packet, so the
+next page skips nothing and repeats nothing. A message in several segments belongs to the page with its last
+segment; the rest of it is read ahead, and passed over by the next page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from strata.channels.messaging.node import MessagingNode
+from strata.channels.messaging.reading import HistoryPage, read_pages
+from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.reliable.events import MessageReceived
+from strata.channels.reliable.retrieval import has_hint, hinted
+from strata.channels.sds import HistoryEntry, SdsMessage
+from strata.channels.sds.messages import Kind
+from strata.channels.segmentation.messages import InvalidSegment, Segment, decode_segment, message_hash
+from strata.protocol.errors import StrataError
+
+__all__ = ["ChannelPast", "InvalidPlace", "PastMessages"]
+
+_MAX_LIMIT = 1_000
+_MAX_PAGES = 40
+"""Most pages of a store that are read for one page of messages; as many again for the rest of large ones."""
+_MAX_BYTES = 64 << 20
+_MAX_REMEMBERED = 1_000
+_LATE_MS = 2_000
+"""A packet so much later than its message was sent again: an older one may be there."""
+
+Key = tuple[str, bytes, str]
+"""A message: its sender, its hash and its request id."""
+
+
+class InvalidPlace(StrataError, ValueError):
+    """What was given as `before` is no place in a channel's past."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastMessages:
+    """A page of a channel's past."""
+
+    messages: tuple[MessageReceived, ...]
+    """As they are handed over, own ones among them, in the order that all participants share."""
+    more: bool
+    """Whether the relays have older ones."""
+    missing: tuple[str, ...]
+    """Messages that these follow (their SDS ids) or that are there in part (the hashes of their payloads): no
+    relay has them, as far as can be told."""
+    before: str | None
+    """What to give as `before` for the page before this one; None if there is none."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missing in this page or right before it."""
+        return not self.missing
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page was cut."""
+
+    after: str | None
+    until_ms: int
+    last: bytes
+    """The hash of the last packet that was read."""
+    done: tuple[bytes, ...] = ()
+    """Of what follows, the messages that were read ahead, and those that were sent again later."""
+
+
+@dataclass(slots=True)
+class _Partial:
+    segments: dict[int, Segment]
+    place: tuple[int, str]
+    event: NodeMessageReceived
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page in the making."""
+
+    limit: int
+    done: set[bytes]
+    found: list[tuple[tuple[int, str], MessageReceived]] = field(default_factory=list)
+    partial: dict[Key, _Partial] = field(default_factory=dict)
+    ids: set[str] = field(default_factory=set)
+    named: dict[str, HistoryEntry] = field(default_factory=dict)
+    again: list[bytes] = field(default_factory=list)
+    """Messages of which older packets may come."""
+    size: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.found) + len(self.partial) >= self.limit or self.size >= _MAX_BYTES
+
+    def take(self, event: NodeMessageReceived, message: SdsMessage, *, ahead: bool = False) -> None:
+        """Put a message of the channel into its place; `ahead`: only if it completes one that is here."""
+        if message.message_id in self.ids or message.content is None:
+            return
+        try:
+            segment = decode_segment(message.content)
+        except InvalidSegment:
+            return
+        key = (message.sender_id, segment.entire_message_hash, segment.request_id or "")
+        if _short(key) in self.done or (ahead and key not in self.partial):
+            return
+        self.ids.add(message.message_id)
+        self.named |= {entry.message_id: entry for entry in message.causal_history}
+        place = (message.lamport_timestamp or 0, message.message_id)
+        if 1000 * (event.message.timestamp or 0) > place[0] + _LATE_MS:
+            self.again.append(_short(key))
+        if segment.data_segment_count == 1 and not segment.is_parity:
+            self._add(key, place, event, segment.payload)
+            return
+        partial = self.partial.setdefault(key, _Partial({}, place, event))
+        if not segment.is_parity:
+            partial.segments[segment.index] = segment
+            partial.place = max(partial.place, place)
+        if len(partial.segments) == segment.data_segment_count:
+            parts = [partial.segments[index].payload for index in sorted(partial.segments)]
+            del self.partial[key]
+            self.again.append(_short(key))
+            self._add(key, partial.place, partial.event, b"".join(parts))
+
+    def _add(self, key: Key, place: tuple[int, str], event: NodeMessageReceived, payload: bytes) -> None:
+        sender_id, digest, request_id = key
+        if message_hash(payload) != digest:
+            return
+        self.size += len(payload)
+        sent = event.message.timestamp
+        received = MessageReceived(
+            request_id=request_id or digest.hex(),
+            message_id=digest.hex(),
+            sender_id=sender_id,
+            payload=payload,
+            content_topic=event.message.content_topic,
+            timestamp=place[0] if sent is None else 1000 * sent,
+            hash=event.message_hash,
+        )
+        self.done.add(_short(key))
+        self.found.append((place, received))
+
+
+class ChannelPast:
+    """Reads the past of one channel; see `ReliableChannel.history`."""
+
+    def __init__(
+        self,
+        node: MessagingNode,
+        channel_id: str,
+        content_topic: str,
+        *,
+        open_payload: Callable[[NodeMessageReceived], Awaitable[bytes | None]],
+        is_genuine: Callable[[bytes, str | None], bool],
+        is_known: Callable[[str], bool],
+        oldest_ms: Callable[[], int],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`open_payload` decrypts. `is_known` tells whether a message is in this participant's log."""
+        self._node = node
+        self._channel_id = channel_id
+        self._topic = content_topic
+        self._open = open_payload
+        self._is_genuine = is_genuine
+        self._is_known = is_known
+        self._oldest_ms = oldest_ms
+        self._now_ms = now_ms
+
+    async def read(self, before: str | int | None, limit: int) -> PastMessages:
+        """A page. Raises `InvalidPlace`, `ValueError` for the limit, `StrataError` if no relay answers."""
+        if not 1 <= limit <= _MAX_LIMIT:
+            raise ValueError(f"limit must be between 1 and {_MAX_LIMIT}")
+        start = self._place(before)
+        page = _Page(limit, set(start.done))
+        cut, more = await self._fill(page, start)
+        missing = await self._missing(page, more)
+        page.found.sort(key=lambda each: each[0])
+        messages = tuple(message for _, message in page.found)
+        return PastMessages(messages, more, missing, cut if more else None)
+
+    def _place(self, before: str | int | None) -> _Place:
+        if before is None:
+            return _Place(None, self._now_ms() + 86_400_000, b"")
+        if isinstance(before, int):
+            return _Place(None, 1000 * before - 1000, b"")
+        try:
+            return msgspec.msgpack.decode(bytes.fromhex(before), type=_Place)
+        except (ValueError, msgspec.MsgspecError):
+            raise InvalidPlace("not a place in this channel's past: give `before` of a page") from None
+
+    async def _fill(self, page: _Page, start: _Place) -> tuple[str, bool]:
+        """Read until the page is full, and on for the rest of large messages.
+
+        Returns the cut, and whether there is more behind it.
+        """
+        after, last, skipping = start.after, start.last, bool(start.last)
+        place: tuple[str | None, bytes] | None = None
+        pages_read = 0
+        async with aclosing(self._pages(start)) as pages:
+            async for stored in pages:
+                pages_read += 1
+                if start.after is not None and all(each.message_hash != last for each in stored.messages):
+                    skipping = False  # the packet of the cut has expired
+                for event in stored.messages:
+                    if skipping:
+                        skipping = event.message_hash != last
+                        continue
+                    if place is None and (page.is_full or pages_read > _MAX_PAGES):
+                        place = after, last
+                    message = await self._read(event)
+                    if message is not None:
+                        page.take(event, message, ahead=place is not None)
+                    if place is None:
+                        last = event.message_hash
+                if place is not None and (not page.partial or pages_read > 2 * _MAX_PAGES):
+                    break
+                if place is None and stored.position is not None:
+                    after, last = stored.position, b""
+        cut_after, cut_last = place or (after, last)
+        done = tuple(dict.fromkeys([*start.done, *page.again, *map(_short, page.partial)]))[-_MAX_REMEMBERED:]
+        cut = _Place(cut_after, start.until_ms, cut_last, done)
+        return msgspec.msgpack.encode(cut).hex(), place is not None
+
+    def _pages(self, start: _Place) -> AsyncGenerator[HistoryPage, None]:
+        return read_pages(
+            self._node,
+            self._topic,
+            order="desc",
+            since_ms=self._oldest_ms(),
+            until_ms=start.until_ms,
+            after=start.after,
+        )
+
+    async def _read(self, event: NodeMessageReceived) -> SdsMessage | None:
+        data = await self._open(event)
+        message = None if data is None else SdsMessage.decode(data)
+        if data is None or message is None or message.kind is not Kind.CONTENT or not message.has_usable_ids:
+            return None
+        if message.channel_id != self._channel_id or not self._is_genuine(data, event.message.author):
+            return None
+        return message
+
+    async def _missing(self, page: _Page, more: bool) -> tuple[str, ...]:
+        """What the messages of a page follow, and nobody has."""
+        named = [
+            entry
+            for message_id, entry in page.named.items()
+            if message_id not in page.ids and not self._is_known(message_id)
+        ]
+        asked = hinted(named)
+        async with aclosing(self._node.fetch(self._topic, tuple(asked.values()))) as found:
+            there = {event.message_hash async for event in found}
+        lost = [message_id for message_id, message_hash in asked.items() if message_hash not in there]
+        if not more:
+            lost += [entry.message_id for entry in named if not has_hint(entry)]
+        return (*lost, *(digest.hex() for _, digest, _ in page.partial))
+
+
+def _short(key: Key) -> bytes:
+    """A message in a few bytes."""
+    sender_id, digest, request_id = key
+    return message_hash(f"{sender_id}\n{request_id}\n".encode() + digest)[:12]

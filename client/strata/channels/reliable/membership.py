@@ -1,0 +1,67 @@
+"""What a hub and the open channels of its node know of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
+from strata.channels.rate_limit.values import Transmission
+from strata.channels.reliable.ephemerals import Ephemeral
+from strata.channels.reliable.outbox import Outbox
+
+__all__ = ["Dispatch", "HubMember"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What a channel wants sent, and as what."""
+
+    request_id: str
+    envelope: MessageEnvelope
+    original: bytes | None = None
+    """Send the packet that a store has under this hash instead, as its author signed it (C-294)."""
+
+
+class HubMember(Protocol):
+    """What a hub needs of an open channel."""
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def content_topic(self) -> str: ...
+
+    @property
+    def channel(self) -> object:
+        """The channel as programs see it."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether the next transmission of each of its queues can go out at once."""
+        ...
+
+    def dispatch(self, transmission: Transmission) -> Dispatch | None:
+        """What to send for a transmission; None if it need not go out any more."""
+        ...
+
+    def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None: ...
+
+    def not_accepted(self, sent: Transmission | Ephemeral, error: NodeMessageError) -> None: ...
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def pass_over(self) -> None: ...
+
+    async def receive(self, event: NodeMessageReceived) -> object: ...
+
+    def status_changed(self, online: bool) -> None: ...
+
+    def clock_stepped(self, by_ms: int) -> None:
+        """The time has jumped: see `ChannelClock`."""
+        ...
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """Something that the hub did for this channel, or all that it does, has failed: close the channel."""
+        ...

@@ -1,0 +1,117 @@
+"""Messages of the transport on their way in: opened by the hook, and taken by the engine while there is room.
+
+A channel that has no room holds the node back, and with it the reading: the relays' stores are the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.reliable.engine import ChannelEngine
+from strata.channels.reliable.events import InboxFull
+from strata.channels.reliable.handover import Handover
+from strata.channels.reliable.payloads import Payloads
+from strata.channels.sds import SdsMessage
+
+__all__ = ["Receiving"]
+
+_log = logging.getLogger("strata.reliable")
+
+
+class Receiving:
+    """Takes messages for one channel, one after the other."""
+
+    def __init__(
+        self,
+        channel_id: str,
+        engine: ChannelEngine,
+        payloads: Payloads,
+        handover: Handover,
+        *,
+        works: Callable[[], bool],
+        has_failed: Callable[[], bool],
+        is_behind: Callable[[], bool],
+        flush: Callable[[], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`works`: the channel is started. `is_behind`: its store has too much to write."""
+        self._channel_id = channel_id
+        self._engine = engine
+        self._payloads = payloads
+        self._handover = handover
+        self._works = works
+        self._has_failed = has_failed
+        self._is_behind = is_behind
+        self._flush = flush
+        self._now_ms = now_ms
+        self._taking = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._told_full = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a message has to wait for room."""
+        return self._engine.inbox.is_full or self._is_behind()
+
+    def make_room(self) -> None:
+        """There may be room, or no need for any: whoever waits looks again."""
+        self._room.set()
+
+    def program_took(self) -> None:
+        """The program has taken a message. Once it has taken all, a full inbox is told again."""
+        self._told_full = self._told_full and len(self._engine.inbox) > 0
+
+    async def take(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
+        """Take a message once there is room for it. None while the channel does not work."""
+        async with self._taking:
+            while self._works() and self.is_full:
+                if stored:
+                    self._flush()  # only what the program has can make room
+                self.tell_full()
+                self._room.clear()
+                await self._room.wait()
+            if not self._works():
+                return None
+            data = await self._payloads.read(event.message.payload)
+            if data is None or self._has_failed():
+                return None
+            message = self._engine.receive(
+                data,
+                self._now_ms(),
+                hint=event.message_hash,
+                author=event.message.author,
+                sent_at=event.message.timestamp,
+                meta=event.message.meta,
+                stored=stored,
+            )
+            if not stored:
+                self._flush()
+            return message
+
+    async def take_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
+        """The same for one that is read; the reader flushes, so that a page is one step."""
+        return await self.take(event, stored=True)
+
+    async def pass_over(self, event: NodeMessageReceived) -> None:
+        """A stored message from before this participant's part in the channel."""
+        data = await self._payloads.read(event.message.payload)
+        if data is not None:
+            self._engine.pass_over(data, self._now_ms())
+            self._flush()
+
+    def tell_full(self) -> None:
+        """Tell, once, that the program takes no messages."""
+        inbox = self._engine.inbox
+        if inbox.is_full and not self._told_full:
+            self._told_full = True
+            event = InboxFull(messages=len(inbox), size_bytes=inbox.size_bytes)
+            _log.warning(
+                "%s: %d received messages wait for the program, and no further one is read or acknowledged; "
+                "a program that only sends says receive=False",
+                self._channel_id,
+                event.messages,
+            )
+            self._handover.tell([event], 0, inbox.newest)

@@ -1,0 +1,84 @@
+"""Worlds, drawn from a seed: small and wild, with long absences, crowds, sleeping laptops, forgers and more.
+
+`run_world` runs one of a kind, or one of the mix. A kind that no channel survives yet is not in the mix, and
+says why (`WorldKind.open_because`). `strict` holds a world to everything that is wanted of a channel, also
+where today's channel is known to fall short.
+"""
+
+from __future__ import annotations
+
+import random
+
+from strata.tools.sim.chaos import run_chaos
+from strata.tools.sim.simulation import Report
+from strata.tools.sim.worlds.absence import absence, newcomers, short_retention
+from strata.tools.sim.worlds.clocks import clock_steps, laptops
+from strata.tools.sim.worlds.crowd import crowd
+from strata.tools.sim.worlds.devices import devices
+from strata.tools.sim.worlds.kinds import World, WorldKind, WorldSize
+from strata.tools.sim.worlds.mixed import mixed
+from strata.tools.sim.worlds.relays import returning_relays
+from strata.tools.sim.worlds.strangers import forged
+
+__all__ = ["KINDS", "WILD", "World", "WorldKind", "WorldSize", "kind_of", "run_world"]
+
+WILD = "wild"
+"""Everything goes wrong at once among two to five people: `run_chaos`."""
+
+KINDS: dict[str, WorldKind] = {
+    each.name: each
+    for each in (
+        WorldKind(
+            "absence",
+            "away for a long gap, which the relays have whole",
+            absence,
+            40,
+        ),
+        WorldKind(
+            "retention",
+            "away for longer than the relays remember",
+            short_retention,
+            30,
+        ),
+        WorldKind(
+            "newcomers",
+            "joining a room with a long past",
+            newcomers,
+            20,
+        ),
+        WorldKind("crowd", "many people", crowd, 16),
+        WorldKind("laptops", "monotonic time stops, wall time goes on", laptops, 60),
+        WorldKind("clocks", "clocks that are set while the channel is open", clock_steps, 60),
+        WorldKind("forged", "a stranger makes messages up", forged, 40),
+        WorldKind("devices", "devices are added and lost", devices, 60),
+        WorldKind("relays", "relays return with a part of their log", returning_relays, 60),
+        WorldKind("mixed", "several of these at once", mixed, 60),
+    )
+}
+"""Every kind but the wild one, which is the rest of the mix."""
+
+
+def kind_of(seed: int) -> str:
+    """The kind of world that a seed has in the mix."""
+    place = random.Random(f"kind of {seed}").randrange(1_000)
+    for kind in KINDS.values():
+        if kind.open_because:
+            continue
+        if place < kind.weight:
+            return kind.name
+        place -= kind.weight
+    return WILD
+
+
+def run_world(
+    seed: int, kind: str | None = None, *, size: WorldSize | None = None, strict: bool = False
+) -> Report:
+    """The world of a seed: of the mix, or of a kind. The same arguments run it again.
+
+    Raises `SimulationFailed`, and `KeyError` for a kind there is not.
+    """
+    name = kind_of(seed) if kind is None else kind
+    if name == WILD:
+        return run_chaos(seed)
+    rng = random.Random(f"{name} world {seed}")
+    return KINDS[name].make(rng, size or WorldSize(), strict).run(seed, name)

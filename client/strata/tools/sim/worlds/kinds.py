@@ -1,0 +1,88 @@
+"""What a world is made of, and what a kind of world is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from strata.protocol.errors import StrataError
+from strata.tools.sim.bounds import Bounds
+from strata.tools.sim.chaos import SMALL
+from strata.tools.sim.faults import NO_FAULTS, Faults
+from strata.tools.sim.participant import SimParticipant
+from strata.tools.sim.simulation import Report, Scenario, Simulation, simulate
+
+__all__ = ["World", "WorldKind", "WorldSize", "rest_until", "say", "talk"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """How large worlds are at most. A seed draws the size of its world below that."""
+
+    gap: int = 400
+    """Messages that somebody misses."""
+    people: int = 36
+    """Participants of a crowd; a crowd has a third of that at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One world, ready to run."""
+
+    scenario: Scenario
+    bounds: Bounds
+    faults: Faults = NO_FAULTS
+    participants: int = 3
+    relays: int = 1
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def run(self, seed: int, name: str) -> Report:
+        """Run it. Raises `SimulationFailed`."""
+        return simulate(
+            self.scenario,
+            seed=seed,
+            faults=self.faults,
+            participants=self.participants,
+            relays=self.relays,
+            options={**SMALL, **self.options},
+            bounds=self.bounds,
+            world=name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorldKind:
+    """A kind of world. `make` draws one; `strict` holds it to everything that is wanted of a channel."""
+
+    name: str
+    about: str
+    make: Callable[[random.Random, WorldSize, bool], World]
+    weight: int
+    """How many of a thousand worlds of the mix are of this kind."""
+    open_because: str = ""
+    """Why it is not in the mix: what no channel keeps yet. With `strict` it is the list of what fails."""
+
+
+async def talk(run: Simulation, messages: int, seconds: float, *, sizes: tuple[int, ...] = (10, 60)) -> None:
+    """So many messages of whoever is there, over about so many seconds."""
+    for number in range(messages):
+        await asyncio.sleep(run.rng.expovariate(messages / seconds))
+        present = [each for each in run.participants if each.alive and not each.asleep]
+        if present:
+            await say(run, run.rng.choice(present), b"%d" % number, run.rng.choice(sizes))
+
+
+async def say(run: Simulation, sender: SimParticipant, word: bytes, size: int) -> str | None:
+    """One message; None if it was not accepted."""
+    try:
+        return await sender.send((word + b" ").ljust(size, b"."))
+    except StrataError:
+        run.network.counts["refused_sends"] += 1  # a store out of order: nothing was promised
+        return None
+
+
+async def rest_until(run: Simulation, at: float) -> None:
+    """Wait until a virtual second, if it is still to come."""
+    await asyncio.sleep(max(0.0, at - run.network.time()))

@@ -1,0 +1,647 @@
+"""Whoever was away, and whoever joins: all that the relays have, in order, and no silence about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from strata.channels.messaging.reading import HistoryPage
+from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived, ReceivedEnvelope
+from strata.channels.persistence import MemoryPersistence
+from strata.channels.reliable import HistoryGap, IrretrievableMessage, ReliableChannel, SyncStatus
+from strata.channels.sds import HistoryEntry, SdsMessage
+from strata.protocol.errors import ConnectionFailed
+
+from tests.support.scripted_node import (
+    START,
+    START_MS,
+    TOPIC,
+    Query,
+    ScriptedNode,
+    opened,
+    said,
+    segments,
+    settle,
+    sync,
+    virtually,
+)
+
+PAGE = 20
+
+
+@dataclass
+class PagingNode(ScriptedNode):
+    """A node over one relay with a log, which is read in either order and from any place on."""
+
+    log: list[NodeMessageReceived] = field(default_factory=list)
+    fails_after: int | None = None
+    """The relay goes away after so many pages."""
+    reads: int = 0
+    """Messages that were read, by whatever question."""
+    pages_read: int = 0
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: str,
+        since_ms: int,
+        until_ms: int | None = None,
+        after: str | None = None,
+    ) -> AsyncGenerator[HistoryPage, None]:
+        query = Query(0.0, topic, since_ms)
+        self.queries.append(query)
+        at = 0 if after is None else int(after)
+        chosen = [
+            (place, event)
+            for place, event in enumerate(self.log, 1)
+            if (event.message.timestamp or 0) * 1000 >= since_ms - 1000
+            and (until_ms is None or (event.message.timestamp or 0) * 1000 <= until_ms)
+            and (after is None or (place > at if order == "asc" else place < at))
+        ]
+        if order == "desc":
+            chosen.reverse()
+        for start in range(0, len(chosen), PAGE):
+            if self.fails_after is not None and query.pages == self.fails_after:
+                raise ConnectionFailed("the relay went away")
+            await asyncio.sleep(0.001)
+            part = chosen[start : start + PAGE]
+            query.pages += 1
+            self.pages_read += 1
+            self.reads += len(part)
+            yield HistoryPage([event for _, event in part], str(part[-1][0]))
+
+    async def history(
+        self, topic: str, *, since_ms: int
+    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        async for page in self.read(topic, order="desc", since_ms=since_ms):
+            yield page.messages
+
+    def keep(self, message: SdsMessage | bytes, *, at: float = 0.0) -> NodeMessageReceived:
+        """The relay takes a message that was sent so many seconds after the start."""
+        payload = message if isinstance(message, bytes) else message.encode()
+        event = NodeMessageReceived(
+            self.hash_of(payload),
+            ReceivedEnvelope(content_topic=TOPIC, payload=payload, timestamp=int(START + at)),
+        )
+        self.stored[event.message_hash] = event
+        self.log.append(event)
+        return event
+
+    def expire(self, count: int) -> None:
+        """The relay has the oldest messages no more."""
+        for event in self.log[:count]:
+            del self.stored[event.message_hash]
+        self.log = self.log[count:]
+
+
+def talk(
+    node: PagingNode,
+    count: int,
+    *,
+    first: int = 0,
+    every: float = 1.0,
+    after: Sequence[SdsMessage] = (),
+) -> list[SdsMessage]:
+    """Messages of three people who each name the last two, all kept by the relay."""
+    made: list[tuple[SdsMessage, bytes]] = []
+    for n in range(first, first + count):
+        follows = [HistoryEntry(each.message_id, hint, each.sender_id) for each, hint in made[-2:]]
+        follows = follows or [HistoryEntry(each.message_id, None, each.sender_id) for each in after[-2:]]
+        message = said(n, sender="bcd"[n % 3], follows=follows, lamport=START_MS + int(n * every * 1000))
+        made.append((message, node.keep(message, at=n * every).message_hash))
+    return [message for message, _ in made]
+
+
+def payloads(messages: Sequence[SdsMessage]) -> list[bytes]:
+    return [f"{each.sender_id} {each.message_id.split('-')[1]}".encode() for each in messages]
+
+
+async def synced(channel: ReliableChannel) -> SyncStatus:
+    """Wait until the channel says that it is."""
+    while not (status := channel.sync_status()).is_synced:  # noqa: ASYNC110 -- time is simulated
+        await asyncio.sleep(0.05)
+    return status
+
+
+def at(node: PagingNode, seconds: float) -> PagingNode:
+    """A participant's clock so many seconds after the start."""
+    node.clock_offset = seconds
+    return node
+
+
+# However much it is.
+
+
+@virtually
+async def test_a_gap_far_larger_than_what_may_wait_is_closed_in_order() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 400)
+    async with opened(node, max_waiting=40, max_missing=40, max_inbox_messages=50) as (channel, told):
+        assert await synced(channel)
+        assert told.payloads == payloads(messages)
+        assert channel.statistics.sds.refused_full == 0 and told.of(IrretrievableMessage) == []
+        assert node.reads == 400, "each is read once"
+        await asyncio.sleep(1_000)
+        assert told.payloads == payloads(messages) and not told.of(HistoryGap)
+
+
+@virtually
+async def test_live_messages_that_find_no_room_while_the_history_is_read_come_in_their_turn() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 200)
+    async with opened(node, max_waiting=5, max_inbox_messages=30) as (channel, told):
+        late = talk(node, 60, first=200, after=messages)
+        linked = said(300, sender="e", follows=[messages[-1], late[-1]], lamport=START_MS + 300_000)
+        node.keep(linked, at=300)
+        for event in node.log[200:]:
+            await node.message_events.emit(event)
+        assert await synced(channel)
+        assert told.payloads == payloads([*messages, *late, linked])
+
+
+@virtually
+async def test_what_found_no_room_is_read_again_even_if_the_relay_is_away_for_a_while() -> None:
+    node = at(PagingNode(), 1_000)
+    async with opened(node, max_waiting=1, retrieve_frequency_ms=0) as (channel, told):
+        await synced(channel)
+        made = talk(node, 6, first=1_000)
+        node.fails_after = 0
+        for event in (node.log[5], node.log[2]):  # the second of them finds no room
+            await node.deliver(event)
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(60)
+        assert told.payloads == []
+        node.fails_after = None
+        await asyncio.sleep(400)
+        assert told.payloads == payloads(made) and channel.sync_status().is_synced
+
+
+@virtually
+async def test_a_short_cut_after_a_long_day_reads_what_is_new_and_not_the_day() -> None:
+    node = at(PagingNode(), 0)
+    async with opened(node) as (channel, told):
+        await synced(channel)
+        for n in range(100):
+            await asyncio.sleep(60)
+            live = said(n, lamport=START_MS + n * 60_000)
+            await node.deliver(node.keep(live, at=60 * (n + 1)))
+        read = node.reads
+        await node.disconnect()
+        missed = said(200, sender="c", lamport=START_MS + 7_000_000)
+        node.keep(missed, at=6_010)
+        await asyncio.sleep(10)
+        await node.reconnect()
+        await synced(channel)
+        assert told.payloads[-1] == b"c 200" and node.reads - read < 20
+
+
+@virtually
+async def test_a_full_inbox_holds_back_the_reading_and_memory_holds_a_page() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 400)
+    async with opened(node, take=False, max_inbox_messages=10) as (channel, _):
+        await asyncio.sleep(30)
+        assert channel.sync_status().inbox == 10 and node.reads <= 2 * PAGE
+        assert not channel.sync_status().is_synced
+        taken = [(await anext(channel)).payload for _ in range(400)]
+        assert taken == payloads(messages)
+
+
+@pytest.mark.req("C-173")
+@virtually
+async def test_a_reading_that_breaks_off_goes_on_behind_what_is_taken_after_a_restart() -> None:
+    store = MemoryPersistence()
+    node = at(PagingNode(), 10_000)
+    messages = talk(node, 400)
+    taken: list[bytes] = []
+    lives = 0
+    while len(taken) < 400:
+        lives += 1
+        node.fails_after = 3
+        async with opened(node, persistence=store, max_waiting=30) as (channel, told):
+            await asyncio.sleep(2)
+            assert not channel.sync_status().is_synced or lives > 6
+            taken += told.payloads
+    assert taken == payloads(messages), "nothing is skipped, and nothing comes twice"
+    assert lives == 7 and node.reads <= 400 + lives * PAGE, "nor is it read twice"
+
+
+@virtually
+async def test_a_wanted_message_finds_room_where_others_find_none() -> None:
+    node = ScriptedNode()
+    options: dict[str, Any] = {"query_on_connect": False, "retrieve_frequency_ms": 0, "max_waiting": 3}
+    async with opened(node, **options) as (channel, told):
+        chain = [said(0)]
+        for n in range(1, 5):
+            chain.append(said(n, follows=chain[-1:]))
+        # Newest first: each is wanted by the one before, and waits itself.
+        for message in reversed(chain):
+            await node.deliver(message)
+        assert told.payloads == [f"bob {n}".encode() for n in range(5)]
+        assert channel.statistics.sds.refused_full == 0
+        for n in range(100, 120):
+            await node.deliver(said(n, follows=[HistoryEntry(f"bob-{n + 1}", None, "bob")]))
+        held = channel._session.engine.sds._incoming.waiting  # type: ignore[union-attr]
+        assert len(held) <= 6, "a chain that a forger makes has an end"
+
+
+@virtually
+async def test_large_messages_span_pages_and_the_end_of_a_life() -> None:
+    store = MemoryPersistence()
+    node = at(PagingNode(), 1_000)
+    big = bytes(range(256)) * 40
+    before: list[SdsMessage] = []
+    for n, content in enumerate(segments(big, size=200)):
+        before = [said(n, content=content, follows=before[-1:], lamport=START_MS + n)]
+        node.keep(before[0], at=n / 100)
+    assert len(node.log) > 2 * PAGE
+    node.fails_after = 1
+    async with opened(node, persistence=store, segment_size_bytes=200) as (channel, told):
+        await asyncio.sleep(2)
+        assert told.payloads == [] and not channel.sync_status().is_synced
+    node.fails_after = None
+    async with opened(node, persistence=store, segment_size_bytes=200) as (channel, told):
+        await synced(channel)
+        assert told.payloads == [big]
+
+
+# How it is told.
+
+
+@virtually
+async def test_a_channel_is_not_synced_before_it_is_and_says_how_far_it_has_come() -> None:
+    node = at(PagingNode(), 400)
+    messages = talk(node, 400)
+    async with opened(node, take=False, max_inbox_messages=100) as (channel, _):
+        await settle()
+        seen: list[SyncStatus] = []
+        for _ in messages:
+            await anext(channel)
+            seen.append(channel.sync_status())
+        await synced(channel)
+        assert channel.sync_status().syncing is None
+    reading = [status for status in seen if status.syncing is not None]
+    assert reading and not any(status.is_synced for status in reading)
+    read = [status.syncing.read for status in reading if status.syncing is not None]
+    assert read == sorted(read) and read[-1] > 200
+    estimates = {s.syncing.about for s in reading if s.syncing is not None and s.syncing.about is not None}
+    assert estimates and all(350 <= estimate <= 450 for estimate in estimates), estimates
+    assert str(reading[-1].syncing).startswith("syncing 3")
+
+
+@virtually
+async def test_while_no_relay_can_be_reached_a_channel_does_not_say_that_it_is_synced() -> None:
+    node = PagingNode()
+    await node.disconnect()
+    async with opened(node) as (channel, _):
+        await asyncio.sleep(60)
+        assert not channel.sync_status().is_synced
+        await node.reconnect()
+        await synced(channel)
+        await node.disconnect()
+        await settle()
+        assert not channel.sync_status().is_synced
+
+
+# What no relay has any more.
+
+
+@pytest.mark.parametrize("known", [0, 40])
+@virtually
+async def test_what_has_expired_is_one_gap_and_the_channel_goes_on(known: int) -> None:
+    store = MemoryPersistence()
+    node = at(PagingNode(), 100)
+    messages = talk(node, known)
+    if known:
+        async with opened(node, persistence=store) as (_, told):
+            await asyncio.sleep(1)
+            assert len(told.payloads) == known
+    messages += talk(node, 300 - known, first=known, after=messages)
+    node.expire(200)
+    node.clock_offset = 1_000
+    async with opened(node, persistence=store, max_waiting=50) as (channel, told):
+        await asyncio.sleep(2)
+        assert told.payloads == payloads(messages[200:])
+        (gap,) = told.of(HistoryGap)
+        assert (gap.to_id, gap.to_time) == (messages[200].message_id, START_MS + 200_000)
+        if known:
+            assert (gap.from_id, gap.from_time) == (messages[39].message_id, START_MS + 39_000)
+        else:
+            assert gap.from_id is None and gap.from_time is None
+        assert set(gap.message_ids) == {messages[198].message_id, messages[199].message_id}
+        assert gap.at_least == 2
+        assert channel.sync_status().is_synced
+        live = said(999, sender="b", follows=messages[-2:], lamport=START_MS + 999_000)
+        await node.deliver(node.keep(live, at=999))
+        assert told.payloads[-1] == b"b 999", "live ones follow at once"
+        await asyncio.sleep(3_000)
+        assert told.of(IrretrievableMessage) == [], "and nothing is told a second time"
+        assert len(told.of(HistoryGap)) == 1
+
+
+@virtually
+async def test_where_all_has_expired_live_messages_are_heard_at_once() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 30)
+    node.expire(30)
+    async with opened(node) as (_, told):
+        for n in range(3):
+            messages.append(said(n, sender="live", follows=messages[-2:], lamport=START_MS + 1_000_000 + n))
+            await node.deliver(node.keep(messages[-1], at=1_000))
+        await asyncio.sleep(2)
+        assert told.payloads == [b"live 0", b"live 1", b"live 2"]
+        assert len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.parametrize("retention", [None, 300])
+@virtually
+async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | None) -> None:
+    node = at(PagingNode(), 100)
+    messages = talk(node, 60)
+    node.expire(30)
+    waits = retention or 600
+    async with opened(node, max_waiting=10, retention_seconds=retention) as (channel, told):
+        await asyncio.sleep(waits - 100)
+        assert told.payloads == [] and told.of(HistoryGap) == []
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(100)
+        assert told.payloads == payloads(messages[30:]), "what had no room is read at once"
+        (gap,) = told.of(HistoryGap)
+        assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
+        await asyncio.sleep(3_000)
+        assert told.of(IrretrievableMessage) == [] and len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.parametrize("hints", [True, False])
+@virtually
+async def test_a_relay_that_comes_back_is_asked_before_anything_is_called_gone(hints: bool) -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    away, node.log = node.log[:20], node.log[20:]
+    for event in away:
+        del node.stored[event.message_hash]
+    node.connection_status = ConnectionStatus.PARTIALLY_CONNECTED
+    if not hints:
+        node.finds_by_hash = False
+    async with opened(node) as (channel, told):
+        await asyncio.sleep(8)
+        assert told.of(HistoryGap) == []
+        for event in away:
+            node.stored[event.message_hash] = event
+        node.log += away  # where its reading stands, they are new
+        await node.set_status(ConnectionStatus.CONNECTED)
+        await asyncio.sleep(30)
+        assert told.of(HistoryGap) == [] and told.of(IrretrievableMessage) == []
+        assert told.payloads == payloads(messages)
+        assert channel.sync_status().is_synced
+
+
+@virtually
+async def test_a_relay_that_stays_away_holds_up_nothing_for_long() -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    node.expire(20)
+    node.connection_status = ConnectionStatus.PARTIALLY_CONNECTED
+    async with opened(node) as (_, told):
+        await asyncio.sleep(10)
+        assert told.payloads == []
+        await asyncio.sleep(10)
+        assert told.payloads == payloads(messages[20:]) and len(told.of(HistoryGap)) == 1
+
+
+@virtually
+async def test_a_message_of_a_gap_keeps_no_query_going() -> None:
+    node = at(PagingNode(), 5_000)
+    messages = talk(node, 40)
+    node.expire(20)
+    async with opened(node) as (_, told):
+        await asyncio.sleep(2)
+        assert told.payloads == payloads(messages[20:])
+        asked = len(node.fetches) + len(node.queries)
+        unknown = HistoryEntry("unknown", bytes(32), "c")
+        live = said(1, sender="b", follows=[messages[-1], unknown], lamport=START_MS + 5_000_000)
+        await node.deliver(node.keep(live, at=5_000))
+        await asyncio.sleep(300)
+        assert len(node.fetches) + len(node.queries) - asked < 30, "at longer and longer intervals"
+
+
+@virtually
+async def test_what_was_missing_already_is_looked_at_again_when_a_message_waits_for_it() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 30)
+    node.expire(30)
+    async with opened(node) as (_, told):
+        await node.deliver(sync(1_000_000, sender="d", follows=messages[-2:]))
+        await asyncio.sleep(2)
+        live = said(0, sender="live", follows=messages[-2:], lamport=START_MS + 1_002_000)
+        await node.deliver(node.keep(live, at=1_002))
+        await asyncio.sleep(3)
+        assert told.payloads == [b"live 0"] and len(told.of(HistoryGap)) == 1
+
+
+@virtually
+async def test_many_who_talked_at_the_edge_of_a_gap_make_one_gap() -> None:
+    node = at(PagingNode(), 1_000)
+    # Five at a time who have not heard of one another: each names two of the five before.
+    rounds: list[list[tuple[SdsMessage, bytes]]] = []
+    for turn in range(12):
+        last = rounds[-1] if rounds else []
+        now: list[tuple[SdsMessage, bytes]] = []
+        for person in range(5):
+            named = [last[(person + step) % 5] for step in (0, 2)] if last else []
+            follows = [HistoryEntry(each.message_id, hint, each.sender_id) for each, hint in named]
+            message = said(turn, sender="bcdef"[person], follows=follows, lamport=START_MS + turn * 1000)
+            now.append((message, node.keep(message, at=turn).message_hash))
+        rounds.append(now)
+    node.expire(32)  # in the midst of a round
+    async with opened(node) as (channel, told):
+        await asyncio.sleep(2)
+        assert len(told.payloads) == 28 and channel.sync_status().is_synced
+        assert len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.req("C-126")
+@virtually
+async def test_a_hole_in_the_midst_is_waited_for_and_told_by_its_own_event() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 60)
+    (hole,) = [event for event in node.log if messages[30].encode() == event.message.payload]
+    node.log.remove(hole)
+    del node.stored[hole.message_hash]
+    async with opened(node, lost_message_timeout_ms=60_000) as (_, told):
+        await asyncio.sleep(30)
+        assert told.payloads == payloads(messages[:30])
+        await asyncio.sleep(60)
+        assert told.payloads == payloads(messages[:30] + messages[31:])
+        assert [each.message_id for each in told.of(IrretrievableMessage)] == [messages[30].message_id]
+        assert told.of(HistoryGap) == []
+
+
+@virtually
+async def test_how_long_others_wait_for_a_message_is_apart_from_how_long_it_is_looked_for() -> None:
+    node = ScriptedNode()
+    async with opened(node, hold_back_ms=20_000, lost_message_timeout_ms=300_000, query_on_connect=False) as (
+        channel,
+        told,
+    ):
+        await node.deliver(said(2, follows=[HistoryEntry("bob-1", bytes(32), "bob")]))
+        await asyncio.sleep(15)
+        assert told.payloads == []
+        await asyncio.sleep(15)
+        assert told.payloads == [b"bob 2"]
+        (missing,) = channel.sync_status().missing
+        assert missing.message_id == "bob-1" and missing.released
+        assert told.of(IrretrievableMessage) == [], "it is still looked for"
+        await node.deliver(said(1), said(3, follows=[HistoryEntry("bob-0", bytes(32), "bob")]))
+        assert told.payloads == [b"bob 2", b"bob 1"], "and welcome when it comes"
+        await asyncio.sleep(320)
+        assert [each.message_id for each in told.of(IrretrievableMessage)] == ["bob-0"]
+
+
+# What nobody has ever sent.
+
+
+@virtually
+async def test_forged_dependencies_cost_no_second_reading() -> None:
+    node = at(PagingNode(), 1_000)
+    talk(node, 110)
+    async with opened(node, retrieve_frequency_ms=1_000) as (channel, _):
+        await synced(channel)
+        assert node.reads == 110
+        for n in range(20):
+            await node.deliver(sync(n, sender="mallory", follows=[HistoryEntry(f"none-{n}", None, "x")]))
+            await asyncio.sleep(30)
+        assert node.reads == 110, "what was read is not read again"
+        talk(node, 10, first=1_000)
+        await node.deliver(sync(99, sender="mallory", follows=[HistoryEntry("none-99", None, "x")]))
+        await asyncio.sleep(600)
+        assert node.reads <= 121, "but what is new is"
+
+
+@virtually
+async def test_forged_dependencies_cost_no_second_reading_of_a_store_without_cursors_either() -> None:
+    class Plain(ScriptedNode):
+        read_messages = 0
+
+        async def history(
+            self, topic: str, *, since_ms: int
+        ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+            found = [e for e in self.log if (e.message.timestamp or 0) * 1000 >= since_ms]
+            for start in range(0, len(found), PAGE):
+                self.read_messages += len(found[start : start + PAGE])
+                yield found[::-1][start : start + PAGE]
+
+        log: list[NodeMessageReceived]
+
+    source = PagingNode()
+    talk(source, 110)
+    node = Plain()
+    node.log, node.stored = source.log, source.stored
+    node.clock_offset = 10_000
+    async with opened(node, retrieve_frequency_ms=1_000, query_on_connect=False) as (_, _told):
+        for n in range(20):
+            await node.deliver(sync(n, sender="mallory", follows=[HistoryEntry(f"none-{n}", None, "x")]))
+            await asyncio.sleep(30)
+        assert node.read_messages == 110
+
+
+@virtually
+async def test_a_relay_that_finds_nothing_by_name_is_not_read_through_for_names_that_nobody_has_sent() -> (
+    None
+):
+    class Plain(PagingNode):
+        finds_by_hash = False
+
+    node = at(Plain(), 1_000)
+    messages = talk(node, 110)
+    async with opened(node, retrieve_frequency_ms=1_000) as (channel, told):
+        await synced(channel)
+        for n in range(20):
+            forged = HistoryEntry(f"none-{n}", n.to_bytes(32, "big"), "x")
+            await node.deliver(sync(n, sender="mallory", follows=[forged]))
+            await asyncio.sleep(30)
+        assert node.reads == 110 and node.fetches == []
+        late = talk(node, 2, first=2_000, after=messages)
+        await node.deliver(node.log[-1])
+        await asyncio.sleep(400)
+        assert told.payloads[-2:] == payloads(late), "what is there is found all the same"
+
+
+class Reversing:
+    def encrypt(self, content: bytes) -> bytes:
+        return content[::-1]
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload[::-1]
+
+
+@virtually
+async def test_all_of_it_holds_for_an_encrypted_channel() -> None:
+    hook, node, plain = Reversing(), at(PagingNode(), 1_000), PagingNode()
+    messages = talk(plain, 200)
+    for event in plain.log:
+        kept = node.keep(hook.encrypt(event.message.payload), at=(event.message.timestamp or START) - START)
+        node.stored[event.message_hash] = kept
+    node.log = node.log[100:]
+    for event in plain.log[:100]:
+        del node.stored[event.message_hash]
+    async with opened(node, encryption=hook, max_waiting=30) as (channel, told):
+        await synced(channel)
+        assert told.payloads == payloads(messages[100:]) and len(told.of(HistoryGap)) == 1
+        page = await channel.history(limit=10)
+        assert [each.payload for each in page.messages] == payloads(messages[190:])
+
+
+# Joining.
+
+
+@virtually
+async def test_who_joins_now_hears_what_is_said_and_waits_for_nothing_from_before() -> None:
+    node = at(PagingNode(), 1_000)
+    before = talk(node, 300)
+    node.expire(200)
+    store = MemoryPersistence()
+    async with opened(node, join="now", persistence=store) as (channel, told):
+        await synced(channel)
+        now = [said(0, sender="live", follows=before[-2:], lamport=START_MS + 1_000_000)]
+        # Somebody who was away for long, and names what only he has seen last.
+        now.append(said(1, sender="late", follows=[before[0], before[1]], lamport=START_MS + 1_000_001))
+        for message in now:
+            await node.deliver(node.keep(message, at=1_000))
+        await asyncio.sleep(2)
+        assert told.payloads == [b"live 0", b"late 1"]
+        assert told.of(HistoryGap) == [] and told.of(IrretrievableMessage) == []
+        assert channel.sync_status().is_synced
+        assert node.reads <= PAGE * 4
+    missed = said(2, sender="live", follows=now, lamport=START_MS + 1_200_000)
+    node.keep(missed, at=1_200)
+    node.clock_offset = 1_300
+    async with opened(node, join="now", persistence=store) as (channel, told):
+        await synced(channel)
+        assert told.payloads == [b"live 2"], "one who was here before has missed something"
+
+
+@virtually
+async def test_who_joins_from_a_time_on_reads_from_there() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 300)
+    async with opened(node, since=START + 250) as (channel, told):
+        await synced(channel)
+        assert told.payloads == payloads(messages[250:])
+        assert told.of(HistoryGap) == [] and channel.sync_status().missing == ()
+        await asyncio.sleep(1_000)
+        assert told.payloads == payloads(messages[250:]) and told.of(IrretrievableMessage) == []
+
+
+def test_join_and_since_that_contradict_each_other_are_refused() -> None:
+    node = ScriptedNode()
+    from strata.channels.reliable import InvalidConfiguration, make_channel
+
+    with pytest.raises(InvalidConfiguration):
+        make_channel(node, "room", TOPIC, "alice", join="now", since=5)
+    with pytest.raises(InvalidConfiguration):
+        make_channel(node, "room", TOPIC, "alice", options={"join": "later"})

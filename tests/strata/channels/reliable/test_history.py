@@ -1,0 +1,141 @@
+"""A channel's past, backwards and page by page, with nobody else there (`ReliableChannel.history`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strata.channels.reliable import (
+    HistoryGap,
+    InvalidPlace,
+    MessageReceived,
+    PastMessages,
+    ReliableChannel,
+)
+from strata.channels.sds import HistoryEntry, SdsMessage
+from strata.protocol.errors import ConnectionFailed
+
+from tests.strata.channels.reliable.test_absence import PagingNode, at, payloads, talk
+from tests.support.scripted_node import START, START_MS, opened, said, segments, sync, virtually
+
+QUIETLY: dict[str, Any] = {"join": "now", "retrieve_frequency_ms": 0}
+
+
+async def walk(channel: ReliableChannel, limit: int) -> list[PastMessages]:
+    """Every page, the newest first."""
+    pages = [await channel.history(limit=limit)]
+    while pages[-1].more:
+        pages.append(await channel.history(before=pages[-1].before, limit=limit))
+    return pages
+
+
+def said_in(pages: list[PastMessages]) -> list[bytes]:
+    return [message.payload for page in reversed(pages) for message in page.messages]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 33, 1_000])
+@virtually
+async def test_the_past_comes_backwards_in_whole_pages_and_each_message_once(limit: int) -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 100)
+    async with opened(node, **QUIETLY) as (channel, told):
+        pages = await walk(channel, limit)
+        assert said_in(pages) == payloads(messages)
+        assert all(len(page.messages) == limit for page in pages[:-1])
+        assert all(page.is_complete for page in pages)
+        assert pages[-1].before is None
+        assert told.payloads == [], "nothing was handed over"
+
+
+@virtually
+async def test_what_is_in_the_past_looks_as_what_is_handed_over() -> None:
+    node = at(PagingNode(), 1_000)
+    talk(node, 5)
+    async with opened(node) as (channel, told):
+        handed = told.of(MessageReceived)
+        page = await channel.history()
+        assert [each.message_id for each in page.messages] == [each.message_id for each in handed]
+        for theirs, ours in zip(page.messages, handed, strict=True):
+            assert (theirs.request_id, theirs.sender_id) == (ours.request_id, ours.sender_id)
+            assert (theirs.payload, theirs.hash) == (ours.payload, ours.hash)
+        assert [each.timestamp for each in page.messages] == [START_MS + 1000 * n for n in range(5)]
+        assert len(told.payloads) == 5, "nothing was handed over a second time"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@virtually
+async def test_large_messages_and_those_that_were_sent_again_are_there_once(limit: int) -> None:
+    node = at(PagingNode(), 1_000)
+    big = bytes(range(256)) * 30
+    last = [said(0)]
+    node.keep(last[0], at=0)
+    for n, content in enumerate(segments(big, size=100), 1):
+        last = [said(n, content=content, follows=last, lamport=START_MS + n * 10)]
+        node.keep(last[0], at=n / 100)
+        if n == 40:
+            node.keep(said(999, sender="carol", lamport=START_MS + 405), at=1)
+    node.keep(sync(1, follows=last), at=2)
+    node.keep(said(0), at=9)  # again
+    node.keep(last[0], at=10)
+    async with opened(node, **QUIETLY) as (channel, _):
+        pages = await walk(channel, limit)
+        assert sorted(said_in(pages)) == sorted([b"bob 0", big, b"carol 999"])
+
+
+@virtually
+async def test_a_page_says_what_is_missing() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 60)
+    (hole,) = [event for event in node.log if event.message.payload == messages[50].encode()]
+    node.log.remove(hole)
+    del node.stored[hole.message_hash]
+    async with opened(node, **QUIETLY) as (channel, _):
+        newest, older = await channel.history(limit=5), await channel.history(before=START + 40, limit=20)
+        assert newest.is_complete
+        assert older.is_complete and older.messages[-1].payload == payloads(messages)[39]
+        with_hole = await channel.history(before=newest.before, limit=10)
+        assert with_hole.missing == (messages[50].message_id,) and not with_hole.is_complete
+    node.expire(20)
+    async with opened(node, **QUIETLY, sender_id="dave") as (channel, told):
+        pages = await walk(channel, 30)
+        assert set(pages[-1].missing) == {messages[18].message_id, messages[19].message_id}
+        assert len(said_in(pages)) == 39 and not told.of(HistoryGap)
+
+
+@virtually
+async def test_messages_of_other_channels_and_garbage_are_no_part_of_it() -> None:
+    node = at(PagingNode(), 1_000)
+    node.keep(b"garbage", at=1)
+    node.keep(said(1, channel="hall"), at=2)
+    node.keep(said(2), at=3)
+    node.keep(SdsMessage("bob", "bob-3", "room", START_MS, (), None, (), b"no segment"), at=4)
+    async with opened(node, **QUIETLY) as (channel, _):
+        page = await channel.history()
+        assert [each.payload for each in page.messages] == [b"bob 2"] and not page.more
+
+
+@virtually
+async def test_places_and_limits_that_make_no_sense_are_refused() -> None:
+    node = PagingNode()
+    async with opened(node, **QUIETLY) as (channel, _):
+        for wrong in ("", "zz", "00", "93c0"):
+            with pytest.raises(InvalidPlace):
+                await channel.history(before=wrong)
+        for limit in (0, -1, 1_001):
+            with pytest.raises(ValueError, match="limit"):
+                await channel.history(limit=limit)
+        node.fails_after = 0
+        node.keep(said(1))
+        with pytest.raises(ConnectionFailed):
+            await channel.history()
+
+
+@virtually
+async def test_asking_for_the_past_disturbs_nothing() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 40)
+    async with opened(node, **QUIETLY) as (channel, told):
+        await channel.history(limit=10)
+        live = said(41, sender="e", follows=[HistoryEntry(messages[-1].message_id, None, "b")])
+        await node.deliver(live)
+        assert told.payloads == [b"e 41"] and channel.log() == ["e-41"]

@@ -1,0 +1,89 @@
+"""Long absences and late comers over a real relay: everything in order, once, and resumed where it stood.
+
+`STRATA_ABSENCE` sets how many messages were missed; the suite takes few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+import strata
+from strata.channels.persistence import SqlitePersistence
+from strata.channels.reliable import SyncStatus
+from strata.protocol.ids import Identity
+
+from benches.channel_absence import CHANNEL, join_to_first_live, publish_all, read_all, written
+from tests.support.relay_process import RelayProcess
+
+MISSED = int(os.environ.get("STRATA_ABSENCE", "1500"))
+FILTER_IDS = 100
+"""A small filter: the packets are small, and a relay of the suite holds many."""
+
+
+def topic() -> str:
+    return f"/test/1/{secrets.token_hex(8)}/proto"
+
+
+async def test_a_long_absence_is_made_up_for_in_order_and_in_bounded_memory(relay: RelayProcess) -> None:
+    where = topic()
+    await publish_all(relay.ws, written(MISSED, where, filter_ids=FILTER_IDS))
+    spent = await read_all(relay.ws, where, MISSED, filter_ids=FILTER_IDS)
+    assert spent.messages == MISSED
+    print(spent)
+    # The log and the known ids are bounded; the messages themselves are many times as large.
+    assert spent.grown_bytes < 400_000_000
+
+
+def connected(url: str, *, pool: bool) -> strata.Relay | strata.Pool:
+    if pool:
+        return strata.connect_pool([url], identity=Identity.generate())
+    return strata.connect(url, identity=Identity.generate())
+
+
+@pytest.mark.parametrize("pool", [False, True])
+async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
+    relay: RelayProcess, tmp_path: Path, pool: bool
+) -> None:
+    where, count = topic(), 700
+    await publish_all(relay.ws, written(count, where, filter_ids=FILTER_IDS))
+    taken: list[bytes] = []
+    seen: list[SyncStatus] = []
+    lives = 0
+    while len(taken) < count:
+        lives += 1
+        async with (
+            await SqlitePersistence.open(tmp_path / "channel.db") as store,
+            connected(relay.ws, pool=pool) as connection,
+        ):
+            room = connection.channel(
+                CHANNEL,
+                topic=where,
+                sender_id="me",
+                persistence=store,
+                bloom_filter_size=FILTER_IDS,
+                max_inbox_messages=100,
+                hand_over="again",
+            )
+            async with room, asyncio.timeout(120):
+                for _ in range(min(300, count - len(taken))):
+                    taken.append((await anext(room)).payload)
+                    seen.append(room.sync_status())
+                if len(taken) < count:
+                    taken.pop()  # it was being worked on when the program left, so it comes again
+    assert taken == [b"message %d" % number for number in range(count)]
+    assert lives > 2
+    assert not any(status.is_synced for status in seen[: count // 3])
+
+
+async def test_a_newcomer_hears_what_is_said_now_whatever_was_said_before(relay: RelayProcess) -> None:
+    where = topic()
+    await publish_all(relay.ws, written(600, where, filter_ids=FILTER_IDS))
+    began = time.monotonic()
+    spent = await join_to_first_live(relay.ws, where, filter_ids=FILTER_IDS)
+    print(f"{spent:.2f} s")
+    assert time.monotonic() - began < 30

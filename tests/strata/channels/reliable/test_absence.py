@@ -42,6 +42,7 @@ class PagingNode(ScriptedNode):
     reads: int = 0
     """Messages that were read, by whatever question."""
     pages_read: int = 0
+    finds_by_hash: bool = True
 
     async def read(
         self,
@@ -553,10 +554,7 @@ async def test_forged_dependencies_cost_no_second_reading_of_a_store_without_cur
 async def test_a_relay_that_finds_nothing_by_name_is_not_read_through_for_names_that_nobody_has_sent() -> (
     None
 ):
-    class Plain(PagingNode):
-        finds_by_hash = False
-
-    node = at(Plain(), 1_000)
+    node = at(PagingNode(finds_by_hash=False), 1_000)
     messages = talk(node, 110)
     async with opened(node, retrieve_frequency_ms=1_000) as (channel, told):
         await synced(channel)

@@ -64,9 +64,7 @@ class Liveness:
             self.heard_at = now
         elif now - self.heard_at > self.ping_interval * (self._pings + 1):
             if now - self._asked_at < self.ping_interval:
-                return (
-                    PeerState.FINE
-                )  # whoever looks came late with its ping: the peer has its time all the same
+                return PeerState.FINE  # the ping came late, and the peer has its time all the same
             if self._pings >= self.ping_misses:
                 return PeerState.GONE
             self._pings += 1

@@ -66,12 +66,9 @@ def _is_found(bug: Bug, copy: Path) -> bool:
         said, is_found = "it never ended", False
     finally:
         file.write_text(source)
-    last = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))][
-        :1
-    ] or said.splitlines()[-1:]
-    print(
-        f"{'found' if is_found else 'NOT FOUND'}  {bug.file}: {bug.name}  [{''.join(last)[:120]}]", flush=True
-    )
+    failures = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    why = "".join(failures[:1] or said.splitlines()[-1:])[:120]
+    print(f"{'found' if is_found else 'NOT FOUND'}  {bug.file}: {bug.name}  [{why}]", flush=True)
     return is_found
 
 

@@ -139,7 +139,7 @@ _FEED = [
     ),
     *_bugs(
         "feed/fanout",
-        "feed/test_interest.py feed/test_subscription.py feed/test_tail.py",
+        "feed/test_fanout.py feed/test_interest.py feed/test_subscription.py feed/test_tail.py",
         ("live begins anywhere", " or subscription.position != self.position:", ":"),
         (
             "who falls behind loses a batch",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relayd.access.limits import Budget, Limits, Quota, Quotas
+from relayd.access.limits import Budget, Limits, Purse, Quota, Quotas
 
 LIMITS = Limits(publishes=5, subscribes=3, backfill_bytes=1000, auths=2, connects=2, window_seconds=60)
 
@@ -153,6 +153,13 @@ def test_each_kind_of_request_has_its_own_budget():
     budgets = {"publish": 5, "subscribe": 3, "auth": 2, "connect": 2}
     for name, limit in budgets.items():
         assert taken(getattr(quota, name), 0.0) == limit
+
+
+def test_whoever_is_refused_by_one_budget_pays_no_other():
+    ample, empty = Budget(5, 60), Budget(1, 60)
+    assert empty.take(1000.0)
+    assert not Purse((ample, empty)).take(1000.0)
+    assert taken(ample, 1000.0) == 5
 
 
 def test_zero_sets_no_limit():

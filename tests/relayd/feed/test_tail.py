@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,6 +47,8 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
+        self.meanwhile: Callable[[], None] | None = None
+        """What happens once, while somebody reads."""
 
     def append(self, count: int, type_: str = "POST") -> list[LogEntry]:
         start = len(self.entries) + 1
@@ -60,7 +62,11 @@ class Log:
 
     async def tail(self, after: int, up_to: int | None, limit: int) -> list[LogEntry]:
         await asyncio.sleep(0)
-        return self.entries[after : after + limit]
+        found = self.entries[after : after + limit]
+        if self.meanwhile is not None:
+            happens, self.meanwhile = self.meanwhile, None
+            happens()
+        return found
 
 
 class Feed:
@@ -154,3 +160,34 @@ async def test_what_a_fault_kept_from_going_through_comes_again_from_the_log(fee
     feed.fanout.fails = 1
     await until_through(feed)
     assert feed.faults == ["feed"]
+
+
+@pytest.mark.req("R-167")
+async def test_a_batch_that_has_anothers_packet_in_its_midst_waits_for_that(feed: Feed):
+    first, _, third = feed.log.append(3)
+    feed.tail.committed(0, [first, third])
+    assert await until_through(feed)
+
+
+@pytest.mark.req("R-155", "R-167")
+async def test_what_was_committed_while_the_feed_read_goes_through_once(feed: Feed):
+    mine = feed.log.append(3)
+    feed.log.meanwhile = lambda: feed.tail.committed(0, mine)
+    feed.tail.ring(3)
+    await until_through(feed)
+    await asyncio.sleep(0)
+
+
+@pytest.mark.req("R-167")
+async def test_a_read_that_brings_nothing_new_is_not_the_end_of_the_log(feed: Feed):
+    mine = feed.log.append(3)
+
+    def happens() -> None:
+        feed.tail.committed(0, mine)
+        feed.log.append(2)
+        feed.tail.ring(5)
+
+    feed.log.meanwhile = happens
+    feed.tail.ring(3)
+    async with asyncio.timeout(10):
+        await feed.tail.reach(5)

@@ -1,0 +1,27 @@
+"""What the live feed keeps of its newest entries, for those who have read almost to its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from relayd.cursor import CursorCodec
+from relayd.feed.fanout import Fanout
+from relayd.store.types import LogEntry, NewPacket
+
+
+def entry(sequence: int) -> LogEntry:
+    packet = NewPacket(sequence.to_bytes(32, "big"), "did:strata:x", "A", 900, None, b"{}")
+    return LogEntry(sequence, 900, packet)
+
+
+@pytest.mark.req("R-155", "R-167")
+def test_the_newest_entries_are_given_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("relayd.feed.fanout._RECENT_ENTRIES", 4)
+    fanout = Fanout(CursorCodec(bytes(32)), 10)
+    fanout.dispatch([entry(sequence) for sequence in range(11, 18)], 1000)
+    for position in range(10, 13):
+        assert fanout.recent_after(position) is None  # 11 to 13 are no longer there
+    for position in range(13, 18):
+        found = fanout.recent_after(position)
+        assert found is not None
+        assert [each.sequence for each in found] == list(range(position + 1, 18))

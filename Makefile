@@ -36,8 +36,8 @@ lint: $(DEV) ## Check style and formatting
 types: $(DEV) ## Check the types
 	$(BIN)/mypy
 
-# Most system tests wait for something, so three at a time suit a machine with two cores.
-WORKERS ?= 3
+# Most system tests wait for something, so four at a time suit a machine with two cores.
+WORKERS ?= 4
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
 test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
 	$(BIN)/python $(PYTEST) $(ARGS)

@@ -17,6 +17,8 @@ from typing import Final, Protocol
 
 import structlog
 
+from relayd.slices import Slices
+
 __all__ = ["Listener", "NewConnection", "bind"]
 
 _log = structlog.get_logger("relayd.accepting")
@@ -75,8 +77,10 @@ class Listener:
         *,
         tls: ssl.SSLContext | None,
         handshake_timeout: float,
+        slices: Slices,
     ) -> None:
         self._socket = listening
+        self._slices = slices
         self._connect = connect
         self._tls = tls
         self._handshake_timeout = handshake_timeout
@@ -116,6 +120,8 @@ class Listener:
                 return
             accepted.setblocking(False)
             self._welcome(accepted, address[0])
+            if self._slices.is_over():
+                return  # whoever else waits is there in the next turn
 
     def _welcome(self, accepted: socket.socket, peer: str) -> None:
         connection = self._connect()

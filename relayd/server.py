@@ -424,6 +424,7 @@ class _Process:
                 lambda: Connection(self._relay, responder, path),
                 tls=tls,
                 handshake_timeout=self._settings.handshake_timeout,
+                slices=self._relay.slices,
             )
             for each in sockets
         ]

@@ -252,6 +252,8 @@ class Connection:
             events=self.socket.events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
+        # Each of them holds this connection: there must be no circle for the collector to find.
+        del self._auth, self._backlog, self._lane
 
     def review(self) -> None:
         try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
@@ -97,6 +97,49 @@ class SocketHandler(Protocol):
 
     def ended(self, reason: str) -> None:
         """The socket is gone."""
+
+
+class _Nobody:
+    """The owner of a socket that has ended: nothing that comes late concerns anybody."""
+
+    account: Hashable = None
+    held_bytes = 0
+
+    def accepted(self, peer: str | None) -> bool:
+        return False
+
+    def requested(self, request: Request, now: float) -> None:
+        pass
+
+    def received(self, data: bytes, is_text: bool, now: float) -> None:
+        pass
+
+    def review(self) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def worked(self, seconds: float, now: float) -> float:
+        return 0.0
+
+    def refuse_publishes(self, refuse: bool) -> None:
+        pass
+
+    def closing(self) -> None:
+        pass
+
+    def ended(self, reason: str) -> None:
+        pass
+
+
+def _ignoring() -> Generator[None, None, None]:
+    while True:
+        yield
+
+
+_NOBODY: Final[SocketHandler] = _Nobody()
+_IGNORES: Final = _ignoring()
 
 
 class WebSocket(asyncio.Protocol):
@@ -348,6 +391,17 @@ class WebSocket(asyncio.Protocol):
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
+        self._come_apart()
+
+    def _come_apart(self) -> None:
+        """Leave no circle of references: what has ended is given back now, and not by the collector.
+
+        Of a flood of sockets the collector would have a million objects to look at, in one step of the loop.
+        """
+        self._handler = _NOBODY
+        next(_IGNORES)
+        self._protocol.parser = _IGNORES  # the parser's own frame holds the protocol
+        self._protocol.handshake_exc = self._protocol.parser_exc = None  # and these hold frames
 
     # The opening handshake, and plain HTTP.
 

@@ -14,6 +14,7 @@ import pytest
 
 from relayd import accepting
 from relayd.accepting import Listener, bind
+from relayd.slices import Slices
 from relayd.tls import ServerTls, read_tls_files, write_dev_certificates
 
 
@@ -46,10 +47,13 @@ class Guest(asyncio.Protocol):
 
 @asynccontextmanager
 async def listening(
-    connect: Callable[[], Guest], tls: ssl.SSLContext | None = None, timeout: float = 20.0
+    connect: Callable[[], Guest],
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 20.0,
+    slices: Slices | None = None,
 ) -> AsyncIterator[Listener]:
     (bound,) = bind("127.0.0.1", 0, reuse_port=False)
-    listener = Listener(bound, connect, tls=tls, handshake_timeout=timeout)
+    listener = Listener(bound, connect, tls=tls, handshake_timeout=timeout, slices=slices or Slices())
     yield listener
     listener.close()
     listener.close()
@@ -101,6 +105,29 @@ async def test_a_handshake_under_way_is_dropped_when_the_listener_closes(tls, ev
         await eventually(lambda: "begins" in log)
     await eventually(lambda: log[-1] == "failed")
     writer.close()
+
+
+@pytest.mark.req("R-321")
+async def test_a_crowd_is_accepted_over_many_turns_of_the_loop():
+    log: list[str] = []
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        accepted = 0
+        while accepted < 20:
+            await asyncio.sleep(0)
+            now = sum(line.startswith("accepted") for line in log)
+            most, accepted = max(most, now - accepted), now
+
+    async with listening(lambda: Guest(log), slices=Slices(seconds=0.0)) as listener:
+        watching = asyncio.create_task(watch())
+        crowd = [asyncio.open_connection("127.0.0.1", listener.port) for _ in range(20)]
+        for reader, writer in await asyncio.gather(*crowd):
+            assert await reader.read() == b"hello"
+            writer.close()
+        await watching
+    assert most <= 2  # as the loop orders this task and that of the listener
 
 
 async def test_no_files_left_is_a_pause_and_not_the_end(monkeypatch, eventually):

@@ -268,13 +268,15 @@ async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> i
 
 @pytest.mark.req("R-321")
 async def test_the_honest_are_served_beside_the_idle_and_the_hostile(relay: RelayProcess):
+    """The honest come from another address: whoever shares one shares its part of the loop too."""
     identity, until = new_identity(), asyncio.Event()
     packets = [make(identity) for _ in range(100)]
     async with AsyncExitStack() as stack:
         for _ in range(IDLE):
             await stack.enter_async_context(open_client(relay.ws))
-        reader = await stack.enter_async_context(open_client(relay.ws))
-        writer = await stack.enter_async_context(open_client(relay.ws))
+        elsewhere = {"local_addr": ("127.0.0.2", 0)}
+        reader = await stack.enter_async_context(open_client(relay.ws, **elsewhere))
+        writer = await stack.enter_async_context(open_client(relay.ws, **elsewhere))
         await reader.subscribe("s", {"authors": [identity.did]})
         async with asyncio.TaskGroup() as group:
             attacks = [group.create_task(misbehave(relay, number, until)) for number in range(HOSTILE)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any, cast
 
 import pytest
+from websockets.server import ServerProtocol
 
 from relayd.sessions.connection import Connection
+from relayd.sessions.websocket import WebSocket
 from tests.relayd.sessions.connection_rig import (
     HANDSHAKE,
     FakeTransport,
@@ -45,6 +48,31 @@ async def test_the_connection_beyond_the_limit_is_turned_away(rigs):
     assert transport.written.startswith(b"HTTP/1.1 503")
     assert transport.said_all
     assert not rig.transport.said_all
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("said", [b"", b"GET /stra", b"nonsense\r\n\r\n", HANDSHAKE, HANDSHAKE + b"\xff\xff"])
+async def test_a_connection_that_has_ended_leaves_nothing_to_the_collector(rigs, said: bytes):
+    def alive() -> int:
+        kinds = (Connection, WebSocket, ServerProtocol)
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    relay = rigs().relay
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        socket = Connection(relay, cast(Any, None), "/strata").socket
+        socket.connection_made(cast(asyncio.Transport, FakeTransport()))
+        if said:
+            socket.data_received(said)
+        socket.eof_received()
+        socket.connection_lost(None)
+        del socket
+        await asyncio.sleep(0)
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.req("R-283", "R-316")

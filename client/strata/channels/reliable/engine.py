@@ -150,6 +150,8 @@ class ChannelEngine:
         self._latest_hint: bytes | None = None
         self._latest_origin = Origin()
         self._gap: HistoryGap | None = None
+        self._gone: list[str] = []
+        """The messages of that gap."""
         self._max_entries = sds_config.max_received_history
         self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
         if config.retention_seconds is not None:
@@ -266,12 +268,17 @@ class ChannelEngine:
             )
         named = (*gap.message_ids, *gone)[:_MAX_NAMED]
         self._gap = replace(gap, message_ids=named, at_least=gap.at_least + len(gone))
+        self._gone += gone
 
     def tell_gap(self) -> None:
-        """A reading has come to its end: the gap that it came upon is told, whole, in one event."""
+        """A reading has come to its end: the gap that it came upon is told, whole, in one event.
+
+        Of a gap that a crash keeps from being told, each message is told when it is given up.
+        """
         if self._gap is not None:
             self._events.append(self._gap)
-            self._gap = None
+            self.sds.told(self._gone)
+            self._gap, self._gone = None, []
 
     def is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""

@@ -379,15 +379,22 @@ class Receiver:
         """A dependency is met: deliver the messages that waited for it alone, and those they release."""
         self._deliver_all(self._incoming.met(message_id))
 
-    def release(self, ids: Iterable[str], *, told: bool) -> None:
+    def release(self, ids: Iterable[str]) -> None:
         """Let no message wait for these any longer; they stay wanted."""
         for id_ in ids:
             missing = self._incoming.missing.get(id_)
             if missing is not None:
                 missing.released = True
-                missing.told |= told
                 self._mark("missing", id_)
                 self.met(id_)
+
+    def told(self, ids: Iterable[str]) -> None:
+        """It has been told that these are gone: to give them up is no news."""
+        for id_ in ids:
+            missing = self._incoming.missing.get(id_)
+            if missing is not None:
+                missing.told = True
+                self._mark("missing", id_)
 
     def pass_over(self, id_: str) -> None:
         """Neither want this message nor wait for it: it is from before this participant's part."""
@@ -423,7 +430,7 @@ class Receiver:
         """Check all waiting and missing messages once more (C-124, C-126)."""
         now, incoming = self._clock.now, self._incoming
         self._deliver_all(incoming.recheck(self._history.known.__contains__))
-        self.release(incoming.overdue(now), told=False)
+        self.release(incoming.overdue(now))
         for lost, told in incoming.give_up(now):
             id_ = lost.entry.message_id
             self._mark("missing", id_)

@@ -506,9 +506,13 @@ class Participant:
         return list(self._incoming.front(edge, heard=heard, said_before=said_before).values())
 
     def release(self, ids: Iterable[str], now_ms: int) -> None:
-        """Deliver what waits for these missing messages alone. They stay wanted; giving up is no news."""
+        """Deliver what waits for these missing messages alone. They stay wanted."""
         self._clock.advance(now_ms)
-        self._receiver.release(ids, told=True)
+        self._receiver.release(ids)
+
+    def told(self, ids: Iterable[str]) -> None:
+        """It has been told that these missing messages are gone: there is no `Lost` for them later."""
+        self._receiver.told(ids)
 
     def pass_over(self, ids: Iterable[str], now_ms: int) -> None:
         """Neither want these messages nor wait for them; they are dropped should they arrive."""

@@ -480,6 +480,21 @@ def test_a_dependency_is_given_up_in_time_and_its_dependants_are_delivered() -> 
     assert of(Lost, run_until(never, T + 10_000_000)) == []
 
 
+@pytest.mark.req("C-126", "C-257")
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_no_longer_waited_for_is_told_once_whatever_dies_in_between(told: bool) -> None:
+    bob = join("bob")
+    bob.receive(stranger("m2", "m1"), T)
+    bob.release(["m1"], T + 1_000)
+    assert [event.message_id for event in of(Delivered, bob.events())] == ["m2"]
+    if told:
+        bob.told(["m1"])
+    state = SdsState(bob.changes())
+    again = Participant("room", "bob", QUIET, now_ms=T + 2_000, random=lambda: 0.5, state=state)
+    lost = of(Lost, run_until(again, T + 700_000))
+    assert [each.entry.message_id for each in lost] == ([] if told else ["m1"])
+
+
 @pytest.mark.req("C-119")
 def test_a_time_from_the_far_future_freezes_nothing() -> None:
     bob = join("bob")

@@ -399,7 +399,6 @@ class WebSocket(asyncio.Protocol):
         Of a flood of sockets the collector would have a million objects to look at, in one step of the loop.
         """
         self._handler = _NOBODY
-        next(_IGNORES)
         self._protocol.parser = _IGNORES  # the parser's own frame holds the protocol
         self._protocol.handshake_exc = self._protocol.parser_exc = None  # and these hold frames
 

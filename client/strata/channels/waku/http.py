@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl as ssl_module
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from strata.protocol.errors import StrataError
+from strata.relays.http_reply import answer_to, read_body, read_head
 
 __all__ = ["HttpReply", "WakuRefused", "WakuUnreachable", "request"]
-
-_MAX_HEAD_BYTES = 64 * 1024
 
 
 class WakuUnreachable(StrataError):
@@ -74,52 +72,12 @@ async def _request(
     parts = urlsplit(base_url)
     secure = parts.scheme == "https"
     context = (ssl or ssl_module.create_default_context()) if secure else None
-    reader, writer = await asyncio.open_connection(
-        parts.hostname or "", parts.port or (443 if secure else 80), ssl=context, limit=_MAX_HEAD_BYTES
-    )
-    try:
-        lines = [f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1"]
-        lines += [f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: application/json", "Connection: close"]
-        if body is not None:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        writer.write("\r\n".join([*lines, "", ""]).encode("ascii") + (body or b""))
-        await writer.drain()
-        return await _read_answer(reader, max_bytes)
-    finally:
-        writer.transport.abort()  # nothing is owed to the server, so nothing has to be waited for
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-async def _read_answer(reader: asyncio.StreamReader, max_bytes: int) -> HttpReply:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    version, _, rest = head[0].partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError("not HTTP")
-    status = int(rest[:3])
-    headers = {
-        name.strip().lower(): value.strip() for name, _, value in (each.partition(":") for each in head)
-    }
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return HttpReply(status, await _read_chunks(reader, max_bytes))
-    if "content-length" in headers:
-        length = int(headers["content-length"])
-        if not 0 <= length <= max_bytes:
-            raise ValueError("the answer is too large")
-        return HttpReply(status, await reader.readexactly(length))
-    body = await reader.read(max_bytes + 1)
-    while piece := await reader.read(max_bytes + 1):
-        body += piece
-        if len(body) > max_bytes:
-            raise ValueError("the answer is too large")
-    return HttpReply(status, body)
-
-
-async def _read_chunks(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    body = bytearray()
-    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        if not 0 < size <= max_bytes - len(body):
-            raise ValueError("the answer is too large")
-        body += await reader.readexactly(size)
-        await reader.readexactly(2)
-    return bytes(body)
+    lines = [f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1"]
+    lines += [f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: application/json", "Connection: close"]
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    asked = "\r\n".join([*lines, "", ""]).encode("ascii") + (body or b"")
+    port = parts.port or (443 if secure else 80)
+    async with answer_to(asked, parts.hostname or "", port, ssl=context) as reader:
+        status, headers = await read_head(reader)
+        return HttpReply(status, await read_body(reader, headers, max_bytes))

@@ -7,13 +7,13 @@ checked all the same. Any failure here means "a plain relay", never an error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl as ssl_module
 from urllib.parse import urlsplit
 
 import msgspec
 
 from strata.relays.connection.values import Announced
+from strata.relays.http_reply import answer_to, read_body, read_head
 
 __all__ = ["MANIFEST_PATH", "discover", "http_get"]
 
@@ -72,54 +72,14 @@ async def http_get(
     The caller bounds the time. Cancelling closes the socket.
     """
     parts = urlsplit(url)
-    host = parts.hostname or ""
     secure = parts.scheme == "wss"
-    reader, writer = await asyncio.open_connection(
-        host, parts.port or (443 if secure else 80), ssl=ssl if secure else None, limit=64 * 1024
-    )
-    try:
-        address = parts.netloc.rpartition("@")[2]
-        writer.write(
-            f"GET {path} HTTP/1.1\r\nHost: {address}\r\n"
-            "Accept: application/json\r\nConnection: close\r\n\r\n".encode("ascii")
-        )
-        await writer.drain()
-        return await _read_response(reader, max_bytes)
-    finally:
-        writer.transport.abort()  # nothing is owed to the peer, so nothing has to be waited for
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-async def _read_response(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """The body of a 200 response. Raises `ValueError` for any other, and for one too large."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    status = head[0].split(" ", 2)
-    if len(status) < 2 or not status[0].startswith("HTTP/1.") or status[1] != "200":
-        raise ValueError("not found")
-    headers = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
-    }
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _read_chunks(reader, max_bytes)
-    length = int(headers.get("content-length", max_bytes + 1))
-    if "content-length" in headers:
-        if not 0 <= length <= max_bytes:
-            raise ValueError("the answer is too large")
-        return await reader.readexactly(length)
-    body = bytearray()
-    while piece := await reader.read(max_bytes + 1 - len(body)):
-        body += piece
-        if len(body) > max_bytes:
-            raise ValueError("the answer is too large")
-    return bytes(body)
-
-
-async def _read_chunks(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    body = bytearray()
-    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        if not 0 < size <= max_bytes - len(body):
-            raise ValueError("the answer is too large")
-        body += await reader.readexactly(size)
-        await reader.readexactly(2)
-    return bytes(body)
+    asked = (
+        f"GET {path} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
+        "Accept: application/json\r\nConnection: close\r\n\r\n"
+    ).encode("ascii")
+    port = parts.port or (443 if secure else 80)
+    async with answer_to(asked, parts.hostname or "", port, ssl=ssl if secure else None) as reader:
+        status, headers = await read_head(reader)
+        if status != 200:
+            raise ValueError("not found")
+        return await read_body(reader, headers, max_bytes)

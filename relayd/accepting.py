@@ -3,6 +3,8 @@
 The event loop's own server calls a protocol only after the TLS handshake, so a peer that says nothing would
 hold a file, and one that says hello again and again would hold the loop, and no limit would know. Here each
 socket gets its connection at once, which refuses it or counts it; then the handshake begins, with a deadline.
+
+One port may speak with and without TLS: a client says which by its first byte.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _ACCEPTED_AT_ONCE: Final = 64
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
 _CLOSE_TIMEOUT: Final = 5.0
+_CLIENT_HELLO: Final = b"\x16"
+"""The first byte of a TLS connection (RFC 8446 §5.1), which no HTTP request begins with."""
 
 
 class NewConnection(Protocol):
@@ -68,7 +72,10 @@ def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
 
 
 class Listener:
-    """Accepts on one listening socket until `close`. `connect` makes the connection of each socket."""
+    """Accepts on one listening socket until `close`. `connect` makes the connection of each socket.
+
+    `takes_plain`: with `tls`, a client that begins without it is served all the same.
+    """
 
     def __init__(
         self,
@@ -78,8 +85,10 @@ class Listener:
         tls: ssl.SSLContext | None,
         handshake_timeout: float,
         slices: Slices,
+        takes_plain: bool = False,
     ) -> None:
         self._socket = listening
+        self._takes_plain = takes_plain and tls is not None
         self._slices = slices
         self._connect = connect
         self._tls = tls
@@ -136,20 +145,40 @@ class Listener:
 
     async def _serve(self, accepted: socket.socket, connection: NewConnection) -> None:
         failed = True
+        tls = self._tls
         try:
             with contextlib.suppress(OSError, TimeoutError):  # those of TLS are OSErrors too
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._takes_plain and await self._first_byte(accepted) != _CLIENT_HELLO:
+                    tls = None
                 await self._loop.connect_accepted_socket(
                     lambda: connection.socket,
                     accepted,
-                    ssl=self._tls,
+                    ssl=tls,
                     # R-321: a peer that is slow before the first byte is as slow as one after it.
-                    ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout,
-                    ssl_shutdown_timeout=None if self._tls is None else _CLOSE_TIMEOUT,
+                    ssl_handshake_timeout=None if tls is None else self._handshake_timeout,
+                    ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
                 )
                 failed = False
         finally:
             connection.handshake_ended(failed=failed)
+
+    async def _first_byte(self, accepted: socket.socket) -> bytes:
+        """What the client says first, left where it is.
+
+        Raises TimeoutError and OSError; then, or when it is cancelled, the socket is closed.
+        """
+        readable = asyncio.Event()
+        self._loop.add_reader(accepted, readable.set)
+        with contextlib.ExitStack() as undo:
+            undo.callback(accepted.close)
+            undo.callback(self._loop.remove_reader, accepted)
+            async with asyncio.timeout(self._handshake_timeout):
+                await readable.wait()
+            first = accepted.recv(1, socket.MSG_PEEK)
+            undo.pop_all()
+        self._loop.remove_reader(accepted)
+        return first
 
     def _stop(self) -> None:
         self._loop.remove_reader(self._socket)

@@ -12,7 +12,7 @@ from relayd.config import ConfigurationError, Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
 from relayd.server import PortTaken, database, print_ready, serve, stop_on_signals
 from relayd.store.types import StoreError
-from relayd.tls import TlsError
+from relayd.tls import TlsError, lacks_name, make_certificate
 from relayd.workers import supervise
 
 __all__ = ["run"]
@@ -25,11 +25,9 @@ def run(settings: Settings) -> int:
     logs.configure(settings.log_format, settings.log_level)
     for warning in settings.warnings:
         _log.warning("setting", problem=warning)
-    if settings.workers > 1:
-        main = supervise(settings, print_ready)
-    else:
-        main = _serve_alone(settings)
     try:
+        _show_trust(settings)
+        main = supervise(settings, print_ready) if settings.workers > 1 else _serve_alone(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
     except StoreError as error:
@@ -41,6 +39,20 @@ def run(settings: Settings) -> int:
     except ConfigurationError as error:  # in a file or plug-in that a setting names
         return _failed(EXIT_CONFIGURATION, "configuration", error)
     return EXIT_OK
+
+
+def _show_trust(settings: Settings) -> None:
+    """Make the relay's own certificate, if it is to have one, and say how clients come to trust it."""
+    files = make_certificate(settings)
+    if files is None or files.ca is None:
+        return
+    _log.info(
+        "tls_self_made", trust=f"SSL_CERT_FILE={files.ca}", consequence="clients need a copy of that file"
+    )
+    missing = lacks_name(files.cert, settings.public_url)
+    if missing is not None:
+        advice = f"remove {files.cert.parent}, and the next start makes one that has it"
+        _log.warning("certificate_lacks_name", name=missing, advice=advice)
 
 
 def _failed(code: int, what: str, error: Exception) -> int:

@@ -23,7 +23,8 @@ Each setting is a key of the TOML file named by `--config` (or `RELAYD_CONFIG`),
 environment. A value comes from the first of: command line, environment, file, default. Lists are
 comma-separated in the environment. For the settings marked *secret*, `<VARIABLE>_FILE` names a file that
 holds the value. An unknown key or variable stops the relay with an error that names the nearest valid one;
-`relayd check-config` shows what is in effect and `relayd doctor` whether it works here.
+`relayd check-config` shows what is in effect and `relayd doctor` whether it works here. A folder may
+stand for the file: then `config.toml` in it is read if it is there, and any other `.toml` in it is an error.
 
 *SIGHUP* in the last column means that the relay takes over a changed value when it receives that signal; all
 other settings need a restart, and so does switching TLS on or off. On SIGHUP the relay reads the settings

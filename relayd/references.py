@@ -5,7 +5,7 @@ from __future__ import annotations
 from relayd.config import ConfigurationError, Settings
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.policy.plugins import load_plugins
-from relayd.tls import TlsError, read_tls_files
+from relayd.tls import TlsError, read_tls_files, tls_files
 
 __all__ = ["check_references"]
 
@@ -14,8 +14,9 @@ def check_references(settings: Settings) -> None:
     """Raise `ConfigurationError` with everything that is missing or cannot be used."""
     problems: list[str] = []
     try:
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            read_tls_files(settings.tls_cert, settings.tls_key)
+        files = tls_files(settings)
+        if files is not None and (files.ca is None or files.cert.exists()):  # else it is made at the start
+            read_tls_files(files.cert, files.key)
     except TlsError as error:
         problems.append(str(error))
     for check in (_identities, _plugins):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from relayd.config import Reloaded, Settings, reloaded
-from relayd.tls import read_tls_files
+from relayd.tls import read_tls_files, tls_files
 
 __all__ = ["Reread", "read_again", "report"]
 
@@ -35,9 +35,8 @@ def read_again(running: Settings) -> Reread:
     """
     changes = reloaded(running)
     settings = changes.settings
-    tls = None
-    if settings.tls_cert is not None and settings.tls_key is not None:
-        tls = read_tls_files(settings.tls_cert, settings.tls_key)
+    files = tls_files(settings)
+    tls = None if files is None else read_tls_files(files.cert, files.key)
     return Reread(settings, tls, changes)
 
 

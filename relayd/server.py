@@ -51,7 +51,7 @@ from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.migrate import migrate
 from relayd.store.types import AbuseEntry, StoreError, StoreUnavailable
-from relayd.tls import ServerTls, TlsError, read_tls_files
+from relayd.tls import ServerTls, TlsError, make_certificate, read_tls_files
 
 __all__ = [
     "PortTaken",
@@ -152,9 +152,8 @@ async def serve(
     """
     metrics = Metrics()
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
-    tls = None
-    if settings.tls_cert is not None and settings.tls_key is not None:
-        tls = ServerTls(read_tls_files(settings.tls_cert, settings.tls_key))
+    files = make_certificate(settings)
+    tls = None if files is None else ServerTls(read_tls_files(files.cert, files.key))
     served: _Served | None = None
     ports: dict[str, int] = {}  # those that were chosen stay chosen
     try:
@@ -423,6 +422,7 @@ class _Process:
                 each,
                 lambda: Connection(self._relay, responder, path),
                 tls=tls,
+                takes_plain=self._settings.tls_cert is None,
                 handshake_timeout=self._settings.handshake_timeout,
                 slices=self._relay.slices,
             )

@@ -1,26 +1,37 @@
 """TLS from files, renewed without a restart, and certificates for development.
 
-The relay ends TLS itself only when `tls_cert` and `tls_key` are set; behind a reverse proxy it need not.
+The relay ends TLS itself only when `tls_cert` and `tls_key` are set, or `tls_self_made`; behind a reverse
+proxy it need not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import ssl
+import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import trustme
 from cryptography import x509
+
+from relayd.config import Settings
 
 __all__ = [
     "CertificateFacts",
     "DevCertificates",
     "ServerTls",
     "TlsError",
+    "TlsFiles",
+    "lacks_name",
+    "make_certificate",
     "read_certificate",
     "read_tls_files",
+    "tls_files",
     "write_dev_certificates",
 ]
 
@@ -66,6 +77,60 @@ class DevCertificates:
     ca: Path
     cert: Path
     key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The certificate that a relay shows."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+    """What clients need to trust a certificate that the relay made itself; None for anybody else's."""
+
+
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """The files that these settings name; None for a relay that speaks no TLS."""
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        return TlsFiles(settings.tls_cert, settings.tls_key)
+    if not settings.tls_self_made:
+        return None
+    folder = settings.data_dir / "tls"
+    return TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+
+
+def make_certificate(settings: Settings) -> TlsFiles | None:
+    """As `tls_files`, and the certificate is made where the relay is to have one of its own and has none.
+
+    It is for this machine and the host of `public_url`. Raises `TlsError` where it cannot be written.
+    """
+    files = tls_files(settings)
+    if files is None or files.ca is None or files.cert.exists():
+        return files
+    host = urlsplit(settings.public_url or "").hostname
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tls-", dir=settings.data_dir) as folder:
+            made = Path(folder) / "tls"
+            write_dev_certificates(made, () if host is None else (host,))
+            made.rename(files.cert.parent)  # all of it at once
+    except (OSError, ValueError) as error:
+        if files.cert.exists():  # another process was first
+            return files
+        raise TlsError(f"{files.cert.parent}: no certificate can be made: {error}") from None
+    return files
+
+
+def lacks_name(cert: Path, public_url: str | None) -> str | None:
+    """The host of `public_url`, if clients who go there would refuse this certificate. Raises `TlsError`."""
+    host = urlsplit(public_url or "").hostname
+    if host is None:
+        return None
+    names = {name.lower() for name in read_certificate(cert).names}
+    wild = "*." + host.partition(".")[2]
+    with contextlib.suppress(ValueError):
+        host = wild = str(ipaddress.ip_address(host))
+    return None if {host, wild} & names else host
 
 
 def read_tls_files(cert: Path, key: Path) -> ssl.SSLContext:

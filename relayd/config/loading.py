@@ -1,8 +1,10 @@
 """Where the value of a setting comes from: the first of these that names it.
 
 The command line, the environment (`RELAYD_<KEY>`, or `RELAYD_<KEY>_FILE` for a secret), the TOML file, the
-default. An empty variable counts as absent, because compose files pass empty ones. `--data-dir` on the
-command line asks for the embedded server, and so puts aside a `database_url` from a lower place.
+default. An empty variable counts as absent, because compose files pass empty ones. Where a folder is named,
+the file is the `config.toml` in it and may be missing: a container mounts a folder that is often empty.
+`--data-dir` on the command line asks for the embedded server, and so puts aside a `database_url` from a lower
+place.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ __all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
 # Variables of ours that are not settings: the place of the file, and those of the tests.
 _OTHER_VARIABLES = ("RELAYD_CONFIG", "RELAYD_FAILPOINTS")
 _OTHER_PREFIXES = ("RELAYD_TEST_",)
+
+CONFIG_NAME = "config.toml"
+"""The settings file, where a folder is named for it."""
 
 
 class ConfigurationError(Exception):
@@ -74,6 +79,8 @@ def load(
 
 
 def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
+    if path is not None and path.is_dir():
+        path = _in_folder(path, problems)
     if path is None:
         return {}
     try:
@@ -82,6 +89,17 @@ def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
         return {}
     return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
+
+
+def _in_folder(folder: Path, problems: list[str]) -> Path | None:
+    """The settings file of a folder. Another file beside it would reach nobody, so it is a fault."""
+    found = sorted(path.name for path in folder.glob("*.toml"))
+    problems += [
+        f"{folder / name} is not read: the settings file is {CONFIG_NAME}"
+        for name in found
+        if name != CONFIG_NAME
+    ]
+    return folder / CONFIG_NAME if CONFIG_NAME in found else None
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:

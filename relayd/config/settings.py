@@ -68,6 +68,11 @@ class Settings:
         None, "Certificate chain in PEM form; with `tls_key` the relay speaks `wss`.", reload=True
     )
     tls_key: Path | None = _setting(None, "Private key of `tls_cert` in PEM form.", reload=True)
+    tls_self_made: bool = _setting(
+        False,
+        "Without `tls_cert`: speak `wss` with a certificate that the relay makes at its first start and keeps"
+        " in `data_dir`/tls, and `ws` on the same port.",
+    )
     metrics_listen: str | None = _setting(
         None, "`host:port` that serves `/metrics`; the main port then does not."
     )

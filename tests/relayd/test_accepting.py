@@ -51,9 +51,17 @@ async def listening(
     tls: ssl.SSLContext | None = None,
     timeout: float = 20.0,
     slices: Slices | None = None,
+    takes_plain: bool = False,
 ) -> AsyncIterator[Listener]:
     (bound,) = bind("127.0.0.1", 0, reuse_port=False)
-    listener = Listener(bound, connect, tls=tls, handshake_timeout=timeout, slices=slices or Slices())
+    listener = Listener(
+        bound,
+        connect,
+        tls=tls,
+        handshake_timeout=timeout,
+        slices=slices or Slices(),
+        takes_plain=takes_plain,
+    )
     yield listener
     listener.close()
     listener.close()
@@ -165,3 +173,49 @@ def test_two_cannot_have_one_port_unless_they_share_it():
     (second,) = bind("127.0.0.1", port, reuse_port=True)
     first.close()
     second.close()
+
+
+class Listening(Guest):
+    """A connection that hears its peer out before it answers."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.log.append(data.decode())
+        self.transport.write(b"hello")
+        self.transport.close()
+
+
+async def test_one_port_speaks_with_and_without_tls(tls):
+    log: list[str] = []
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    async with listening(lambda: Listening(log), tls, takes_plain=True) as listener:
+        for context in (None, trusting):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=context)
+            writer.write(b"GET")
+            assert await reader.read() == b"hello"
+            writer.close()
+    assert sorted(log) == sorted(["accepted 127.0.0.1", "begins", "done", "GET"] * 2)
+
+
+@pytest.mark.req("R-321")
+async def test_a_socket_that_never_says_which_is_dropped_in_time(tls):
+    log: list[str] = []
+    async with listening(lambda: Guest(log), tls, timeout=0.05, takes_plain=True) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await reader.read() == b""
+        writer.close()
+    assert log == ["accepted 127.0.0.1", "begins", "failed"]
+
+
+async def test_whoever_has_said_nothing_is_dropped_when_the_listener_closes(tls):
+    log: list[str] = []
+    async with listening(lambda: Guest(log), tls, takes_plain=True) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        while not log:  # noqa: ASYNC110 - nothing tells of an accepted socket
+            await asyncio.sleep(0)
+    assert await reader.read() == b""
+    writer.close()
+    assert log == ["accepted 127.0.0.1", "begins", "failed"]

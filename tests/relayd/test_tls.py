@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import stat
@@ -7,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from relayd.tls import ServerTls, TlsError, read_certificate, read_tls_files, write_dev_certificates
+from relayd.config import Settings
+from relayd.tls import (
+    ServerTls,
+    TlsError,
+    TlsFiles,
+    lacks_name,
+    make_certificate,
+    read_certificate,
+    read_tls_files,
+    tls_files,
+    write_dev_certificates,
+)
 
 
 @pytest.fixture
@@ -93,3 +105,28 @@ def test_a_certificate_tells_its_names_and_times(made):
     facts = read_certificate(made.cert)
     assert {"localhost", "relay.test", "10.0.0.1"} <= set(facts.names)
     assert facts.not_before < facts.not_after
+
+
+def test_a_relay_makes_its_own_certificate_once_and_all_of_it(tmp_path):
+    settings = Settings(
+        data_dir=tmp_path / "data", tls_self_made=True, public_url="wss://relay.example.net/s"
+    )
+    files = make_certificate(settings)
+    assert files is not None and files.ca is not None
+    assert make_certificate(settings) == tls_files(settings) == files
+    facts = read_certificate(files.cert)
+    assert {"localhost", "127.0.0.1", "relay.example.net"} <= set(facts.names)
+    read_tls_files(files.cert, files.key)
+    assert os.listdir(settings.data_dir) == ["tls"]
+    assert lacks_name(files.cert, settings.public_url) is None
+    assert lacks_name(files.cert, "wss://other.example.net/s") == "other.example.net"
+    assert lacks_name(files.cert, "wss://[::1]:7447/s") is None
+
+
+def test_files_that_are_named_come_before_one_of_the_relay_s_own(tmp_path, made):
+    named = Settings(data_dir=tmp_path, tls_self_made=True, tls_cert=made.cert, tls_key=made.key)
+    assert make_certificate(named) == TlsFiles(made.cert, made.key)
+    assert make_certificate(Settings(data_dir=tmp_path)) is None
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TlsError, match="no certificate can be made"):
+        make_certificate(Settings(data_dir=tmp_path / "file", tls_self_made=True))

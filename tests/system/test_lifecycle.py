@@ -151,6 +151,23 @@ async def test_tls_from_files_and_a_renewed_certificate_on_sighup(tmp_path: Path
                 await late.barrier()
 
 
+async def test_a_relay_with_a_certificate_of_its_own_speaks_wss_and_ws_on_one_port(tmp_path: Path):
+    data = tmp_path / "data"
+    relay = RelayProcess(tmp_path, arguments=("--workers", "2"), tls_self_made=True)
+    with running(relay):
+        assert relay.ws.startswith("wss://")
+        told = f"SSL_CERT_FILE={data / 'tls' / 'ca.pem'}"
+        assert [
+            line for line in relay.log.read_text().splitlines() if "tls_self_made" in line and told in line
+        ]
+        packet = make(new_identity())
+        trusting = ssl.create_default_context(cafile=str(data / "tls" / "ca.pem"))
+        async with open_client(relay.ws, ssl=trusting) as secure:
+            assert (await secure.publish(packet))["type"] == "OK"
+        async with open_client(relay.ws.replace("wss:", "ws:")) as plain:
+            assert (await plain.publish(packet))["duplicate"] is True
+
+
 @pytest.mark.req("R-111", "R-311")
 async def test_two_workers_behave_as_one_relay(tmp_path: Path):
     identity = new_identity()

@@ -133,3 +133,11 @@ def test_a_reload_reads_secret_files_again_and_never_tells_what_they_hold(tmp_pa
     assert found.restart_needed == ("database_url",)
     assert found.settings.database_url == "postgresql://u:hunter2@h/d"
     assert "hunter" not in repr(found)
+
+
+def test_a_folder_stands_for_the_file_in_it_which_may_be_missing(tmp_path):
+    assert load(tmp_path).port == Settings().port
+    (tmp_path / "config.toml").write_text("port = 1234")
+    assert load(tmp_path).port == 1234
+    (tmp_path / "relayd.toml").write_text("port = 4321")
+    assert problems(tmp_path) == [f"{tmp_path / 'relayd.toml'} is not read: the settings file is config.toml"]

@@ -1,0 +1,35 @@
+#!/bin/bash
+# Writes the passwords of docker-compose.yml to files that the services read. What .env gives comes first; what
+# it does not give is made at the first start and kept. A database from before passwords were made has the one
+# that everybody knew, and keeps it: PostgreSQL takes a password only when it makes a database.
+set -Eeuo pipefail
+umask 022
+folder=${PASSWORDS:-/run/passwords}
+reader=${READER:-/run/reader}
+data=${PGDATA:-/var/lib/postgresql/data}
+
+made() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+
+keep() { # FILE VALUE: at once, so that nobody reads half of it
+    printf '%s' "$2" > "$1.new"
+    mv "$1.new" "$1"
+}
+
+if [ -n "${POSTGRES_PASSWORD:-}" ]; then
+    keep "$folder/postgres" "$POSTGRES_PASSWORD"
+elif [ ! -s "$folder/postgres" ]; then
+    if [ -s "$data/PG_VERSION" ]; then
+        keep "$folder/postgres" relayd
+        echo "passwords: this database has the password 'relayd'; docs/guides/operations.md tells how to change it" >&2
+    else
+        keep "$folder/postgres" "$(made)"
+    fi
+fi
+keep "$folder/database-url" "postgresql://relayd:$(cat "$folder/postgres")@postgres:5432/relayd"
+
+if [ -n "${STRATA_READER_PASSWORD:-}" ]; then
+    keep "$reader/password" "$STRATA_READER_PASSWORD"
+elif [ ! -s "$reader/password" ]; then
+    keep "$reader/password" "$(made)"
+fi
+keep "$reader/url" "postgresql://strata_reader:$(cat "$reader/password")@postgres:5432/relayd"

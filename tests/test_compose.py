@@ -1,0 +1,107 @@
+"""What docker-compose.yml promises, as far as it shows without a container: settings, passwords, proxies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from relayd.config import load, setting_table
+from tests.relayd.settings_files import problems
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+
+
+def _service(name: str) -> str:
+    [body] = re.findall(
+        rf"^  {name}:\n((?:    .*\n|\n)+)", COMPOSE.partition("\nservices:\n")[2], re.MULTILINE
+    )
+    return str(body)
+
+
+def _example() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text()
+    return dict(re.findall(r"^([A-Z_]+)=(.*)$", lines, re.MULTILINE))
+
+
+def test_every_line_of_env_reaches_the_relay():
+    relay = _service("relay")
+    assert "env_file:\n      - path: ${RELAY_ENV_FILE:-.env}\n        required: false\n" in relay
+    # What `environment` names comes before the file, so it must ask for the same name itself.
+    named = dict(re.findall(r"^      (RELAYD_[A-Z_]+): (.*)$", relay, re.MULTILINE))
+    assert len(named) > 10
+    for name, value in named.items():
+        assert re.match(rf"\$\{{{name}(:?-)", value), name
+    known = {row.variable for row in setting_table().values()} | {"RELAYD_DATABASE_URL_FILE", "RELAYD_CONFIG"}
+    assert set(named) <= known
+    # The passwords of others do not.
+    for name in ("POSTGRES_PASSWORD", "STRATA_READER_PASSWORD", "GRAFANA_ADMIN_PASSWORD"):
+        assert f'      {name}: ""\n' in relay
+    assert "- ${RELAY_CONFIG:-./config}:/etc/relayd:ro" in relay
+
+
+def test_a_line_that_reaches_nobody_is_an_error_by_name():
+    example = {name: text for name, text in _example().items() if name.startswith("RELAYD_")}
+    load(None, example)
+    assert problems(None, example | {"RELAYD_BLOCKED_AUTHOR": "did:strata:x"}) == [
+        "unknown environment variable RELAYD_BLOCKED_AUTHOR; the nearest is RELAYD_BLOCKED_AUTHORS"
+    ]
+
+
+def _passwords(folder: Path, **environ: str) -> dict[str, str]:
+    """What the service `passwords` leaves behind on its volumes."""
+    places = {"PASSWORDS": folder / "passwords", "READER": folder / "reader", "PGDATA": folder / "data"}
+    for place in places.values():
+        place.mkdir(exist_ok=True)
+    script = ROOT / "deploy" / "docker" / "passwords.sh"
+    environ |= {"PATH": "/usr/bin:/bin", **{name: str(place) for name, place in places.items()}}
+    subprocess.run(["bash", script], env=environ, check=True, capture_output=True)
+    return {
+        f"{place.name}/{file.name}": file.read_text()
+        for place in (places["PASSWORDS"], places["READER"])
+        for file in place.iterdir()
+    }
+
+
+def test_passwords_are_made_once_and_are_nobody_s_guess(tmp_path):
+    first = _passwords(tmp_path)
+    assert set(first) == {"passwords/postgres", "passwords/database-url", "reader/password", "reader/url"}
+    assert re.fullmatch("[0-9a-f]{48}", first["passwords/postgres"])
+    assert first["reader/password"] != first["passwords/postgres"]
+    assert (
+        first["passwords/database-url"]
+        == f"postgresql://relayd:{first['passwords/postgres']}@postgres:5432/relayd"
+    )
+    assert _passwords(tmp_path) == first
+    assert "/run/passwords" not in _service("archive")
+
+
+def test_a_password_of_the_operator_s_comes_first(tmp_path):
+    _passwords(tmp_path)
+    given = _passwords(tmp_path, POSTGRES_PASSWORD="chosen", STRATA_READER_PASSWORD="mine")
+    assert (given["passwords/postgres"], given["reader/password"]) == ("chosen", "mine")
+    assert ":mine@" in given["reader/url"]
+
+
+@pytest.mark.parametrize("version", ["17\n", ""])
+def test_a_database_from_before_keeps_the_password_it_was_made_with(tmp_path, version):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PG_VERSION").write_text(version)
+    assert (_passwords(tmp_path)["passwords/postgres"] == "relayd") is bool(version)
+
+
+def test_the_relay_believes_the_proxy_of_the_profile_and_nobody_else():
+    addresses = dict(re.findall(r"\$\{(RELAY_PROXY_[A-Z]+|RELAYD_TRUSTED_PROXIES):-([^}]*)\}", COMPOSE))
+    assert addresses["RELAYD_TRUSTED_PROXIES"] == addresses["RELAY_PROXY_ADDRESS"]
+    assert "internal: true" in COMPOSE.partition("\n  proxy:\n")[2].partition("\n  outside:")[0]
+    assert {
+        name for name in re.findall(r"^  ([a-z-]+):$", COMPOSE, re.MULTILINE) if name in ("relay", "caddy")
+    } == {name for name in ("relay", "caddy", "postgres", "prometheus") if "proxy" in _networks(name)}
+
+
+def _networks(name: str) -> str:
+    found = re.search(r"^    networks:((?: .*\n)|\n(?:      .*\n)+)", _service(name), re.MULTILINE)
+    return found[1] if found else ""

@@ -5,13 +5,17 @@ It changes nothing: it starts no embedded server, migrates nothing, and makes no
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import enum
 import importlib.util
 import os
+import re
 import shutil
+import ssl
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,6 +36,9 @@ _MIN_FREE_BYTES = 2**30
 _EXPIRY_WARNING = timedelta(days=21)
 _RECENT_RESET = 7 * _DAY_SECONDS
 _CLOCK_UNSYNCHRONISED = 5
+_ASK_TIMEOUT = 3.0
+_LONGEST_ANSWER = 2**22
+_SAMPLE = re.compile(r"^(\w+) (\S+)$", re.MULTILINE)
 
 
 class Verdict(enum.StrEnum):
@@ -59,6 +66,32 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
     else:
         checks += await _database(settings, settings.database_url, now())
     checks += [_clock(now()), *_tls(settings, now()), _open_files(settings)]
+    checks += await asyncio.to_thread(_running, settings)
+    return checks
+
+
+def _running(settings: Settings) -> list[Check]:
+    """What the relay itself sees, if one runs here and says it."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    where = f"{f'[{host}]' if ':' in host else host}:{settings.port}"
+    # Its certificate names its public address, not this one, and there is nobody in between.
+    context = ssl._create_unverified_context() if settings.tls_cert else None
+    url = f"http{'s' if context else ''}://{where}/metrics"
+    if settings.metrics_listen:
+        url, context = f"http://{settings.metrics_listen}/metrics", None
+    try:
+        with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT, context=context) as answer:
+            said = answer.read(_LONGEST_ANSWER).decode(errors="replace")
+    except (OSError, ValueError):
+        return []
+    value = {name: float(number) for name, number in _SAMPLE.findall(said)}
+    if "relayd_connections" not in value:
+        return []
+    checks = [Check("relay", Verdict.OK, f"runs here, with {value['relayd_connections']:g} sessions")]
+    if value.get("relayd_address_share") == 1.0:
+        found = f"all {value['relayd_connections']:g} sessions come from one address and share its limits"
+        advice = "list the proxy or the container gateway in trusted_proxies"
+        checks.append(Check("proxies", Verdict.WARNING, found, advice))
     return checks
 
 

@@ -49,9 +49,11 @@ __all__ = [
     "RATE_LIMITS",
     "READ_OUTCOMES",
     "RETENTION_REASONS",
+    "WORKER_RESTARTS",
     "Counters",
     "LatencyHistogram",
     "Metrics",
+    "SupervisorMetrics",
     "Tally",
     "forget_process",
     "share_between_processes",
@@ -91,6 +93,9 @@ CLOSE_REASONS = (
     "internal_error",
 )
 """Why a connection ended: the peer closed it, we stopped, and so on down to our own faults."""
+
+WORKER_RESTARTS = ("died", "hung", "renewed")
+"""Why a worker was started again: it ended by itself, it no longer answered, or it was asked to make way."""
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -203,6 +208,12 @@ class Metrics:
             "Most processor time for which the loop has kept everybody waiting, since the start.",
             "livemax",
         )
+        self.open_files_share = _gauge(
+            registry,
+            "relayd_open_files_share",
+            "Open files as a part of the limit, of the process that is closest to its own.",
+            "livemax",
+        )
         self._add_connections(registry)
         self._add_publishing(registry)
         self._add_delivery(registry)
@@ -226,6 +237,18 @@ class Metrics:
             registry,
             "relayd_memory_pressure",
             "0: fine; 1: the dearest may not publish; 2: nobody may connect; 3: many are closed.",
+            "livemax",
+        )
+        self.address_share = _gauge(
+            registry,
+            "relayd_address_share",
+            "The part of the open sessions that come from one address; 0 below 16 sessions.",
+            "livemax",
+        )
+        self.tls_not_after = _gauge(
+            registry,
+            "relayd_tls_not_after_timestamp_seconds",
+            "When the certificate ends, in Unix seconds; 0 without TLS.",
             "livemax",
         )
         self.bytes_received = Counter(
@@ -296,6 +319,12 @@ class Metrics:
             "source",
             ("live", "store"),
         )
+        self.fanout_lag_seconds = _gauge(
+            registry,
+            "relayd_fanout_lag_seconds",
+            "How long the oldest packet has waited that is in the log and not yet handed to subscribers.",
+            "livemax",
+        )
         # The worker furthest on: how far behind another one is shows in its subscriptions.
         self.log_sequence = _gauge(
             registry, "relayd_log_sequence", "The last position of the log handed to subscribers.", "livemax"
@@ -321,6 +350,28 @@ class Metrics:
         )
         self.database_up = _gauge(
             registry, "relayd_database_up", "1 while every process can reach the database, else 0.", "livemin"
+        )
+        self.replica_reads = Counters(
+            registry,
+            "relayd_replica_reads_total",
+            "Pages that the replica was asked for, by what came of it; the primary served the rest.",
+            "outcome",
+            ("served", "behind", "unavailable"),
+        )
+        self.log_bytes = _gauge(
+            registry, "relayd_log_bytes", "Packets in the database, with their indexes.", "livemax"
+        )
+        self.database_bytes = _gauge(
+            registry, "relayd_database_bytes", "The whole database on its disk.", "livemax"
+        )
+        self.database_connections = _gauge(
+            registry, "relayd_database_connections", "Connections to the database, of everybody.", "livemax"
+        )
+        self.database_max_connections = _gauge(
+            registry, "relayd_database_max_connections", "Connections that the database allows.", "livemax"
+        )
+        self.disk_free_bytes = _gauge(
+            registry, "relayd_disk_free_bytes", "Room on the disk of `data_dir`.", "livemin"
         )
         # One process looks after the log at a time, not always the same: the last value holds.
         waiting = Gauge(
@@ -350,6 +401,20 @@ class Metrics:
         multiprocess.MultiProcessCollector(registry, path=self._directory)  # type: ignore[no-untyped-call]
         registry.register(_WorkerProcesses(Path(self._directory)))
         return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+class SupervisorMetrics:
+    """What the parent of several workers counts; each worker's scrape holds it. Make it in the parent."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self.restarts = Counters(
+            registry,
+            "relayd_worker_restarts_total",
+            "Workers that were started again, by why.",
+            "reason",
+            WORKER_RESTARTS,
+        )
 
 
 def share_between_processes(directory: Path) -> None:

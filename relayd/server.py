@@ -31,6 +31,7 @@ from relayd.builder import build_relay
 from relayd.config import ConfigurationError, Settings
 from relayd.database_watch import watch_database
 from relayd.files import room_for_sockets
+from relayd.gauges import Gauges
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
@@ -221,6 +222,7 @@ async def _serve(
         dedup_window_seconds=settings.dedup_window_seconds,
         archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
         on_retention_waiting=metrics.retention_waits,
+        on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
         allow_unsafe=settings.allow_unsafe_database,
     )
     try:
@@ -295,6 +297,9 @@ class _Process:
         self._scrapes = Scrapes(self._count, metrics.render)
         self._described: tuple[Settings, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
+        self._gauges = Gauges(
+            metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
+        )
 
     @property
     def settings(self) -> Settings:
@@ -317,6 +322,7 @@ class _Process:
                 ("policy", self._refresh_policy()),
                 ("memory", self._watch_memory()),
                 ("guard", self._keep_guard()),
+                ("gauges", self._gauges.run()),
             )
         ]
         try:
@@ -437,6 +443,8 @@ class _Process:
         relay.tally.count(metrics)
         metrics.publish_queue.set(relay.admission.pending)
         metrics.log_sequence.set(relay.fanout.position)
+        metrics.fanout_lag_seconds.set(relay.tail.lag(time.monotonic()))
+        self._gauges.look()
         metrics.log_epoch.set(self._store.known.lineage.current.epoch)
 
     def _readiness(self) -> str | None:

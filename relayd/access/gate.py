@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from relayd.access.accounts import AddressAccounts
 from relayd.access.auth import Grants
 from relayd.access.limits import Limits, Quota, Quotas, purse
+from relayd.access.sources import Sources
 from relayd.addresses import (
     FORWARDING_HEADERS,
     Address,
@@ -175,6 +176,8 @@ class Access:
         self._restricted_quotas = Quotas(anonymous)
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
         """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
+        self.sources = Sources()
+        """How many sessions each address has."""
         self._per_address = settings.max_connections_per_address
         self._trusted = Networks(settings.trusted_proxies)
         self._unlimited = Networks(settings.unlimited_addresses)
@@ -190,6 +193,10 @@ class Access:
         self._spared = self.grants.members | self.grants.peers if spares else frozenset()
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
         self.revision += 1
+
+    def is_unlimited(self, address: Address) -> bool:
+        """Whether it is one of the networks that no limit holds for."""
+        return address in self._unlimited
 
     @property
     def restricted(self) -> frozenset[str]:

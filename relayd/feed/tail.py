@@ -76,6 +76,9 @@ class Tail:
         self._faults = faults or Faults()
         self._piece_length = _FIRST_PIECE
         self._target = fanout.position
+        self._behind_since: float | None = None
+        self._behind = self._target
+        """What the feed was behind of at that time."""
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -99,6 +102,7 @@ class Tail:
         """Pass these on, in their turn: what this turn of the loop has no time for is left to `run`."""
         is_idle = not self._coming
         self._target = max(self._target, entries[-1].sequence)
+        self._look_behind()
         self._coming.extend(entries)
         if is_idle:
             try:
@@ -139,6 +143,7 @@ class Tail:
         """The log reaches up to `sequence` (the doorbell): read what is missing."""
         if sequence > self._target:
             self._target = sequence
+            self._look_behind()
         if self._target > self._fanout.position:
             self._wake.set()
 
@@ -210,7 +215,19 @@ class Tail:
         self._fanout.skip_to(sequence)
         self._release()
 
+    def lag(self, now: float) -> float:
+        """For how long the log has held something that subscribers have not been handed, in seconds."""
+        return 0.0 if self._behind_since is None else max(0.0, now - self._behind_since)
+
+    def _look_behind(self) -> None:
+        position = self._fanout.position
+        if position >= self._target:
+            self._behind_since = None
+        elif self._behind_since is None or position >= self._behind:
+            self._behind_since, self._behind = time.monotonic(), self._target
+
     def _release(self) -> None:
+        self._look_behind()
         position = self._fanout.position
         if not self._waiters:
             return

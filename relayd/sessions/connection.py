@@ -192,6 +192,7 @@ class Connection:
         self._is_websocket = True
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
+        self._relay.access.sources.opened(self._visitor.address)
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._auth.challenge()
         _log.info("connection_opened", connection=self.id, **self._relay.access.shown(self._visitor))
@@ -239,6 +240,7 @@ class Connection:
         self._relay.access.leave(self._visitor, time.monotonic())
         if self._is_websocket:
             self._relay.metrics.connections.dec()
+            self._relay.access.sources.closed(self._visitor.address)
         if self._http_task is None:
             self._relay.metrics.connections_closed[reason].inc()
         # Neither a health check nor a socket that never became a session is worth a line.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -103,6 +103,8 @@ class Reader:
         self._deadline = read_timeout + _GRACE_SECONDS
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
+        self.on_replica: Callable[[str], None] = lambda outcome: None
+        """Called with what came of asking the replica: `served`, `behind` or `unavailable`."""
         self.declined = Declined()
         """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
@@ -282,9 +284,11 @@ class Reader:
                 connection = await attempt.enter_async_context(self._guarded(self._replica, payer))
                 if await self._has_replayed(connection, needed):
                     stack.push_async_exit(attempt.pop_all())
+                    self.on_replica("served")
                     return connection
+            self.on_replica("behind")
         except (StoreUnavailable, StoreTimeout):
-            pass
+            self.on_replica("unavailable")
         return None
 
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:

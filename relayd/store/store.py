@@ -23,6 +23,7 @@ from relayd.store.queries import CANDIDATES
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.safety import check_safety
+from relayd.store.sizes import Sizes, read_sizes
 from relayd.store.terms import Reason, Reset, agree, read_head
 from relayd.store.types import (
     AbuseEntry,
@@ -111,6 +112,7 @@ class Store:
         dedup_window_seconds: int = 604_800,
         archive_manifests: Path | None = None,
         on_retention_waiting: Callable[[int, str | None], None] = lambda days, reason: None,
+        on_replica: Callable[[str], None] = lambda outcome: None,
         allow_unsafe: bool = False,
     ) -> Store:
         """Open the log at `url`; `read_url` names a replica for pages. Migrates nothing.
@@ -159,6 +161,7 @@ class Store:
             lost,
         )
         try:
+            store._reader.on_replica = on_replica
             await store._check(allow_unsafe)
         except BaseException:
             await store.close()
@@ -337,6 +340,10 @@ class Store:
             return await self._retention.sweep(connection, now)
         finally:
             await close_quietly(connection)
+
+    async def sizes(self) -> Sizes:
+        """How large the database is, and how many connections it has left. Raises `StoreUnavailable`."""
+        return await read_sizes(self._url, connect_timeout=self._connect_timeout)
 
     async def ping(self) -> None:
         """Ask the database for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""

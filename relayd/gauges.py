@@ -1,0 +1,107 @@
+"""What a relay looks at now and then, not when it happens: sizes, room, files, the end of a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from relayd.access.gate import Access
+from relayd.config import Settings
+from relayd.faults import Faults
+from relayd.metrics import Metrics
+from relayd.store.sizes import Sizes
+from relayd.store.types import StoreError
+from relayd.tls import TlsError, read_certificate, tls_files
+
+__all__ = ["Gauges", "open_files_share"]
+
+_log = structlog.get_logger("relayd.gauges")
+
+_INTERVAL: Final = 15.0
+_SIZES_EVERY: Final = 4
+
+
+def open_files_share() -> float:
+    """The part of this process's limit on open files that is in use; 0 on a system that does not tell."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        return 0.0 if soft == resource.RLIM_INFINITY else len(os.listdir("/proc/self/fd")) / soft
+    except OSError:
+        return 0.0
+
+
+class Gauges:
+    """Sets the gauges that nothing else sets, and warns of what only they show."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        access: Access,
+        faults: Faults,
+        *,
+        settings: Callable[[], Settings],
+        sizes: Callable[[], Awaitable[Sizes]],
+    ) -> None:
+        self._metrics = metrics
+        self._access = access
+        self._faults = faults
+        self._settings = settings
+        self._sizes = sizes
+        self._knows_of_gateway = False
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled; what cannot be read keeps its last value."""
+        rounds = 0
+        while True:
+            try:
+                self.look()
+                if rounds % _SIZES_EVERY == 0:
+                    await self._look_at_database()
+                await asyncio.to_thread(self._look_at_files)
+            except Exception as error:
+                self._faults.caught("background", error)
+            rounds += 1
+            await asyncio.sleep(_INTERVAL)
+
+    def look(self) -> None:
+        """What costs nothing; call it on the loop as often as wanted."""
+        sources = self._access.sources
+        self._metrics.address_share.set(sources.share)
+        only = sources.only
+        if only is not None and not self._knows_of_gateway and not self._access.is_unlimited(only):
+            self._knows_of_gateway = True
+            _log.warning(
+                "clients_share_an_address",
+                consequence="all clients have the limits of one",
+                advice="a proxy or container gateway in front of the relay belongs into trusted_proxies",
+            )
+
+    async def _look_at_database(self) -> None:
+        with contextlib.suppress(StoreError):
+            sizes = await self._sizes()
+            self._metrics.log_bytes.set(sizes.log_bytes)
+            self._metrics.database_bytes.set(sizes.database_bytes)
+            self._metrics.database_connections.set(sizes.connections)
+            self._metrics.database_max_connections.set(sizes.max_connections)
+
+    def _look_at_files(self) -> None:
+        settings = self._settings()
+        self._metrics.open_files_share.set(open_files_share())
+        with contextlib.suppress(OSError):
+            self._metrics.disk_free_bytes.set(shutil.disk_usage(_nearest(settings.data_dir)).free)
+        files = tls_files(settings)
+        if files is not None:
+            with contextlib.suppress(TlsError):
+                self._metrics.tls_not_after.set(read_certificate(files.cert).not_after.timestamp())
+
+
+def _nearest(path: Path) -> Path:
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

@@ -193,6 +193,89 @@ def doctor(
         raise typer.Exit(EXIT_DATABASE if problems & {"database", "schema"} else EXIT_CONFIGURATION)
 
 
+@app.command()
+def top(
+    config: _ConfigFile = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The relay's /metrics; by default that of the settings.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
+    json: _Json = False,
+) -> None:
+    """Show what a running relay does, again and again.
+
+    With --json, or where the output is no terminal: once.
+    """
+    settings = _settings(config)
+    from relayd.scraped import metrics_url
+    from relayd.top import figures, look, table
+
+    url = url or metrics_url(settings)
+    try:
+        before = look(url)
+        time.sleep(interval)
+        found = figures(look(url), before)
+        if json:
+            _print_json(found)
+        elif not sys.stdout.isatty():
+            typer.echo(table(found))
+        else:
+            from rich.live import Live
+
+            with Live(table(found), auto_refresh=False) as screen:
+                while True:
+                    now = look(url)
+                    screen.update(table(figures(now, before)), refresh=True)
+                    before = now
+                    time.sleep(interval)
+    except (OSError, ValueError) as error:
+        _fail(EXIT_INCOMPLETE, f"{url}: {error}")
+    except KeyboardInterrupt:
+        pass
+
+
+@app.command()
+def explain(
+    filters: Annotated[
+        str, typer.Argument(metavar="FILTER", help='The filters of a SUBSCRIBE: \'{"types": ["POST"]}\'.')
+    ],
+    config: _ConfigFile = None,
+    database_url: _DatabaseUrl = None,
+    data_dir: _DataDir = None,
+    json: _Json = False,
+) -> None:
+    """Show how the database answers a filter, by running it.
+
+    Names the indexes, the rows of the page and those looked at, the time and the planner's estimate. A relay
+    on an embedded PostgreSQL may run meanwhile.
+    """
+    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd import explain as explaining
+    from relayd.postgres.embedded import running_url
+
+    async def run() -> list[explaining.Explained]:
+        query, limit = explaining.read_filter(filters, settings)
+        url = settings.database_url or running_url(settings.data_dir)
+        if url is not None:
+            return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
+        from relayd.server import database
+
+        async with database(settings) as url:
+            return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
+
+    found: list[explaining.Explained] = _run(run())
+    if json:
+        _print_json([dataclasses.asdict(each) for each in found])
+        return
+    for number, each in enumerate(found):
+        typer.echo(f"{'then' if number else 'first'} by {each.way}: {each.meaning}")
+        typer.echo(f"  indexes: {', '.join(each.indexes) or 'none'}")
+        typer.echo(f"  rows: {each.rows} of {each.looked_at} looked at, {each.blocks} blocks")
+        typer.echo(f"  cost: {each.cost:g} estimated, {each.milliseconds:g} ms taken")
+        for line in each.plan:
+            typer.echo(f"    {line}")
+
+
 @app.command("new-epoch")
 def new_epoch(
     config: _ConfigFile = None,

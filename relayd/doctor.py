@@ -9,25 +9,25 @@ import asyncio
 import ctypes
 import enum
 import importlib.util
+import ipaddress
 import os
-import re
 import shutil
-import ssl
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from relayd.config import Settings
+from relayd.scraped import metrics_url, scrape
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, latest_revision
+from relayd.store.sizes import read_replica, read_server
 from relayd.store.terms import Reset
 from relayd.store.types import StoreError, UnsafeDatabase, day_of
-from relayd.tls import TlsError, read_certificate, read_tls_files
+from relayd.tls import TlsError, lacks_name, read_certificate, read_tls_files, tls_files
 
 __all__ = ["Check", "Verdict", "examine"]
 
@@ -36,9 +36,10 @@ _MIN_FREE_BYTES = 2**30
 _EXPIRY_WARNING = timedelta(days=21)
 _RECENT_RESET = 7 * _DAY_SECONDS
 _CLOCK_UNSYNCHRONISED = 5
-_ASK_TIMEOUT = 3.0
-_LONGEST_ANSWER = 2**22
-_SAMPLE = re.compile(r"^(\w+) (\S+)$", re.MULTILINE)
+_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+_CONNECTIONS_EACH = 8
+"""What a process of the relay holds open, besides its `read_connections`."""
+_LONGEST_LAG = 60
 
 
 class Verdict(enum.StrEnum):
@@ -66,32 +67,101 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
     else:
         checks += await _database(settings, settings.database_url, now())
     checks += [_clock(now()), *_tls(settings, now()), _open_files(settings)]
+    checks += [*_proxies(settings), *_manifests(settings)]
     checks += await asyncio.to_thread(_running, settings)
     return checks
 
 
 def _running(settings: Settings) -> list[Check]:
     """What the relay itself sees, if one runs here and says it."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    where = f"{f'[{host}]' if ':' in host else host}:{settings.port}"
-    # Its certificate names its public address, not this one, and there is nobody in between.
-    context = ssl._create_unverified_context() if settings.tls_cert else None
-    url = f"http{'s' if context else ''}://{where}/metrics"
-    if settings.metrics_listen:
-        url, context = f"http://{settings.metrics_listen}/metrics", None
     try:
-        with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT, context=context) as answer:
-            said = answer.read(_LONGEST_ANSWER).decode(errors="replace")
+        scraped = scrape(metrics_url(settings))
     except (OSError, ValueError):
         return []
-    value = {name: float(number) for name, number in _SAMPLE.findall(said)}
-    if "relayd_connections" not in value:
-        return []
-    checks = [Check("relay", Verdict.OK, f"runs here, with {value['relayd_connections']:g} sessions")]
-    if value.get("relayd_address_share") == 1.0:
-        found = f"all {value['relayd_connections']:g} sessions come from one address and share its limits"
+    sessions = scraped.total("relayd_connections")
+    checks = [Check("relay", Verdict.OK, f"runs here, with {sessions:g} sessions")]
+    if scraped.total("relayd_address_share") == 1.0:
+        found = f"all {sessions:g} sessions come from one address and share its limits"
         advice = "list the proxy or the container gateway in trusted_proxies"
         checks.append(Check("proxies", Verdict.WARNING, found, advice))
+    return checks
+
+
+def _proxies(settings: Settings) -> list[Check]:
+    """Whether the addresses of clients can be believed, as far as the settings tell."""
+    everybody = [
+        text for text in settings.trusted_proxies if ipaddress.ip_interface(text).network.prefixlen == 0
+    ]
+    if everybody:
+        found = f"trusted_proxies has {everybody[0]}: every client may claim any address"
+        return [Check("proxies", Verdict.WARNING, found, "list the proxies alone")]
+    is_contained = any(Path(mark).exists() for mark in _CONTAINER_MARKS)
+    if is_contained and not settings.trusted_proxies:
+        found = "in a container, and trusted_proxies is empty"
+        advice = "a proxy in front belongs into trusted_proxies, or its clients share one address's limits"
+        return [Check("proxies", Verdict.WARNING, found, advice)]
+    return [Check("proxies", Verdict.OK, ", ".join(settings.trusted_proxies) or "none is trusted")]
+
+
+async def _replica(settings: Settings, head: int) -> list[Check]:
+    """Whether the replica answers, is one, and how far it is behind."""
+    if settings.read_database_url is None:
+        return []
+    try:
+        replica = await read_replica(settings.read_database_url)
+    except StoreError as error:
+        advice = "the primary serves all reads meanwhile; check the replica's address and state"
+        return [Check("replica", Verdict.WARNING, str(error), advice)]
+    if not replica.is_replica:
+        return [Check("replica", Verdict.OK, "read_database_url is a primary itself")]
+    found = f"{replica.lag_seconds:.0f} s behind, at sequence {replica.head} of {head}"
+    if replica.lag_seconds > _LONGEST_LAG and replica.head < head:
+        return [Check("replica", Verdict.WARNING, found, "look at pg_stat_replication on the primary")]
+    return [Check("replica", Verdict.OK, found)]
+
+
+def _manifests(settings: Settings) -> list[Check]:
+    """Whether the archive that retention waits for can be read."""
+    folder = settings.archive_manifests
+    if folder is None or not settings.retention_requires_archive:
+        return []
+    try:
+        count = sum(1 for path in folder.iterdir() if path.suffix == ".json")
+    except OSError as error:
+        advice = "mount it, and let the relay's user read it: days are kept until then"
+        return [Check("manifests", Verdict.WARNING, f"{folder}: {error.strerror}", advice)]
+    if not count:
+        return [Check("manifests", Verdict.WARNING, f"{folder} is empty", "run `strata-pipeline archive`")]
+    return [Check("manifests", Verdict.OK, f"{folder} can be read")]
+
+
+async def _server(settings: Settings, url: str) -> list[Check]:
+    """What the database server itself says: connections left, indexes, and whether a pooler is in between."""
+    try:
+        state = await read_server(url)
+    except StoreError as error:
+        return [Check("connections", Verdict.WARNING, str(error), "check the database's log")]
+    needed = settings.workers * (_CONNECTIONS_EACH + settings.read_connections)
+    left = state.sizes.max_connections - state.sizes.connections
+    found = f"{state.sizes.connections} of {state.sizes.max_connections} in use; a start takes {needed}"
+    checks = [
+        Check("connections", Verdict.OK, found)
+        if left >= needed
+        else Check(
+            "connections", Verdict.WARNING, found, "raise max_connections of PostgreSQL, or lower workers"
+        )
+    ]
+    if state.invalid_indexes:
+        found = f"cannot be used: {', '.join(state.invalid_indexes)}"
+        checks.append(Check("indexes", Verdict.PROBLEM, found, "REINDEX INDEX CONCURRENTLY, one by one"))
+    else:
+        checks.append(Check("indexes", Verdict.OK, "all can be used"))
+    if state.is_pooled:
+        found = "a pooler in transaction mode is in between"
+        advice = "connect to PostgreSQL itself: LISTEN, locks and session settings need a session"
+        checks.append(Check("pooler", Verdict.PROBLEM, found, advice))
+    else:
+        checks.append(Check("pooler", Verdict.OK, "none that takes sessions away"))
     return checks
 
 
@@ -116,6 +186,7 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
         await store.close()
     checks.append(Check("database", Verdict.OK, "reachable, and safe to acknowledge from"))
     checks += _log_end(resets, is_behind, now)
+    checks += [*await _server(settings, url), *await _replica(settings, head)]
     if day_of(head) > now // _DAY_SECONDS:
         checks.append(
             Check(
@@ -202,15 +273,19 @@ def _clock_is_synchronised() -> bool:
 
 
 def _tls(settings: Settings, now: float) -> list[Check]:
-    if settings.tls_cert is None or settings.tls_key is None:
+    files = tls_files(settings)
+    if files is None:
         if settings.host in {"127.0.0.1", "::1", "localhost"}:
             return [Check("tls", Verdict.OK, "off; only this machine can connect")]
         return [
             Check("tls", Verdict.WARNING, "off", "set tls_cert and tls_key, or stay behind a reverse proxy")
         ]
+    if files.ca is not None and not files.cert.exists():
+        return [Check("tls", Verdict.OK, "a certificate is made at the first start")]
     try:
-        read_tls_files(settings.tls_cert, settings.tls_key)
-        facts = read_certificate(settings.tls_cert)
+        read_tls_files(files.cert, files.key)
+        facts = read_certificate(files.cert)
+        missing = lacks_name(files.cert, settings.public_url)
     except TlsError as error:
         return [
             Check(
@@ -223,6 +298,10 @@ def _tls(settings: Settings, now: float) -> list[Check]:
         return [Check("tls", Verdict.PROBLEM, found, "the certificate is not valid today: renew it")]
     if facts.not_after - moment < _EXPIRY_WARNING:
         return [Check("tls", Verdict.WARNING, found, "renew it, then send SIGHUP")]
+    if missing is not None:
+        return [
+            Check("tls", Verdict.WARNING, found, f"clients of public_url refuse it: it is not for {missing}")
+        ]
     return [Check("tls", Verdict.OK, found)]
 
 

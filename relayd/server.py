@@ -71,6 +71,9 @@ _COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
 _MEMORY_INTERVAL: Final = 0.5
 _LOOKS_PER_LIMIT: Final = 64
 _MAINTENANCE_INTERVAL: Final = 600.0
+_GOING_AWAY: Final = "the relay is going away; resume by cursor"
+_WAVE_SECONDS: Final = 0.5
+_CLOSED_PER_SECOND: Final = 100
 _CLOSE_TIMEOUT: Final = 5.0
 _LOST_CLOSE_TIMEOUT: Final = 1.0
 _ANEW_PAUSE: Final = 0.5
@@ -143,10 +146,12 @@ async def serve(
     announce: Announce,
     stop: asyncio.Event,
     shared_port: int | None = None,
+    leaves_port: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
     `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
+    `leaves_port` is asked when it drains: True leaves new connections to the others on that port at once.
     When the database is replaced by an older copy meanwhile, the relay begins anew with that.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
@@ -170,6 +175,7 @@ async def serve(
                     announce=announce if served is None else lambda addresses: None,
                     stop=stop,
                     shared_port=shared_port,
+                    leaves_port=leaves_port,
                     ports=ports,
                 )
             except StoreUnavailable:
@@ -205,6 +211,7 @@ async def _serve(
     announce: Announce,
     stop: asyncio.Event,
     shared_port: int | None,
+    leaves_port: Callable[[], bool],
     ports: dict[str, int],
 ) -> _Served:
     """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
@@ -243,7 +250,7 @@ async def _serve(
         await relay.identities.open()
         process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports)
         try:
-            await process.run(announce, stop, shared_port)
+            await process.run(announce, stop, shared_port, leaves_port)
             return _Served(process.settings, store.known.claim)
         finally:
             await relay.admission.close()
@@ -306,7 +313,13 @@ class _Process:
         """The settings of now."""
         return self._settings
 
-    async def run(self, announce: Announce, stop: asyncio.Event, shared_port: int | None) -> None:
+    async def run(
+        self,
+        announce: Announce,
+        stop: asyncio.Event,
+        shared_port: int | None,
+        leaves_port: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay = self._relay
         await self._store.listen(relay.tail.ring)
@@ -341,6 +354,9 @@ class _Process:
                 relay.registry.close_all(1012, "the log was replaced; resume by cursor")
                 await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
                 return
+            if leaves_port():
+                for listener in self._listeners:
+                    listener.close()
             await self._drain()
             await self._write_guard()
         finally:
@@ -470,17 +486,36 @@ class _Process:
         return known[2]
 
     async def _drain(self) -> None:
-        """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""
+        """Close every connection, some at a time, each when its publishes are answered.
+
+        Those whose turn has not come are served as ever, but nobody new is. Clients resume elsewhere by
+        cursor.
+        """
         admission, registry = self._relay.admission, self._relay.registry
         registry.draining = True
         if failpoints.ARMED:
             await failpoints.reached("server.drain")
         _log.info("draining", connections=len(registry), publishes=admission.pending)
+        await self._drain_in_waves()
+        registry.is_hushed = True
         registry.stop_reading()
         await registry.settle(lambda: not admission.pending, self._settings.drain_timeout)
-        registry.close_all(1001, "the relay is going away; resume by cursor")
+        registry.close_all(1001, _GOING_AWAY)
         await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
         _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
+
+    async def _drain_in_waves(self) -> None:
+        """All but the last wave, which is whoever is left."""
+        registry = self._relay.registry
+        sockets = list(registry.sockets)
+        spread = min(self._settings.drain_spread, len(sockets) / _CLOSED_PER_SECOND)
+        waves = int(spread / _WAVE_SECONDS)
+        for wave in range(waves):
+            part = sockets[wave::waves]
+            registry.each(part, lambda socket: socket.stop_reading())
+            # What was read is mostly answered by then; a publisher that hears nothing publishes again.
+            await asyncio.sleep(_WAVE_SECONDS)
+            registry.each(part, lambda socket: socket.close(1001, _GOING_AWAY))
 
     async def _watch_loop(self) -> None:
         await self._is_serving.wait()  # what a start takes, nobody waits for

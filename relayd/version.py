@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["VERSION"]
+__all__ = ["VERSION", "installed_version"]
 
 
-def _installed_version() -> str:
+def installed_version() -> str:
+    """The version that a process would be that is started now."""
     try:
         return metadata.version("relayd")
     except metadata.PackageNotFoundError:  # run from a source tree that was never installed
         return "0+unknown"
 
 
-VERSION = _installed_version()
+VERSION = installed_version()
+"""The version of this process."""

@@ -3,34 +3,42 @@
 The parent owns the things of which there is one: the embedded database, the migration, the port number. It
 holds a bound socket that never listens, so that a port chosen by the system stays chosen; every worker binds
 the same address with SO_REUSEPORT and the kernel spreads connections over them. A worker that dies is started
-again: its clients reconnect to another and resume by cursor.
+again, and so is one whose event loop stands still: it is killed. Its clients reconnect to another and resume
+by cursor; the other workers go on meanwhile.
+
+Workers are renewed one at a time: the next one makes way when the one before accepts connections again.
+SIGUSR2 asks for that, and so does a SIGHUP that finds settings changed which a running process cannot take
+over, or another version of this program installed. A new worker imports what is installed then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import multiprocessing
 import os
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvloop
 
 from relayd import failpoints, logs, server
-from relayd.config import ConfigurationError, Settings
-from relayd.metrics import forget_process, share_between_processes
+from relayd.config import ConfigurationError, Origin, Settings, setting_table
+from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
 from relayd.reloading import read_again
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
+from relayd.version import VERSION, installed_version
 
 __all__ = ["supervise"]
 
@@ -42,6 +50,9 @@ _DATABASE_PAUSE: Final = 1.0
 _RESTART_PAUSE: Final = 1.0
 _CLOSING_SECONDS: Final = 30.0
 """What a worker may take to close its database connections and to end, once it has drained."""
+_BEAT_INTERVAL: Final = 1.0
+_PARENTS_OWN: Final = ("host", "port", "workers", "database_url", "data_dir", "log_format", "log_level")
+"""Settings that the parent has acted upon: only a restart of the whole relay changes them."""
 
 
 async def supervise(settings: Settings, announce: Callable[[dict[str, str]], None]) -> None:
@@ -55,14 +66,14 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
         share_between_processes(Path(folder))
         async with server.database(settings, stop) as url:
             workers = [_Worker(settings, url, port) for _ in range(settings.workers)]
+            crew = _Crew(workers, stop)
             try:
                 addresses = [await worker.ready() for worker in workers]
                 announce(addresses[0])
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, workers)
-                while not stop.is_set():
-                    await _revive(workers)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), _POLL_INTERVAL)
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, crew.reload)
+                loop.add_signal_handler(signal.SIGUSR2, crew.renewal.set)
+                await crew.look_after()
             finally:
                 _signal_all(workers, signal.SIGTERM)
                 patience = settings.drain_timeout + _CLOSING_SECONDS
@@ -87,33 +98,86 @@ def _reserved(settings: Settings) -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def _reload(workers: list[_Worker]) -> None:
-    """SIGHUP: tell every worker to reload, once everything has been read and checked.
-
-    A worker that is started later begins with the settings of now.
-    """
-    try:
-        settings = read_again(workers[0].settings).settings
-    except (TlsError, ConfigurationError) as error:
-        _log.error("not_reloaded", problem=logs.problem_of(error))
-        return
-    for worker in workers:
-        worker.settings = settings
-    _signal_all(workers, signal.SIGHUP)
-
-
 def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
     for worker in workers:
         worker.signal(number)
 
 
-async def _revive(workers: list[_Worker]) -> None:
-    for worker in workers:
-        if not worker.is_alive():
+class _Crew:
+    """All workers, looked after until `stop`: each by a task of its own, so that none waits for another."""
+
+    def __init__(self, workers: list[_Worker], stop: asyncio.Event) -> None:
+        self._workers = workers
+        self._stop = stop
+        self._restarts = SupervisorMetrics().restarts
+        self.renewal = asyncio.Event()
+        """Set it, and all workers are renewed, one at a time."""
+
+    async def look_after(self) -> None:
+        """Start workers again that have ended or hang, and renew them when asked to, until `stop`."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._keep(worker), name="worker") for worker in self._workers]
+            tasks.append(group.create_task(self._renew(), name="renewal"))
+            await self._stop.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _keep(self, worker: _Worker) -> None:
+        while True:
+            if not worker.is_alive():
+                await self._start_again(worker)
+            elif worker.silence() > worker.settings.worker_timeout:
+                silence = f"nothing heard of it for {worker.settings.worker_timeout:g} s"
+                _log.error("worker_hung", pid=worker.pid, problem=silence)
+                worker.is_hung = True
+                worker.signal(signal.SIGKILL)
+            await asyncio.sleep(_POLL_INTERVAL)
+
+    async def _start_again(self, worker: _Worker) -> None:
+        forget_process(worker.pid)
+        if worker.makes_way:
+            self._restarts["renewed"].inc()
+            _log.info("worker_renewed", pid=worker.pid)
+        else:
+            self._restarts["hung" if worker.is_hung else "died"].inc()
             _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code, problem=worker.problem())
-            forget_process(worker.pid)
             await asyncio.sleep(_RESTART_PAUSE)
-            worker.start(is_revived=True)
+        worker.start(is_revived=True)
+
+    async def _renew(self) -> None:
+        while True:
+            await self.renewal.wait()
+            self.renewal.clear()
+            for worker in self._workers:
+                if worker.is_alive():
+                    worker.makes_way = True
+                    worker.signal(signal.SIGUSR2)
+                while worker.makes_way or not worker.is_ready():  # noqa: ASYNC110 - it is another process
+                    await asyncio.sleep(_POLL_INTERVAL)
+            _log.info("workers_renewed", workers=len(self._workers))
+
+    def reload(self) -> None:
+        """SIGHUP: tell every worker to reload, once everything has been read and checked.
+
+        A worker that is started later begins with the settings of now.
+        """
+        try:
+            reread = read_again(self._workers[0].settings)
+        except (TlsError, ConfigurationError) as error:
+            _log.error("not_reloaded", problem=logs.problem_of(error))
+            return
+        settings = reread.settings
+        waiting = set(reread.changes.restart_needed) - set(_PARENTS_OWN)
+        if waiting:
+            settings = dataclasses.replace(
+                settings, **{name: getattr(reread.changes.fresh, name) for name in sorted(waiting)}
+            )
+        for worker in self._workers:
+            worker.settings = settings
+        if waiting or installed_version() != VERSION:
+            self.renewal.set()
+        else:
+            _signal_all(self._workers, signal.SIGHUP)
 
 
 class _Worker:
@@ -129,10 +193,15 @@ class _Worker:
     def start(self, *, is_revived: bool = False) -> None:
         """Start the process. One that is revived waits for a database that is away: it has been there."""
         context = multiprocessing.get_context("spawn")
+        self.makes_way = self.is_hung = self._is_ready = False
+        self._heard_at = time.monotonic()
         self._pipe, theirs = context.Pipe(duplex=False)
+        # By name: the program that a new worker imports may know other settings than this one.
+        values = {row: getattr(self.settings, row) for row in setting_table()}
+        origin = None if self.settings.origin is None else tuple(self.settings.origin)
         self._process: BaseProcess = context.Process(
             target=_work,
-            args=(self.settings, self._database_url, self._port, theirs, is_revived),
+            args=(values, origin, self._database_url, self._port, theirs, is_revived),
             name="relayd-worker",
         )
         # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
@@ -147,23 +216,46 @@ class _Worker:
         """Wait until the worker accepts connections; raises the exception that kept it from starting."""
         said = await asyncio.to_thread(self._receive)
         if isinstance(said, dict):
+            self._is_ready = True
             return said
         raise said
 
     def _receive(self) -> dict[str, str] | Exception:
+        said: dict[str, str] | Exception | None = None
         try:
-            said: dict[str, str] | Exception = self._pipe.recv()
+            while said is None:  # a sign of life says nothing else
+                said = self._pipe.recv()
         except EOFError:
             return StoreError("a worker process ended while starting")
         return said
 
     def problem(self) -> str | None:
         """What a worker that has ended said of the reason."""
-        said: dict[str, str] | Exception | None = None
+        said = self._listen()
+        return str(said) if isinstance(said, Exception) else None
+
+    def silence(self) -> float:
+        """Seconds since its event loop gave a sign of life; one that is being started has not begun to."""
+        self._listen()
+        return time.monotonic() - self._heard_at if self._is_ready else 0.0
+
+    def is_ready(self) -> bool:
+        """Whether it accepts connections."""
+        self._listen()
+        return self._is_ready and self.is_alive()
+
+    def _listen(self) -> Exception | None:
+        """Take what the worker has said meanwhile; the last exception."""
+        problem = None
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
                 said = self._pipe.recv()
-        return str(said) if isinstance(said, Exception) else None
+                self._heard_at = time.monotonic()
+                if isinstance(said, dict):
+                    self._is_ready = True
+                elif isinstance(said, Exception):
+                    problem = said
+        return problem
 
     async def ended(self, patience: float) -> None:
         """Wait until the process has ended; after `patience` seconds it is killed."""
@@ -190,8 +282,17 @@ class _Worker:
         return self._process.exitcode
 
 
-def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_revived: bool) -> None:
+def _work(
+    values: dict[str, Any],
+    origin: tuple[Any, ...] | None,
+    database_url: str,
+    port: int,
+    pipe: Pipe,
+    is_revived: bool,
+) -> None:
     """The child process."""
+    known = {name: value for name, value in values.items() if name in setting_table()}
+    settings = Settings(**known, origin=None if origin is None else Origin(*origin))
     logs.configure(settings.log_format, settings.log_level)
     if failpoints.ARMED:
         failpoints.hit("workers.start")
@@ -199,11 +300,23 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> None:
-        async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop:
+        async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop, _beating(pipe):
+            way = asyncio.Event()
+
+            def make_way() -> None:
+                way.set()
+                stop.set()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, make_way)
             while not stop.is_set():
                 try:
                     await server.serve(
-                        settings, database_url, announce=pipe.send, stop=stop, shared_port=port
+                        settings,
+                        database_url,
+                        announce=pipe.send,
+                        stop=stop,
+                        shared_port=port,
+                        leaves_port=way.is_set,
                     )
                     return
                 except StoreError as error:
@@ -219,6 +332,24 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
     except (StoreError, server.PortTaken, TlsError, ConfigurationError) as error:
         with contextlib.suppress(OSError):  # the parent has gone
             pipe.send(error)
+
+
+@contextlib.asynccontextmanager
+async def _beating(pipe: Pipe) -> AsyncIterator[None]:
+    """Give the parent a sign of life from the event loop now and then."""
+
+    async def beat() -> None:
+        with contextlib.suppress(OSError):  # the parent has gone, or takes nothing: it will be seen
+            while True:
+                await asyncio.sleep(_BEAT_INTERVAL)
+                pipe.send(None)
+
+    task = asyncio.create_task(beat(), name="beat")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from relayd.config.loading import ConfigurationError, Reloaded, load, reloaded
-from relayd.config.settings import ENV_PREFIX, HARD_MAX_PACKET_BYTES, Setting, Settings, setting_table
+from relayd.config.settings import (
+    ENV_PREFIX,
+    HARD_MAX_PACKET_BYTES,
+    Origin,
+    Setting,
+    Settings,
+    setting_table,
+)
 
 __all__ = [
     "ENV_PREFIX",
     "HARD_MAX_PACKET_BYTES",
     "ConfigurationError",
+    "Origin",
     "Reloaded",
     "Setting",
     "Settings",

@@ -175,6 +175,8 @@ class Reloaded:
     """These take effect."""
     restart_needed: tuple[str, ...] = ()
     """These have another value where settings come from, and the running relay keeps its own."""
+    fresh: Settings | None = None
+    """What a relay would begin with that is started now."""
 
 
 def reloaded(settings: Settings) -> Reloaded:
@@ -197,6 +199,7 @@ def reloaded(settings: Settings) -> Reloaded:
         dataclasses.replace(settings, **values, warnings=fresh.warnings),
         changed=changed,
         restart_needed=tuple(name for name in differing if name not in reloadable),
+        fresh=fresh,
     )
 
 

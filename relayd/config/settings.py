@@ -80,6 +80,12 @@ class Settings:
         1, "Relay processes that share the port and the database.", unit="processes"
     )
 
+    worker_timeout: _Seconds = _setting(
+        60.0,
+        "How long one of several workers may give no sign of life before it is killed and started again.",
+        unit="seconds",
+    )
+
     database_url: str | None = _setting(
         None, "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`.", secret=True
     )
@@ -208,6 +214,12 @@ class Settings:
     )
     drain_timeout: _Seconds = _setting(
         10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
+    )
+    drain_spread: Annotated[float, Meta(ge=0, le=86_400)] = _setting(
+        10.0,
+        "Longest time over which a stopping process closes its connections, a hundred or more in a second, so"
+        " that they do not all come to another at once; 0 closes all together.",
+        unit="seconds",
     )
 
     policies: tuple[str, ...] = _setting(

@@ -569,7 +569,7 @@ class WebSocket(asyncio.Protocol):
             or self._suspended
             or self._is_resting
             or self._frames.has_more
-            or (self._relay.registry.draining and self._abort_at is None)
+            or (self._relay.registry.is_hushed and self._abort_at is None)
         )
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._lingers_until is not None or self._transport.is_closing():

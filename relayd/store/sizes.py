@@ -1,4 +1,4 @@
-"""How large the database is, and how many connections it has left."""
+"""How the database is: its size, its connections, its indexes, a pooler in between, and a replica of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from relayd.store.connection import close_quietly, connect, translate_errors
 
-__all__ = ["Sizes", "read_sizes"]
+__all__ = ["Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
 _SIZES = """
 SELECT pg_database_size(current_database()) AS database_bytes,
@@ -15,6 +15,17 @@ SELECT pg_database_size(current_database()) AS database_bytes,
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::int
            - current_setting('superuser_reserved_connections')::int AS max_connections
+"""
+
+
+_INVALID = """
+SELECT indexrelid::regclass::text FROM pg_index WHERE NOT (indisvalid AND indisready) ORDER BY 1
+"""
+
+_REPLICA = """
+SELECT pg_is_in_recovery() AS is_replica,
+       coalesce(extract(epoch FROM now() - pg_last_xact_replay_timestamp()), 0)::float AS lag_seconds,
+       (SELECT last_sequence FROM log_head) AS head
 """
 
 
@@ -37,5 +48,53 @@ async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
     try:
         with translate_errors():
             return Sizes(**await connection.fetchrow(_SIZES))
+    finally:
+        await close_quietly(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What `relayd doctor` asks a database server."""
+
+    sizes: Sizes
+    invalid_indexes: tuple[str, ...]
+    is_pooled: bool
+    """A pooler gives each transaction another session of the server."""
+
+
+async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
+    """Look at the server behind `url`. Raises `StoreError`."""
+    connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
+    try:
+        with translate_errors():
+            sizes = Sizes(**await connection.fetchrow(_SIZES))
+            invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
+            # What a session was told must still hold in its next transaction, and the session be the same.
+            told = await connection.fetchval("SELECT pg_backend_pid()")
+            await connection.execute("SET relayd.session = 'ours'")
+            ours = await connection.fetchval("SELECT current_setting('relayd.session', true)")
+            is_same = told == await connection.fetchval("SELECT pg_backend_pid()")
+            is_direct = told == connection.get_server_pid()
+            return Server(sizes, invalid, is_pooled=ours != "ours" or not is_same or not is_direct)
+    finally:
+        await close_quietly(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """How far a replica has come."""
+
+    is_replica: bool
+    lag_seconds: float
+    """Since the last transaction that it replayed; that grows where nothing is written as well."""
+    head: int
+
+
+async def read_replica(url: str, *, connect_timeout: float = 5.0) -> Replica:
+    """Look at the server behind `read_database_url`. Raises `StoreError`."""
+    connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
+    try:
+        with translate_errors():
+            return Replica(**await connection.fetchrow(_REPLICA))
     finally:
         await close_quietly(connection)

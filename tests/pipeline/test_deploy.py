@@ -150,7 +150,7 @@ def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():
     )
     bounded = {name for name, body in services if "mem_limit:" in body or "<<: *spark" in body}
     assert bounded == {name for name, body in services if "image:" in body or "<<: *spark" in body}
-    assert len(bounded) == 10
+    assert len(bounded) == 11
     # No account with a password that everybody knows.
     assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: ${GRAFANA_WITHOUT_ADMIN:-true}" in compose
     assert '"127.0.0.1:${GRAFANA_PORT:-3000}:3000"' in compose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import ssl
 from pathlib import Path
 
 import pytest
+import strata
+from strata.protocol.ids import Identity
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from relayd.tls import DevCertificates, write_dev_certificates
@@ -322,3 +325,88 @@ async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_la
             wait_for_serving(3 + number)
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(author)))["code"] == "blocked_author"
+
+
+async def test_a_worker_that_is_killed_or_hangs_is_replaced_and_the_others_notice_nothing(tmp_path: Path):
+    settings = {"worker_timeout": 20}
+    with running(RelayProcess(tmp_path, arguments=("--workers", "2"), **settings)) as relay:  # type: ignore[arg-type]
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(open_client(relay.ws)) for _ in range(12)]
+            lost, kept = relay.workers()
+            os.kill(lost.pid, signal.SIGSTOP)  # its event loop stands still
+            wait_until(lambda: relay.logged("worker_hung") == 1, "the hung worker to be noticed", 150)
+            wait_until(
+                lambda: len(relay.workers()) == 2 and relay.logged("serving") == 3, "its successor", 60
+            )
+            assert relay.metric("relayd_worker_restarts_total", reason="hung") == 1
+            fresh = next(worker for worker in relay.workers() if worker.pid != kept.pid)
+            fresh.kill()
+            wait_until(lambda: relay.logged("serving") == 4, "its successor", 60)
+            assert relay.metric("relayd_worker_restarts_total", reason="died") == 1
+            assert kept.is_running()
+            served = 0
+            for client in clients:  # those of the other worker have not been disturbed
+                with contextlib.suppress(ConnectionClosed):
+                    assert (await client.publish(make(new_identity())))["type"] == "OK"
+                    served += 1
+            assert served > 0
+            assert served == relay.metric("relayd_connections")
+
+
+async def test_workers_are_renewed_one_at_a_time_and_clients_go_on(tmp_path: Path):
+    file = tmp_path / "relayd.toml"
+    file.write_text("max_limit = 400")
+    identity = Identity.generate()
+    with running(RelayProcess(tmp_path, arguments=("--config", str(file), "--workers", "2"))) as relay:
+        before = {worker.pid for worker in relay.workers()}
+        async with strata.connect(relay.ws, identity=identity) as client:
+            published: list[str] = []
+
+            async def publish() -> None:
+                while relay.logged("workers_renewed") < 2:
+                    done = await client.post({"type": "POST", "text": str(len(published))})
+                    published.append(done.packet_id)
+
+            busy = asyncio.create_task(publish())
+            os.kill(relay.pid, signal.SIGUSR2)
+            await asyncio.to_thread(
+                wait_until, lambda: relay.logged("workers_renewed") == 1, "the renewal", 90
+            )
+            after = {worker.pid for worker in relay.workers()}
+            assert not before & after
+            assert relay.logged("worker_died") == 0
+            # A setting that no running process can take over is one for new processes.
+            file.write_text("max_limit = 300")
+            os.kill(relay.pid, signal.SIGHUP)
+            await asyncio.to_thread(
+                wait_until, lambda: relay.logged("workers_renewed") == 2, "the renewal", 90
+            )
+            await busy
+            assert relay.metric("relayd_worker_restarts_total", reason="renewed") == 4
+            _, _, manifest = relay.get("/.well-known/strata-relay.json")
+            assert json.loads(manifest)["limits"]["max_limit"] == 300
+            found = [
+                event.packet.packet_id async for event in client.subscribe(authors=[identity.did], live=False)
+            ]
+            assert sorted(found) == sorted(published)
+
+
+async def test_a_stopping_relay_closes_a_crowd_in_waves_and_serves_the_rest_meanwhile(tmp_path: Path):
+    async with contextlib.AsyncExitStack() as stack:
+        relay = stack.enter_context(running(RelayProcess(tmp_path, drain_spread=4)))
+        clients = [await stack.enter_async_context(open_client(relay.ws)) for _ in range(120)]
+        relay.terminate()
+        wait_until(lambda: relay.logged("draining") == 1, "the drain")
+        status, _, body = relay.get("/readyz")
+        assert (status, b"draining" in body) == (503, True)
+        # One whose turn has not come is served: some wave is the last.
+        answers = await asyncio.gather(
+            *(client.publish(make(new_identity())) for client in clients), return_exceptions=True
+        )
+        assert any(isinstance(answer, dict) and answer["type"] == "OK" for answer in answers)
+        for client in clients:
+            await client.socket.wait_closed()
+            assert (client.socket.close_code, client.socket.close_reason) == (
+                1001, "the relay is going away; resume by cursor",
+            )  # fmt: skip
+        assert relay.wait() == 0

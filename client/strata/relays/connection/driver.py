@@ -9,6 +9,7 @@ import random
 import ssl as ssl_module
 import time
 from collections.abc import Callable, MutableMapping
+from typing import Final
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -28,6 +29,15 @@ from strata.relays.connection.values import Announced, Authenticated, Published,
 __all__ = ["Driver"]
 
 _log = logging.getLogger("strata.relay")
+
+
+_GOING_AWAY: Final = 1001
+"""How a relay closes that drains, some connections at a time (RFC 6455 §7.4.1)."""
+
+
+def _said_goodbye(ended: Exception) -> bool:
+    closed = ended.rcvd if isinstance(ended, ConnectionClosed) else None
+    return closed is not None and closed.code == _GOING_AWAY
 
 
 class _Step:
@@ -254,8 +264,11 @@ class Driver:
                 self._judge(error)
             else:
                 made_at = self.loop.time()
-                self._judge(await self._serve(socket, announced))
-                if self.loop.time() - made_at >= options.stable_after:
+                ended = await self._serve(socket, announced)
+                self._judge(ended)
+                lasted = self.loop.time() - made_at
+                # A relay that says goodbye has not failed: it makes way for another, or for itself anew.
+                if lasted >= (options.backoff_base if _said_goodbye(ended) else options.stable_after):
                     backoff.reset()
             await asyncio.sleep(backoff.next_delay())
 

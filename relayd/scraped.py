@@ -1,0 +1,74 @@
+"""What a running relay says of itself, read from its `/metrics`: for `relayd top` and `relayd doctor`."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import urllib.request
+from dataclasses import dataclass
+from typing import Final
+
+from relayd.config import Settings
+
+__all__ = ["Scraped", "metrics_url", "scrape"]
+
+_TIMEOUT: Final = 3.0
+_LONGEST: Final = 2**23
+_SAMPLE: Final = re.compile(r"^(\w+)(?:{(.*)})? (\S+)$", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_EVERY_INTERFACE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """All samples of one scrape."""
+
+    samples: tuple[tuple[str, dict[str, str], float], ...]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples of this name with these labels; 0 where there is none."""
+        return sum(
+            value for each, having, value in self.samples if each == name and labels.items() <= having.items()
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The samples of this name, by one of their labels."""
+        return {
+            having[label]: value for each, having, value in self.samples if each == name and label in having
+        }
+
+    def quantile(self, name: str, part: float, before: Scraped | None = None) -> float | None:
+        """A quantile of a histogram, of what was observed since `before`; None where nothing was."""
+        counts = self.by(f"{name}_bucket", "le")
+        earlier = {} if before is None else before.by(f"{name}_bucket", "le")
+        grown = sorted((float(le), count - earlier.get(le, 0.0)) for le, count in counts.items())
+        if not grown or grown[-1][1] <= 0:
+            return None
+        return next(bound for bound, count in grown if count >= part * grown[-1][1])
+
+
+def metrics_url(settings: Settings) -> str:
+    """Where the relay of these settings has its metrics, on this machine."""
+    if settings.metrics_listen:
+        host, _, port = settings.metrics_listen.rpartition(":")
+        return f"http://{_here(host.strip('[]'))}:{port}/metrics"
+    return f"http{'s' if settings.tls_cert else ''}://{_here(settings.host)}:{settings.port}/metrics"
+
+
+def scrape(url: str) -> Scraped:
+    """Read `/metrics`. Raises OSError where nobody answers, and ValueError for any other answer."""
+    # A relay's certificate names its public address, not this one, and there is nobody in between.
+    context = ssl._create_unverified_context() if url.startswith("https:") else None
+    with urllib.request.urlopen(url, timeout=_TIMEOUT, context=context) as answer:
+        said = answer.read(_LONGEST).decode(errors="replace")
+    samples = tuple(
+        (name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(said)
+    )
+    if not any(name == "relayd_build_info" for name, _, _ in samples):
+        raise ValueError(f"{url} is not a relay's")
+    return Scraped(samples)
+
+
+def _here(host: str) -> str:
+    host = _EVERY_INTERFACE.get(host, host)
+    return f"[{host}]" if ":" in host else host

@@ -13,6 +13,10 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
+# True: programs of the revision before go on working, beside those of this one. What they call stays, and a
+# later migration takes it away. Without it, every process has to be replaced when the schema has been.
+keeps_older_programs = False
+
 
 def upgrade() -> None:
     ${upgrades if upgrades else "pass"}

@@ -14,10 +14,22 @@ import asyncpg
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.types import UnsafeDatabase
 
-__all__ = ["REVISION", "check_revision", "current_revision", "latest_revision", "migrate", "read_revision"]
+__all__ = [
+    "REVISION",
+    "SERVES",
+    "check_revision",
+    "current_revision",
+    "latest_revision",
+    "migrate",
+    "read_revision",
+    "serves_us",
+]
 
 REVISION = "0003"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
+
+SERVES = "for programs of "
+"""How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
 
 _CONNECT_TIMEOUT = 10.0
 
@@ -40,16 +52,26 @@ async def current_revision(url: str) -> str | None:
 async def migrate(url: str) -> str:
     """Upgrade the schema, all of it or none, and return the revision; no work when it is up to date.
 
-    Processes that start together take turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase`
+    A schema of a newer program that serves this one too is left as it is. Processes that start together take
+    turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase`
     for a database that a newer program has migrated. Cancelling does not stop what has begun; it is one
     transaction.
     """
-    if await current_revision(url) != REVISION:
+    if await current_revision(url) != REVISION and not await _is_served(url):
         upgrade = await asyncio.to_thread(_load_upgrade)
 
         # Alembic is synchronous and slow to load: the loop goes on meanwhile.
         await asyncio.to_thread(upgrade, url)
     return REVISION
+
+
+async def _is_served(url: str) -> bool:
+    connection = await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
+    try:
+        with translate_errors():
+            return await serves_us(connection)
+    finally:
+        await close_quietly(connection)
 
 
 def _load_upgrade() -> Callable[[str], None]:
@@ -66,10 +88,22 @@ async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:
     return revision
 
 
-async def check_revision(connection: asyncpg.Connection[Any]) -> None:
-    """Raise `UnsafeDatabase` unless the schema is at exactly `REVISION`."""
+async def serves_us(connection: asyncpg.Connection[Any]) -> bool:
+    """Whether a newer program has migrated this database and left it fit for this program.
+
+    A migration that keeps older programs working says so, and the schema then names them all, its own
+    revision first: what another revision has written there says nothing.
+    """
     revision = await read_revision(connection)
-    if revision != REVISION:
+    said = await connection.fetchval("SELECT obj_description(to_regclass('alembic_version'), 'pg_class')")
+    served = (said or "").removeprefix(SERVES).split()
+    return served[:1] == [revision] and REVISION in served
+
+
+async def check_revision(connection: asyncpg.Connection[Any]) -> None:
+    """Raise `UnsafeDatabase` unless the schema is at `REVISION`, or at a later one that serves us."""
+    revision = await read_revision(connection)
+    if revision != REVISION and not await serves_us(connection):
         found = f"at revision {revision}" if revision else "not there"
         raise UnsafeDatabase(
             f"the database's schema is {found} and this program needs {REVISION}: run `relayd migrate`"

@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 import relayd
 from relayd.store.connection import connect, translate_errors
+from relayd.store.migrate import SERVES
 from relayd.store.types import UnsafeDatabase
 
 __all__ = ["alembic_config", "run_sync", "upgrade"]
@@ -81,6 +82,21 @@ def _upgrade(connection: sa.Connection) -> None:
         raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    served = " ".join(served_revisions(ScriptDirectory.from_config(config)))
+    connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{SERVES}{served}'")
+
+
+def served_revisions(scripts: ScriptDirectory) -> list[str]:
+    """The revisions that programs may be of which work on the newest schema, the newest first.
+
+    Each migration with `keeps_older_programs = True` leaves what programs of the revision before need.
+    """
+    served = []
+    for script in scripts.walk_revisions():
+        served.append(script.revision)
+        if not getattr(script.module, "keeps_older_programs", False):
+            break
+    return served
 
 
 def _engine(url: str) -> AsyncEngine:

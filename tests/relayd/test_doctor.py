@@ -14,6 +14,7 @@ from relayd.doctor import Check, Verdict, examine
 from relayd.lineage import KnownLog, Lineage, Term
 from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision
+from relayd.store.sizes import Replica, Server, Sizes
 from relayd.store.terms import Reset
 from relayd.store.types import RelaySecrets, StoreUnavailable, UnsafeDatabase, first_sequence_of_day
 from relayd.tls import read_certificate, write_dev_certificates
@@ -54,12 +55,17 @@ class FakeStore:
 def store(monkeypatch):
     class Store(FakeStore):
         revision: str | Exception | None = latest_revision()
+        server = Server(Sizes(1, 1, connections=5, max_connections=97), (), is_pooled=False)
 
     async def current_revision(url: str) -> str | None:
         if isinstance(Store.revision, Exception):
             raise Store.revision
         return Store.revision
 
+    async def read_server(url: str) -> Server:
+        return Store.server
+
+    monkeypatch.setattr(doctor, "read_server", read_server)
     monkeypatch.setattr(doctor, "Store", Store)
     monkeypatch.setattr(doctor, "current_revision", current_revision)
     return Store
@@ -163,3 +169,56 @@ async def test_a_log_that_has_lost_its_end_is_named(store, tmp_path):
     assert "epoch 2" in log.found and str(store.last) in log.advice
     store.begun = [Reset(2, store.last, "rolled_back", int(NOW) - 8 * 86_400)]
     assert not [check for check in await examine(settings, lambda: NOW) if check.name == "log"]
+
+
+async def test_the_server_has_connections_left_and_indexes_that_work(store):
+    settings = Settings(database_url=URL, workers=4)
+    for name in ("connections", "indexes", "pooler"):
+        assert (await check(settings, name)).verdict is Verdict.OK, name
+    store.server = Server(Sizes(1, 1, connections=60, max_connections=97), ("packets_x",), is_pooled=True)
+    assert (await check(settings, "connections")).verdict is Verdict.WARNING
+    assert "packets_x" in (await check(settings, "indexes")).found
+    assert (await check(settings, "pooler")).verdict is Verdict.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("replica", "verdict"),
+    [
+        (Replica(is_replica=True, lag_seconds=3.0, head=1), Verdict.OK),
+        (Replica(is_replica=True, lag_seconds=900.0, head=FakeStore.last), Verdict.OK),  # nothing was written
+        (Replica(is_replica=True, lag_seconds=900.0, head=1), Verdict.WARNING),
+        (StoreUnavailable("away"), Verdict.WARNING),
+    ],
+)
+async def test_a_replica_is_judged_by_what_it_lacks(store, monkeypatch, replica, verdict):
+    async def read_replica(url: str) -> Replica:
+        if isinstance(replica, Exception):
+            raise replica
+        return replica
+
+    monkeypatch.setattr(doctor, "read_replica", read_replica)
+    settings = Settings(database_url=URL, read_database_url=URL)
+    assert (await check(settings, "replica")).verdict is verdict
+
+
+async def test_proxies_that_are_not_named_or_name_everybody_are_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "mark").write_text("")
+    monkeypatch.setattr(doctor, "_CONTAINER_MARKS", (str(tmp_path / "mark"),))
+    data = tmp_path / "data"
+    assert (await check(Settings(data_dir=data), "proxies")).verdict is Verdict.WARNING
+    named = Settings(data_dir=data, trusted_proxies=("10.0.0.1",))
+    assert (await check(named, "proxies")).verdict is Verdict.OK
+    everybody = Settings(data_dir=data, trusted_proxies=("::/0",))
+    assert (await check(everybody, "proxies")).verdict is Verdict.WARNING
+
+
+async def test_manifests_have_to_be_there_for_retention(tmp_path):
+    def settings() -> Settings:
+        folder = tmp_path / "manifests"
+        return Settings(data_dir=tmp_path, retention_requires_archive=True, archive_manifests=folder)
+
+    assert (await check(settings(), "manifests")).verdict is Verdict.WARNING
+    (tmp_path / "manifests").mkdir()
+    assert (await check(settings(), "manifests")).verdict is Verdict.WARNING
+    (tmp_path / "manifests" / "00000001.json").write_text("{}")
+    assert (await check(settings(), "manifests")).verdict is Verdict.OK

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relayd.scraped import Scraped, metrics_url
 from relayd.config import Settings
+from relayd.scraped import Scraped, metrics_url
 from relayd.top import Look, figures, table
 
 

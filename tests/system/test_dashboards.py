@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -73,7 +74,7 @@ async def test_each_query_names_metrics_and_labels_that_a_running_relay_has(rela
         assert used <= told, where
 
 
-async def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProcess, tmp_path: Path):
+def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProcess, tmp_path: Path):
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("needs prometheus (apt-get install prometheus)")
@@ -106,7 +107,7 @@ async def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProce
             return False
 
     try:
-        await _traffic(relay)
+        asyncio.run(_traffic(relay))
         wait_until(scraped, "two scrapes", 60)
         for where, expression in _queries():
             found = ask(expression)

@@ -28,6 +28,21 @@ def test_the_demo_kills_a_relay_and_loses_nothing():
 
 
 @pytest.mark.timeout(120)
+def test_the_upgrade_renews_workers_under_load_and_nobody_loses_anything():
+    command = [sys.executable, str(ROOT / "examples" / "upgrade.py"), "--rounds", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert (counts["workers_renewed"], counts["lost"], counts["doubled"], counts["out_of_order"]) == (
+        2,
+        0,
+        0,
+        0,
+    )
+    assert counts["acknowledged"] > 0
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.req("C-272")
 def test_many_relays_survive_the_death_of_one():
     command = [sys.executable, str(ROOT / "examples" / "many_relays.py")]

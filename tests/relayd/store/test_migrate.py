@@ -14,10 +14,10 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from relayd.lineage import Mark
-from relayd.store import Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
-from relayd.store.migrate import REVISION, current_revision, latest_revision
+from relayd.store import LogQuery, Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
+from relayd.store.migrate import REVISION, SERVES, current_revision, latest_revision
 from relayd.store.schema import METADATA, is_ours
-from relayd.store.upgrade import alembic_config, run_sync, upgrade
+from relayd.store.upgrade import alembic_config, run_sync, served_revisions, upgrade
 
 
 async def execute(url: str, statement: str) -> None:
@@ -139,3 +139,73 @@ async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
         assert lineage.holds(Mark(head, None, 1), head)
         await store.begin_epoch("operator")
         assert store.known.lineage.good_to(Mark(head + 7, None, 1), head + 9) == head
+
+
+_OLD_ROWS = """
+SELECT relay_append($1, $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[], NULL)
+"""
+
+
+async def test_a_log_of_the_first_schema_comes_to_the_newest_with_all_its_rows(empty_database, packet):
+    now = 1_790_000_000
+
+    def first(connection: sa.Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+
+    await asyncio.to_thread(run_sync, empty_database, first)
+    assert await current_revision(empty_database) == "0001"
+    packets = [packet(number) for number in range(200)]
+    connection = await asyncpg.connect(empty_database)
+    try:
+        await connection.execute(
+            _OLD_ROWS,
+            now,
+            [each.packet_id for each in packets],
+            [each.author_id.encode() for each in packets],
+            [each.content_type.encode() for each in packets],
+            [each.timestamp for each in packets],
+            [each.expires_at for each in packets],
+            [each.body for each in packets],
+        )
+    finally:
+        await connection.close()
+    await migrate(empty_database)
+    async with await Store.open(empty_database) as store:
+        page = await store.page(LogQuery(), 500, now)
+        assert [row.packet_id for row in page.rows] == [each.packet_id for each in packets]
+        # What was stored is known, and what is new goes behind it.
+        appended = await store.append([*packets[:3], packet(1000)], now)
+        kinds = [place.sequence > page.rows[-1].sequence for place in appended.dispositions]
+        assert kinds == [False, False, False, True]
+
+
+async def test_a_program_works_on_a_newer_schema_that_serves_it(empty_database, packet):
+    await migrate(empty_database)
+    await execute(empty_database, "UPDATE alembic_version SET version_num = '9999'")
+    await execute(empty_database, f"COMMENT ON TABLE alembic_version IS '{SERVES}9999 {REVISION}'")
+    await migrate(empty_database)
+    assert await current_revision(empty_database) == "9999"
+    async with await Store.open(empty_database) as store:
+        await store.append([packet(1)], 1_790_000_000)
+    await execute(empty_database, f"COMMENT ON TABLE alembic_version IS '{SERVES}9999 9998'")
+    with pytest.raises(UnsafeDatabase, match="9999"):
+        await Store.open(empty_database)
+    with pytest.raises(UnsafeDatabase, match="newer"):
+        await migrate(empty_database)
+
+
+async def test_the_schema_names_the_programs_that_it_serves(empty_database):
+    await migrate(empty_database)
+    connection = await asyncpg.connect(empty_database)
+    try:
+        said = await connection.fetchval("SELECT obj_description('alembic_version'::regclass, 'pg_class')")
+    finally:
+        await connection.close()
+    scripts = ScriptDirectory.from_config(alembic_config())
+    assert said.removeprefix(SERVES).split() == served_revisions(scripts)
+    assert served_revisions(scripts)[0] == REVISION
+    for script in scripts.walk_revisions():
+        script.module.keeps_older_programs = True
+    assert served_revisions(scripts) == [script.revision for script in scripts.walk_revisions()]

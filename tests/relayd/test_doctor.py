@@ -191,7 +191,7 @@ async def test_the_server_has_connections_left_and_indexes_that_work(store):
     ],
 )
 async def test_a_replica_is_judged_by_what_it_lacks(store, monkeypatch, replica, verdict):
-    async def read_replica(url: str) -> Replica:
+    async def read_replica(url: str) -> object:
         if isinstance(replica, Exception):
             raise replica
         return replica

@@ -33,13 +33,9 @@ def test_the_upgrade_renews_workers_under_load_and_nobody_loses_anything():
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    assert (counts["workers_renewed"], counts["lost"], counts["doubled"], counts["out_of_order"]) == (
-        2,
-        0,
-        0,
-        0,
-    )
+    assert counts["workers_renewed"] == 2
     assert counts["acknowledged"] > 0
+    assert (counts["lost"], counts["doubled"], counts["out_of_order"]) == (0, 0, 0)
 
 
 @pytest.mark.timeout(120)

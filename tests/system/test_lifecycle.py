@@ -364,8 +364,8 @@ async def test_a_setting_for_new_processes_renews_the_workers_one_at_a_time(tmp_
         assert relay.logged("worker_died") == 0
         assert relay.metric("relayd_worker_restarts_total", reason="renewed") == 2
         # The second made way when the first one's successor served.
-        events = re.findall(r'"event": ?"(draining|serving)"', relay.log.read_text())
-        assert events == ["serving", "serving", "draining", "serving", "draining", "serving"]
+        events = re.findall(r'"event": ?"(draining|worker_renewed)"', relay.log.read_text())
+        assert events == ["draining", "worker_renewed"] * 2
         _, _, manifest = relay.get("/.well-known/strata-relay.json")
         assert json.loads(manifest)["limits"]["max_limit"] == 300
 

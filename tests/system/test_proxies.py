@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -92,6 +93,10 @@ def _proxied(
         proxy.wait(30)
 
 
+def _told_of(relay: RelayProcess, source: str) -> bool:
+    return f'"full_address": "{source}"' in relay.log.read_text()
+
+
 def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
@@ -138,7 +143,7 @@ async def test_a_sample_passes_everything_on_and_says_who_the_clients_are(name: 
             async with _client(port, ca, source) as client:
                 assert (await client.publish(packet))["type"] == "OK"
         for source in CLIENTS:
-            wait_until(lambda source=source: f'"full_address": "{source}"' in relay.log.read_text(), source)
+            wait_until(functools.partial(_told_of, relay, source), source)
         assert GATEWAY not in relay.log.read_text()
         assert b" 200 " in await _get(port, ca, "/.well-known/strata-relay.json")
         assert b" 404 " in await _get(port, ca, "/metrics")

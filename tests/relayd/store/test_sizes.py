@@ -31,7 +31,7 @@ async def test_a_filter_is_explained_by_running_it(database, store, packet):
     await store.append([packet(number) for number in range(50)], NOW)
     author = packet(1).author_id
     query, limit = read_filter(f'{{"authors": ["{author}"], "types": ["POST"], "limit": 5}}', Settings())
-    assert (query.authors, limit) == ({author}, 5)
+    assert (query.authors, limit) == (frozenset({author}), 5)
     first, second = await explain(database, query, limit)
     assert (first.way, second.way) == ("author_id", "content_type")
     assert first.rows <= limit + 1

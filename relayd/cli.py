@@ -21,6 +21,7 @@ import typer
 
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
+from relayd.moderating import Console, add_commands
 from relayd.version import VERSION
 
 if TYPE_CHECKING:
@@ -368,6 +369,9 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
     values = {name: value for name, value in dataclasses.asdict(summary).items() if value != {}}
     text = msgspec.json.encode(values).decode() if json else ", ".join(f"{k} {v}" for k, v in values.items())
     typer.echo(text, err=not to_stdout)
+
+
+add_commands(app, Console(_settings, _run, _print_json, _fail))
 
 
 @contextlib.contextmanager

@@ -77,6 +77,7 @@ CLOSE_REASONS = (
     "address_limit",
     "connection_rate",
     "origin",
+    "banned",
     "auth_failures",
     "withdrawn",
     "protocol_error",

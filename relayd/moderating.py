@@ -1,4 +1,5 @@
-"""The commands with which an operator moderates: `relayd ban`, `unban`, `remove`, `restore`, `list`, `log`.
+"""The commands with which an operator moderates: `relayd ban`, `unban`, `remove`, `restore`, `erase`, `list`,
+`log`.
 
 Each speaks to the database and to no process: every relay on it follows within two seconds.
 """
@@ -156,6 +157,57 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         wanted = _subjects(console, packet_ids, Kind.PACKET)
         _rule(console, settings, wanted, reason, by, bans=False, json=json)
 
+    @app.command()
+    def erase(
+        packet_ids: Annotated[
+            list[str] | None, typer.Argument(metavar="PACKET_ID", help="The packets to erase.")
+        ] = None,
+        reason: Annotated[
+            str,
+            typer.Option(
+                "--reason", metavar="TEXT", help="Why; it stays in the log, so put no names into it."
+            ),
+        ] = "",
+        authors: Annotated[
+            list[str] | None,
+            typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
+        ] = None,
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Erase packets for good.
+
+        Their content and their author are gone from the log; a signed tombstone keeps each place. Packets
+        that carry keys or revoke them stay. Cut off, the same command does the rest. Exit code 1 if some
+        packets were not there or stay.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        if bool(packet_ids) is bool(authors):
+            console.fail(EXIT_CONFIGURATION, "name packets, or authors with --author")
+        kind = Kind.AUTHOR if authors else Kind.PACKET
+        wanted = [subject for _, subject in _subjects(console, authors or packet_ids or [], kind)]
+        try:
+            why, actor = check_reason(reason), _actor(by)
+        except ValueError as error:
+            console.fail(EXIT_CONFIGURATION, str(error))
+        done = console.run(_erase(settings, kind, wanted, why, actor))
+        absent = len(set(wanted)) - done.packets - done.spared if kind is Kind.PACKET else 0
+        if json:
+            console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
+        else:
+            typer.echo(f"{done.packets} packets erased")
+            if done.spared:
+                typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
+            if absent:
+                typer.echo(f"{absent} are not in the log, or were erased before")
+        if settings.archive_manifests is not None and done.packets:
+            typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
+        if absent or (done.spared and kind is Kind.PACKET):
+            raise typer.Exit(EXIT_INCOMPLETE)
+
     @app.command("list")
     def list_(
         kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
@@ -288,6 +340,17 @@ async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
             found += page
             after = (found[-1].kind, found[-1].subject)
     return found
+
+
+async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Any:
+    from relayd.builder import relay_identity
+    from relayd.store.erasing import Eraser
+
+    async with _store(settings) as store:
+        eraser = Eraser(store.url, relay_identity(settings, store))
+        return await eraser.erase(
+            kind, wanted, reason=reason, actor=actor, via="command", now=int(time.time())
+        )
 
 
 async def _ruled(settings: Settings, subject: str | None, limit: int) -> list[Ruled]:

@@ -284,6 +284,15 @@ class Store:
     def declined(self, declined: Declined) -> None:
         self._reader.declined = declined
 
+    @property
+    def url(self) -> str:
+        """Where the log is."""
+        return self._url
+
+    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The tombstones of those of these packets that were erased. See `Reader.tombstones`."""
+        return await self._reader.tombstones(ids)
+
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force at `now`."""
         return await self._reader.abuse(now)

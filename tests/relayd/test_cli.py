@@ -56,6 +56,7 @@ def test_help_and_version():
         "unban",
         "remove",
         "restore",
+        "erase",
         "list",
         "log",
     ):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,3 +260,52 @@ def test_what_the_command_cannot_mean_changes_nothing(moderated: Moderated):
     ):
         assert problem in moderated.command(*arguments, exit_code=2)
     assert moderated.command("log", "--limit", "1") == before
+
+
+@pytest.mark.req("R-323")
+async def test_an_erased_packet_is_gone_everywhere_and_readers_keep_their_places(moderated: Moderated):
+    author, other = new_identity(), new_identity()
+    doomed, kept = [make(author) for _ in range(3)], make(other)
+    authors = [author.did, other.did]
+    async with open_client(moderated.one.ws) as writer, open_client(moderated.other.ws) as reader:
+        for packet in (*doomed, kept):
+            assert (await writer.publish(packet))["type"] == "OK"
+        events, _ = await reader.subscribe("s", {"authors": authors, "order": "asc"})
+        cursors = {event["packet"]["packet_id"]: event["cursor"] for event in events}
+        done = moderated.command("erase", "--author", author.did, "--reason", "asked for", "--by", "ann")
+        assert done == {"erased": 3, "spared": 0, "absent": 0}
+        for packet in doomed:
+            await everywhere(moderated, packet, False)
+            assert (await writer.publish(packet))["duplicate"] is True, "no copy of it comes in again"
+        # A reader that stood at an erased packet goes on behind it, and one that reads all misses nothing.
+        for place, expected in ((doomed[1], [kept]), (kept, [])):
+            filters = {"authors": authors, "cursor": cursors[place.packet_id]}
+            events, end = await reader.subscribe("s", filters, gapless=True)
+            assert ids_of(events) == [each.packet_id for each in expected]
+            assert end["complete"] is True
+        later = make(author)
+        assert (await writer.publish(later))["type"] == "OK", "an erasure is no ban"
+        assert ids_of(await reader.events("s", 1)) == [later.packet_id]
+    assert [line["act"] for line in moderated.command("log", author.did)] == ["erase"]
+    moderated.command("erase", doomed[0].packet_id, "--reason", "again", exit_code=1)
+
+
+@pytest.mark.req("R-323")
+@pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
+async def test_an_erasure_that_is_killed_is_done_by_the_next(moderated: Moderated, moment: str):
+    author = new_identity()
+    doomed = [make(author) for _ in range(3)]
+    async with open_client(moderated.one.ws) as writer:
+        for packet in doomed:
+            assert (await writer.publish(packet))["type"] == "OK"
+    url = str(moderated.other.settings["database_url"])
+    env = environment({"database_url": url, "failpoints": f"store.erase.{moment}=kill@1"})
+    command = [sys.executable, "-m", "relayd", "erase", "--author", author.did, "--reason", "asked for"]
+    process = await asyncio.create_subprocess_exec(*command, env=env)
+    assert await process.wait() == -signal.SIGKILL
+    done = moderated.command("erase", "--author", author.did, "--reason", "asked for")
+    assert done["erased"] == (3 if moment == "before_commit" else 0)
+    for packet in doomed:
+        await everywhere(moderated, packet, False)
+    async with open_client(moderated.one.ws) as client:
+        assert (await client.publish(make(author)))["type"] == "OK"

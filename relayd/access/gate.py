@@ -135,6 +135,7 @@ def grants_of(settings: Settings) -> Grants:
         require_auth=frozenset(settings.require_auth),
         members=frozenset(settings.members),
         peers=frozenset(settings.replication_peers),
+        operators=frozenset(settings.operators),
     )
 
 

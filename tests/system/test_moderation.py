@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from strata.protocol.errors import RequestRefused
 from strata.protocol.packets import Packet
+from strata.relays.moderating import Moderator
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from relayd.postgres.running import running_server
 from tests.support.bare_client import BareClient, open_client
-from tests.support.forks import RELAYD, run_fork
+from tests.support.forks import RELAYD, STRATA, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
 from tests.support.waiting import until
 
 HASH = "0x" + "ca" * 32
+OPERATOR = new_identity()
 
 
 class Moderated:
@@ -44,7 +47,7 @@ class Moderated:
 def moderated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moderated]:
     folder = tmp_path_factory.mktemp("moderated")
     # What is banned below as a network must not be this machine.
-    proxied: dict[str, Any] = {"trusted_proxies": ["127.0.0.0/8"]}
+    proxied: dict[str, Any] = {"trusted_proxies": ["127.0.0.0/8"], "operators": [OPERATOR.did]}
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(running(RelayProcess(folder / "one", **proxied)))
         url = stack.enter_context(running_server(Path(str(one.settings["data_dir"]))))
@@ -247,6 +250,67 @@ async def test_a_notification_that_is_lost_does_not_matter(moderated: Moderated)
         await connection.close()
     await until(lambda: moderated.one.get(f"/packets/{packet.packet_id}")[0] == 410)
     await everywhere(moderated, packet, False)
+
+
+@pytest.mark.req("R-287", "R-289")
+async def test_an_operator_rules_over_the_wire_and_nobody_else(moderated: Moderated, tmp_path: Path):
+    author = new_identity()
+    packet = make(author)
+    manifest = json.loads(moderated.other.get("/.well-known/strata-relay.json")[2])
+    assert manifest["auth"]["capabilities"] == ["publish", "subscribe", "replicate", "operate"]
+    ban = {"type": "MODERATE", "action": "ban", "kind": "author", "subject": author.did, "reason": "spam"}
+    async with open_client(moderated.one.ws) as stranger:
+        assert (await stranger.publish(packet))["type"] == "OK"
+        for _ in range(2):
+            answer = await stranger.ask(ban)
+            assert (answer["code"], answer["detail"]) == ("unauthenticated", "missing_capability")
+            if not _:
+                assert "operate" not in (await stranger.authenticate(author))["capabilities"]
+    with pytest.raises(RequestRefused, match="no operator"):
+        async with Moderator(moderated.other.ws, author):
+            pass
+    async with Moderator(moderated.other.ws, OPERATOR) as moderator:
+        assert await moderator.ban("author", author.did, reason="spam") is True
+        assert await moderator.ban("author", author.did, reason="spam") is False
+        await everywhere(moderated, packet, False)
+        found = [entry async for entry in moderator.bans("author")]
+        assert [(entry["subject"], entry["actor"]) for entry in found] == [(author.did, OPERATOR.did)]
+        for kind, subject, code in (
+            ("author", OPERATOR.did, "policy_rejected"),
+            ("author", "nobody", "invalid_schema"),
+            ("network", "0.0.0.0/0", "invalid_schema"),
+        ):
+            with pytest.raises(RequestRefused) as refused:
+                await moderator.ban(kind, subject, reason="x")  # type: ignore[arg-type]
+            assert refused.value.code == code
+    # The same from the command line of a client.
+    key = tmp_path / "operator.json"
+    OPERATOR.save(key)
+    env = environment({}) | {"STRATA_RELAY": moderated.one.ws, "STRATA_IDENTITY": str(key)}
+
+    async def strata(*arguments: str) -> list[dict[str, Any]]:
+        code, out, err = await asyncio.to_thread(
+            run_fork, STRATA, ["moderate", *arguments, "--json"], env=env
+        )
+        assert code == 0, err.decode()
+        return [json.loads(line) for line in out.splitlines()]
+
+    (done,) = await strata("unban", author.did, "--reason", "an appeal")
+    assert done["changed"] is True
+    await everywhere(moderated, packet, True)
+    lines = await strata("log", author.did)
+    assert [(line["act"], line["actor"], line["via"], line["reason"]) for line in lines] == [
+        ("unban", OPERATOR.did, "wire", "an appeal"),
+        ("ban", OPERATOR.did, "wire", "spam"),
+    ]
+
+
+async def test_a_relay_without_operators_knows_no_such_message(relay: RelayProcess):
+    async with open_client(relay.ws) as client:
+        answer = await client.ask({"type": "MODERATE", "action": "list"})
+        assert (answer["code"], answer["detail"]) == ("invalid_schema", "unknown_type")
+    manifest = json.loads(relay.get("/.well-known/strata-relay.json")[2])
+    assert "operate" not in manifest["auth"]["capabilities"]
 
 
 def test_what_the_command_cannot_mean_changes_nothing(moderated: Moderated):

@@ -116,9 +116,11 @@ async def test_two_erasures_and_appends_at_once_stay_out_of_each_others_way(
     store: Store, second_store: Store, mixed, packet
 ):
     appends = [second_store.append([packet(100 + n, author=BOB)], NOW + 7) for n in range(5)]
-    done, again, *_ = await asyncio.gather(
-        erase(store, Kind.AUTHOR, ALICE, batch=1), erase(store, Kind.AUTHOR, ALICE, batch=2), *appends
+    both = asyncio.gather(
+        erase(store, Kind.AUTHOR, ALICE, batch=1), erase(store, Kind.AUTHOR, ALICE, batch=2)
     )
+    await asyncio.gather(*appends)
+    done, again = await both
     assert done.packets + again.packets == 5
     assert len((await store.page(LogQuery(), 100, NOW)).rows) == 10
 

@@ -263,8 +263,8 @@ async def test_of_what_was_erased_a_tombstone_travels_and_nothing_comes_back(ide
         store.log[number] = LogEntry(entry.sequence, entry.received_at, gone)
     path = tmp_path / "export.jsonl"
     with path.open("wb") as file:
-        summary = await export_log(store, file)
-    assert (summary.packets, summary.erased) == (1, 2)
+        exported = await export_log(store, file)
+    assert (exported.packets, exported.erased) == (1, 2)
     text = path.read_bytes()
     assert made[1].canonical not in text
     assert read_tombstone(msgspec.json.encode(json.loads(text.splitlines()[1])["tombstone"])).sequence == (

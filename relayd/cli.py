@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 import msgspec
 import typer
 
+from relayd.backing_up import add_backup_commands
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.moderating import Console, add_commands
@@ -371,7 +372,9 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
     typer.echo(text, err=not to_stdout)
 
 
-add_commands(app, Console(_settings, _run, _print_json, _fail))
+_CONSOLE = Console(_settings, _run, _print_json, _fail)
+add_commands(app, _CONSOLE)
+add_backup_commands(app, _CONSOLE)
 
 
 @contextlib.contextmanager

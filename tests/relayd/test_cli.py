@@ -57,6 +57,7 @@ def test_help_and_version():
         "remove",
         "restore",
         "erase",
+        "backup",
         "list",
         "log",
     ):

@@ -1,4 +1,4 @@
-"""What is counted in a log: places without a row, rows that are not what their id says, and what was erased."""
+"""What is counted in a log: places without a row, rows that are not what their id says, what was erased."""
 
 from __future__ import annotations
 

@@ -24,15 +24,18 @@ from typing import Final
 __all__ = [
     "FORWARDING_HEADERS",
     "Address",
+    "Network",
     "Networks",
     "address_key",
     "client_address",
     "is_network",
     "parse_address",
+    "parse_network",
     "wider_keys",
 ]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
 """The headers in which a proxy may name the client it speaks for."""
@@ -77,7 +80,7 @@ def wider_keys(address: Address) -> tuple[str, ...]:
 def is_network(text: str) -> bool:
     """Whether `Networks` takes it."""
     try:
-        _network(text)
+        parse_network(text)
     except ValueError:
         return False
     return True
@@ -87,7 +90,7 @@ class Networks:
     """A set of networks, in CIDR notation or as single addresses. Raises ValueError for anything else."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._networks = tuple(_network(text) for text in texts)
+        self._networks = tuple(parse_network(text) for text in texts)
 
     def __contains__(self, address: Address | None) -> bool:
         return address is not None and any(address in network for network in self._networks)
@@ -118,7 +121,8 @@ def client_address(
     return client
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def parse_network(text: str) -> Network:
+    """The network in `text`, in the one form in which networks are compared. Raises ValueError."""
     interface = ipaddress.ip_interface(text)
     if isinstance(interface, ipaddress.IPv6Interface) and interface.ip.ipv4_mapped is not None:
         prefix_length = interface.network.prefixlen - 96

@@ -36,7 +36,7 @@ from relayd.slices import Slices
 from relayd.store import Store, Writer
 from relayd.store.types import LogEntry
 
-__all__ = ["build_relay"]
+__all__ = ["build_relay", "relay_identity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def build_relay(
         faults=faults,
     )
     relay = Relay(
-        relay_id=_identity(settings, store).did,
+        relay_id=relay_identity(settings, store).did,
         settings=settings,
         limits=_session_limits(settings),
         clock=clock,
@@ -152,8 +152,8 @@ def build_relay(
     return relay
 
 
-def _identity(settings: Settings, store: Store) -> Identity:
-    """The relay's own: the one configured, else the one made when the database was."""
+def relay_identity(settings: Settings, store: Store) -> Identity:
+    """The relay's own identity: the one configured, else the one made when the database was."""
     seed = settings.identity_seed
     return Identity.from_seed(bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed)
 

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 import msgspec
 import typer
 
+from relayd.backing_up import add_backup_commands
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
+from relayd.moderating import Console, add_commands
 from relayd.version import VERSION
 
 if TYPE_CHECKING:
@@ -451,6 +453,11 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
     values = {name: value for name, value in dataclasses.asdict(summary).items() if value != {}}
     text = msgspec.json.encode(values).decode() if json else ", ".join(f"{k} {v}" for k, v in values.items())
     typer.echo(text, err=not to_stdout)
+
+
+_CONSOLE = Console(_settings, _run, _print_json, _fail)
+add_commands(app, _CONSOLE)
+add_backup_commands(app, _CONSOLE)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,8 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "store.append.after_commit": "a batch is committed, and nobody knows yet",
         "store.lookup": "ids are about to be looked up in the duplicate index",
         "store.notify": "the database has told of a commit by somebody else",
+        "store.erase.before_commit": "some packets are erased, and nobody can see it yet",
+        "store.erase.after_commit": "some packets are erased, and the rest is still to be",
         "store.retention": "old days are about to be dropped",
         "feed.tail.read": "the log is about to be read behind the feed",
         "feed.dispatch": "a batch is about to go through the feed",

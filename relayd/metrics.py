@@ -62,7 +62,7 @@ __all__ = [
 OTHER = "other"
 """The label under which every unforeseen value is counted."""
 
-MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH")
+MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE")
 PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
@@ -79,6 +79,7 @@ CLOSE_REASONS = (
     "address_limit",
     "connection_rate",
     "origin",
+    "banned",
     "auth_failures",
     "withdrawn",
     "protocol_error",

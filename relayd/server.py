@@ -42,7 +42,7 @@ from relayd.logs import problem_of
 from relayd.loop_watch import watch_loop
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
-from relayd.policy import Plugins, Policy, apply_policy
+from relayd.policy import BanFollower, Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
 from relayd.relay import Relay
 from relayd.reloading import read_again, report
@@ -299,6 +299,9 @@ class _Process:
         self._database_up = True
         self._is_serving = asyncio.Event()
         self._abuse: list[AbuseEntry] = []
+        self._rulings = BanFollower(
+            store.moderation, clock=relay.clock, on_change=self._ruled, faults=relay.faults
+        )
         self._listeners: list[Listener] = []
         self._ws_url = ""
         self._scrapes = Scrapes(self._count, metrics.render)
@@ -322,7 +325,8 @@ class _Process:
     ) -> None:
         """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay = self._relay
-        await self._store.listen(relay.tail.ring)
+        await self._store.listen(relay.tail.ring, self._rulings.ring)
+        await self._rulings.look()  # nobody is served before it is known what is banned
         jobs: list[asyncio.Task[object]] = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
@@ -333,6 +337,7 @@ class _Process:
                 ("health", watch_database(self._store.ping, self._database_is, relay.faults)),
                 ("maintenance", self._maintain()),
                 ("policy", self._refresh_policy()),
+                ("rulings", self._rulings.run()),
                 ("memory", self._watch_memory()),
                 ("guard", self._keep_guard()),
                 ("gauges", self._gauges.run()),
@@ -595,8 +600,15 @@ class _Process:
                 _log.warning("log_guard_not_written", problem=problem_of(error))
             self._guard_failed = True
 
+    def _ruled(self, erased: bool) -> None:
+        if erased:
+            self._relay.fanout.forget_recent()
+            self._relay.registry.withdraw()
+        self._apply_policy()
+
     def _apply_policy(self) -> None:
-        apply_policy(self._relay, Policy.from_settings(self._settings, self._abuse))
+        policy = Policy.from_settings(self._settings, self._abuse, self._rulings.bans)
+        apply_policy(self._relay, policy)
 
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):

@@ -38,6 +38,7 @@ __all__ = [
     "CAPABILITIES",
     "CHALLENGE_BYTES",
     "MAX_FAILURES",
+    "OPERATE",
     "PUBLISH",
     "REPLICATE",
     "SUBSCRIBE",
@@ -53,7 +54,10 @@ PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 REPLICATE: Final = "replicate"
 CAPABILITIES: Final = (PUBLISH, SUBSCRIBE, REPLICATE)
-"""Every capability there is, in the order in which AUTH_OK lists them; others are ignored (R-287)."""
+"""The capabilities of every relay, in the order in which AUTH_OK lists them; others are ignored (R-287)."""
+
+OPERATE: Final = "operate"
+"""The capability of a relay's operators, where it has any (decision 61): to moderate over the wire."""
 
 CHALLENGE_BYTES: Final = 32
 """Random bytes of a challenge (R-268)."""
@@ -80,12 +84,14 @@ class Grants:
     """The capabilities that the settings grant.
 
     `require_auth` names what an anonymous session may not do (R-292). With `members` given, only they and
-    `peers` gain from authenticating; without, everybody does. `peers` may replicate (R-290).
+    `peers` gain from authenticating; without, everybody does. `peers` may replicate (R-290), and `operators`
+    may moderate.
     """
 
     require_auth: frozenset[str] = frozenset()
     members: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
     anonymous: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,15 +100,17 @@ class Grants:
     def of(self, did: str) -> frozenset[str]:
         """Everything this identity may do, once it has proved itself."""
         granted = self.anonymous
-        if not self.members or did in self.members or did in self.peers:
+        if not self.members or did in self.members or did in self.peers or did in self.operators:
             granted |= {PUBLISH, SUBSCRIBE}
+        if did in self.operators:
+            granted |= {OPERATE}
         return granted | {REPLICATE} if did in self.peers else granted
 
     def effective(self, did: str, requested: Iterable[str] | None) -> tuple[str, ...]:
         """What a session of this identity may do: what it asked for and is granted (R-286, A-074)."""
         granted = self.of(did)
         wanted = granted if requested is None else granted.intersection(requested)
-        return tuple(name for name in CAPABILITIES if name in wanted)
+        return tuple(name for name in (*CAPABILITIES, OPERATE) if name in wanted)
 
 
 @dataclass(frozen=True, slots=True)

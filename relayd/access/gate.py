@@ -36,6 +36,7 @@ from relayd.addresses import (
     parse_address,
 )
 from relayd.config import Settings
+from relayd.moderation import Bans
 
 __all__ = ["Access", "RequestHeaders", "Turnaway", "Visitor", "grants_of"]
 
@@ -135,6 +136,7 @@ def grants_of(settings: Settings) -> Grants:
         require_auth=frozenset(settings.require_auth),
         members=frozenset(settings.members),
         peers=frozenset(settings.replication_peers),
+        operators=frozenset(settings.operators),
     )
 
 
@@ -184,6 +186,8 @@ class Access:
         self._header = settings.forwarded_header
         self._log_addresses = settings.log_addresses
         self._knows_of_proxy = False
+        self._banned_authors: frozenset[str] = frozenset()
+        self._bans = Bans()
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
@@ -208,6 +212,25 @@ class Access:
         if identities != self._restricted:
             self._restricted = identities
             self.revision += 1
+
+    def ban(self, authors: frozenset[str], bans: Bans) -> bool:
+        """These authors may have no session, and those networks of `bans` no connection.
+
+        Whether that is more than before: then open sessions are to be looked at.
+        """
+        more = not (authors <= self._banned_authors and bans.networks <= self._bans.networks)
+        self._banned_authors, self._bans = authors, bans
+        if more:
+            self.revision += 1
+        return more
+
+    def is_banned_author(self, did: str) -> bool:
+        """Whether this relay serves no session of this identity."""
+        return did in self._banned_authors
+
+    def is_banned_address(self, visitor: Visitor) -> bool:
+        """Whether this relay serves nobody at the visitor's address."""
+        return self._bans.cover(visitor.address)
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
         """A socket was accepted. False: there are too many, and it is dropped without a word."""
@@ -266,6 +289,8 @@ class Access:
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
         """Whether a WebSocket handshake is refused; one that is not counts as a connection."""
         visitor.origins = _origins_of(headers)
+        if self.is_banned_address(visitor):
+            return Turnaway(403, "This relay takes no connections from that address.", "banned")
         if not self.takes_origin(visitor):
             return Turnaway(403, "This relay takes no connections from that origin.", "origin")
         quota = visitor.quota

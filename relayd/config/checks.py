@@ -68,7 +68,7 @@ def _access_problems(settings: Settings) -> list[str]:
     if settings.challenge_lifetime < MIN_LIFETIME_SECONDS:
         # a shorter window is not to be had, so it is not configured either.
         problems.append(f"challenge_lifetime ({settings.challenge_lifetime}) is below {MIN_LIFETIME_SECONDS}")
-    for name in ("members", "replication_peers"):
+    for name in ("members", "replication_peers", "operators"):
         problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
     for name in ("trusted_proxies", "unlimited_addresses"):
         problems += [

@@ -254,6 +254,12 @@ class Settings:
     replication_peers: tuple[str, ...] = _setting(
         (), "DIDs of the relays that may replicate from this one; they count as members.", reload=True
     )
+    operators: tuple[str, ...] = _setting(
+        (),
+        "DIDs that may moderate over the wire, with the capability `operate`; they count as members. None:"
+        " the relay knows no such messages.",
+        reload=True,
+    )
 
     trusted_proxies: tuple[str, ...] = _setting(
         (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."

@@ -135,6 +135,12 @@ class Fanout:
             return [entry for entry in newer if not covers(self.declined, entry.packet)]
         return newer
 
+    def forget_recent(self) -> None:
+        """Let go of the newest entries: who wants them reads them from the store, as they are there now."""
+        self._recent.clear()
+        self._recent_bytes = 0
+        self._recent_after = self.position
+
     def _keep(self, entries: Sequence[LogEntry]) -> None:
         recent = self._recent
         recent.extend(entries)

@@ -13,7 +13,7 @@ from strata.protocol.documents import DidDocument
 from strata.protocol.keys import DEFAULT_CLOCK_SKEW_SECONDS
 from strata.protocol.wire import EXTENSIONS
 
-from relayd.access.auth import CAPABILITIES
+from relayd.access.auth import CAPABILITIES, OPERATE
 from relayd.config import Settings
 from relayd.version import VERSION
 
@@ -106,7 +106,7 @@ def _auth(settings: Settings) -> dict[str, object]:
     return {
         "required_for": list(settings.require_auth),
         "members_only": bool(settings.members),
-        "capabilities": list(CAPABILITIES),
+        "capabilities": [*CAPABILITIES, OPERATE] if settings.operators else list(CAPABILITIES),
         "challenge_lifetime_seconds": settings.challenge_lifetime,
     }
 

@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self
 from strata.protocol.packets import Packet
 
 from relayd.config import Settings
+from relayd.moderation import Bans
 from relayd.policy.rules import RULES, Lists, Rule
 from relayd.store.types import AbuseEntry, Declined
 
@@ -17,15 +18,18 @@ __all__ = ["Governed", "Policy", "apply_policy"]
 
 _BLOCK: Final = "block"
 _LIMIT: Final = "limit"
+_WITHDRAWING: Final = ("blocked_authors", "blocked_packet_ids", "blocked_media_hashes", "blocked_types")
+"""The lists that bans join. A list of the settings is empty where `policies` does not name it."""
 
 
 class Policy:
     """What this relay declines to take (`check`) and to serve (`declined`). Immutable and thread-safe.
 
-    A new one is made when the settings are read again or the abuse table has changed; see `apply_policy`.
+    A new one is made when the settings are read again, operators have ruled or the abuse table has changed;
+    see `apply_policy`.
     """
 
-    __slots__ = ("_lists", "_rules", "declined", "slowed")
+    __slots__ = ("_lists", "_rules", "bans", "declined", "slowed")
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class Policy:
         *,
         policies: Sequence[str] = tuple(RULES),
         slowed: frozenset[str] = frozenset(),
+        bans: Bans = Bans(),  # noqa: B008 - immutable
     ) -> None:
         self._lists = lists
         # A policy without anything on its list refuses nothing, so the usual relay asks none at all.
@@ -41,21 +46,34 @@ class Policy:
         """Packets that are not served, though the log may hold them (R-323)."""
         self.slowed = slowed
         """Authors whom the abuse table holds to the limits of anonymous sessions."""
+        self.bans = bans
+        """What operators have ruled, the part about networks included."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, abuse: Sequence[AbuseEntry] = ()) -> Self:
-        """The policy of these settings and this abuse table, of which only rows in force are given."""
+    def from_settings(
+        cls,
+        settings: Settings,
+        abuse: Sequence[AbuseEntry] = (),
+        bans: Bans = Bans(),  # noqa: B008 - immutable
+    ) -> Self:
+        """The policy of these settings, these bans and this abuse table, of which only rows in force are
+        given.
+
+        A ban joins the list of the settings that is about the same. It holds where `policies` leaves that
+        list out, too: `relayd ban` is never without effect.
+        """
         lists = Lists(
-            blocked_authors=frozenset(settings.blocked_authors),
-            blocked_packet_ids=frozenset(settings.blocked_packet_ids),
-            blocked_media_hashes=frozenset(settings.blocked_media_hashes),
-            blocked_types=frozenset(settings.blocked_types),
+            blocked_authors=frozenset(settings.blocked_authors) | bans.authors,
+            blocked_packet_ids=frozenset(settings.blocked_packet_ids) | bans.packet_ids,
+            blocked_media_hashes=frozenset(settings.blocked_media_hashes) | bans.media_hashes,
+            blocked_types=frozenset(settings.blocked_types) | bans.types,
             allowed_authors=frozenset(settings.allowed_authors),
             allowed_types=frozenset(settings.allowed_types),
             abuse=frozenset(entry.author_id for entry in abuse if entry.verdict == _BLOCK),
         )
         slowed = frozenset(entry.author_id for entry in abuse if entry.verdict == _LIMIT)
-        return cls(lists, policies=settings.policies, slowed=slowed)
+        banned = [name for name in _WITHDRAWING if name not in settings.policies]
+        return cls(lists, policies=(*settings.policies, *banned), slowed=slowed, bans=bans)
 
     def check(self, packet: Packet) -> None:
         """Raise `InvalidPacket` with the refusal of the first policy that refuses (R-185 … R-187)."""
@@ -96,9 +114,13 @@ class _Serves(Protocol):
 class _Access(Protocol):
     restricted: frozenset[str]
 
+    def ban(self, authors: frozenset[str], bans: Bans) -> bool: ...
+
 
 class _Sockets(Protocol):
     def withdraw(self) -> None: ...
+
+    def review(self) -> None: ...
 
 
 class Governed(Protocol):
@@ -125,13 +147,15 @@ def apply_policy(relay: Governed, policy: Policy) -> None:
 
     Pages and packets by id come from the store, live ones and the newest out of memory from the fan-out:
     there is no third way out of the relay (R-323). What was written to a socket and waits there leaves within
-    a second, or not at all. Call it on the event loop, at start, at SIGHUP and when the abuse table has
-    changed.
+    a second, or not at all. Sessions of authors and networks that are banned now end in the same step. Call
+    it on the event loop, at start, at SIGHUP and when bans or the abuse table have changed.
     """
     withdraws = policy.declined.exceeds(relay.fanout.declined)
     relay.access.restricted = policy.slowed
     relay.admission.policy = policy
     relay.store.declined = policy.declined
     relay.fanout.declined = policy.declined
+    if relay.access.ban(policy.declined.authors, policy.bans):
+        relay.registry.review()
     if withdraws:
         relay.registry.withdraw()

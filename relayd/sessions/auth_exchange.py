@@ -119,7 +119,19 @@ class AuthExchange:
                 )
                 self._withdraw(error)
                 return
+            if access.is_banned_address(self._visitor):
+                self._withdraw(
+                    InvalidMessage(
+                        "this relay takes no connections from that address any more",
+                        code=ErrorCode.POLICY_REJECTED,
+                        detail="banned_address",
+                    )
+                )
+                return
             if (identity := self._session.identity) is not None:
+                if access.is_banned_author(identity):
+                    self._withdraw(_banned(None))
+                    return
                 access.reconsider(self._visitor, identity, time.monotonic())
             self._connection.regranted()
         if self._proof is not None and self._review is None and self._is_doubtful():
@@ -242,6 +254,10 @@ class AuthExchange:
         except Exception as error:
             relay.faults.caught("auth", error)
             return _unavailable(attempt)
+        if relay.access.is_banned_author(attempt.author_id):
+            self._proof = None
+            refusal = _banned(attempt.client_msg_id)
+            return CloseConnection(error_payload(refusal), refusal.code, 1008, refusal.reason, "banned")
         capabilities = relay.access.grants.effective(attempt.author_id, attempt.requested)
         relay.access.authenticated(self._visitor, attempt.author_id, time.monotonic())
         return self._session.authenticated(attempt, capabilities)
@@ -261,6 +277,15 @@ class AuthExchange:
                 metrics.auths[outcome.code].inc()
                 metrics.rate_limited["auth"].inc()
                 self._connection.answer(outcome.payload, outcome.code)
+
+
+def _banned(client_msg_id: str | None) -> InvalidMessage:
+    """R-186: the same code as for what this author publishes."""
+    return InvalidMessage(
+        "this relay serves no sessions of this author",
+        code=ErrorCode.BLOCKED_AUTHOR,
+        client_msg_id=client_msg_id,
+    )
 
 
 def _unavailable(attempt: Attempt) -> AuthRefused:

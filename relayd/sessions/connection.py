@@ -36,6 +36,7 @@ from relayd.relay import Relay
 from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
+from relayd.sessions.desk import Desk
 from relayd.sessions.http_requests import HttpResponder, fault_response, respond
 from relayd.sessions.session import (
     Action,
@@ -43,6 +44,7 @@ from relayd.sessions.session import (
     Authenticated,
     AuthReceived,
     CloseConnection,
+    ModerationReceived,
     PublishReceived,
     Session,
     SubscriptionClosed,
@@ -86,6 +88,7 @@ class Connection:
     __slots__ = (
         "_auth",
         "_backlog",
+        "_desk",
         "_has_room",
         "_http_task",
         "_is_arriving",
@@ -121,6 +124,7 @@ class Connection:
         authentication = Authentication(relay.relay_id, relay.settings.challenge_lifetime)
         self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
         self._auth = AuthExchange(relay, self, self.socket, self._session, self._visitor)
+        self._desk = Desk(relay, self, self.socket, self._session)
         self._lane = Lane(self)
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
@@ -235,6 +239,7 @@ class Connection:
     def ended(self, reason: str) -> None:
         self._relay.admission.release(self)
         self._auth.close()
+        self._desk.close()
         if self._http_task is not None:
             self._http_task.cancel()
         self._relay.access.leave(self._visitor, time.monotonic())
@@ -255,7 +260,7 @@ class Connection:
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
         # Each of them holds this connection: there must be no circle for the collector to find.
-        del self._auth, self._backlog, self._lane
+        del self._auth, self._backlog, self._desk, self._lane
 
     def review(self) -> None:
         try:
@@ -330,6 +335,9 @@ class Connection:
             case AuthReceived():
                 metrics.messages_received["AUTH"].inc()
                 self._auth.receive(action.message, now)
+            case ModerationReceived():
+                metrics.messages_received["MODERATE"].inc()
+                self._desk.receive(action.message)
             case Answer():
                 self._refuse(action)
             case CloseConnection():

@@ -51,6 +51,9 @@ async def respond(
     method = getattr(request, "method", "GET")
     if method != "GET":
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
+    if access.is_banned_address(visitor):
+        sentence = "this relay takes no requests from that address"
+        return _response(error_response(403, "policy_rejected", sentence))
     if visitor.knocks:
         return _response(_too_many(access.retry_after(visitor, now)))
     reads_packet = request.path.startswith(_READS)

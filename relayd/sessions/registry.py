@@ -157,6 +157,10 @@ class Registry:
         """More is declined now: no socket may go on sending for long what it was given before."""
         self.each(list(self.sockets), lambda socket: socket.withdraw())
 
+    def review(self) -> None:
+        """Have every session follow what has changed now, and not when its turn comes."""
+        self.sweep(list(self.sockets), time.monotonic())
+
     def close_all(self, code: int, reason: str) -> None:
         """Start the closing handshake with everybody."""
         self.each(list(self.sockets), lambda socket: socket.close(code, reason))

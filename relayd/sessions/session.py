@@ -3,6 +3,7 @@
 A frame goes in through `receive_text` or `receive_binary` and comes out as one action:
 
     PublishReceived       hand it to admission; exactly one answer must follow (R-192)
+    ModerationReceived    hand it to the operators' desk
     AuthReceived          begin it, look up the identity's keys, then tell the session the outcome
     SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
     SubscriptionClosed    end it
@@ -26,13 +27,14 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import (
     Auth,
     Filters,
+    Moderate,
     Publish,
     Subscribe,
     Unsubscribe,
     decode_client_message,
 )
 
-from relayd.access.auth import PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
+from relayd.access.auth import OPERATE, PUBLISH, REPLICATE, SUBSCRIBE, Attempt, Authentication, Grants
 from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
@@ -55,6 +57,7 @@ __all__ = [
     "AuthRefused",
     "Authenticated",
     "CloseConnection",
+    "ModerationReceived",
     "PublishReceived",
     "Session",
     "SubscriptionClosed",
@@ -96,6 +99,13 @@ class AuthReceived:
     """An AUTH of the right shape: call `begin_auth` with it."""
 
     message: Auth
+
+
+@dataclass(frozen=True, slots=True)
+class ModerationReceived:
+    """A MODERATE of the right shape, from a session that may send it."""
+
+    message: Moderate
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,7 @@ Action = (
     | SubscriptionClosed
     | UnknownUnsubscribe
     | AuthReceived
+    | ModerationReceived
     | Answer
     | CloseConnection
 )
@@ -165,8 +176,10 @@ class Session:
         "_auth_budget",
         "_cursors",
         "_filter_bytes",
+        "_has_operators",
         "_limits",
         "_malformed_at",
+        "_may_operate",
         "_may_publish",
         "_may_subscribe",
         "_publish_budget",
@@ -192,6 +205,7 @@ class Session:
         self._malformed_at: deque[float] | None = None
         self._auth_budget: Budget | Purse | None = None
         self._stated: frozenset[str] | None = None  # what the AUTH_OK said
+        self._has_operators = bool(grants.operators)
         self._allow(grants.anonymous)
         self.use_quota(None)
 
@@ -227,6 +241,8 @@ class Session:
                     return _UNKNOWN_UNSUBSCRIBE
                 self.drop(subscription)
                 return SubscriptionClosed(subscription)
+            if isinstance(message, Moderate):
+                return self._moderate(message)
             return AuthReceived(message)
         except InvalidMessage as error:
             return self._refused(error, now)
@@ -257,6 +273,7 @@ class Session:
 
         An authenticated session never gets more than its AUTH_OK has stated (R-285).
         """
+        self._has_operators = bool(grants.operators)
         if self.identity is None or self._stated is None:
             self._allow(grants.anonymous)
         else:
@@ -344,6 +361,17 @@ class Session:
         self._filter_bytes = others + request.filter.kept_bytes
         return SubscriptionOpened(subscription, replaced)
 
+    def _moderate(self, message: Moderate) -> ModerationReceived | Answer:
+        if self._may_operate:
+            return ModerationReceived(message)
+        if self._has_operators:
+            return Answer(missing_payload(OPERATE, message.client_msg_id), ErrorCode.UNAUTHENTICATED)
+        raise InvalidMessage(  # a relay without operators knows no such message
+            "the message type is missing or not known here",
+            detail="unknown_type",
+            client_msg_id=message.client_msg_id,
+        )
+
     def _request(self, message: Subscribe) -> SubscriptionRequest:
         filters = message.filters or Filters()
         gapless = bool(message.gapless)
@@ -375,6 +403,7 @@ class Session:
         self._may_publish = PUBLISH in capabilities
         self._may_subscribe = SUBSCRIBE in capabilities
         self._replicates = REPLICATE in capabilities
+        self._may_operate = OPERATE in capabilities
 
     def _lost(self, subscription: Subscription) -> str | None:
         """The capability that this subscription takes and the session has no more."""

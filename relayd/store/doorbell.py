@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -38,12 +39,15 @@ class Doorbell:
         own_pid: Callable[[], int | None],
         read_head: Callable[[asyncpg.Connection[Any]], Awaitable[int]],
         connect_timeout: float,
+        others: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
+        """`others` are called back for notifications on further channels; these may be lost."""
         self._url = url
         self._callback = callback
         self._own_pid = own_pid
         self._read_head = read_head
         self._connect_timeout = connect_timeout
+        self._others = others
         self._wake = asyncio.Event()
 
     def doubt(self) -> None:
@@ -74,6 +78,8 @@ class Doorbell:
         with translate_errors():
             async with asyncio.timeout(_PROBE_TIMEOUT):
                 await connection.add_listener(CHANNEL, self._ring)
+                for channel in self._others:
+                    await connection.add_listener(channel, self._ring_other)
                 # Only now: what is committed after this rings, what was before is below this head.
                 head = await self._read_head(connection)
         self._callback(head)
@@ -90,6 +96,9 @@ class Doorbell:
                     head = await self._read_head(connection)
             self._callback(head)
         raise StoreUnavailable("the connection was lost")
+
+    def _ring_other(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        self._others[channel]()
 
     def _ring(self, connection: object, pid: int, channel: str, payload: object) -> None:
         if failpoints.ARMED:

@@ -38,6 +38,7 @@ __all__ = [
     "POSITION",
     "STATE",
     "TAIL",
+    "TOMBSTONES",
     "Way",
     "page_statement",
     "ways",
@@ -64,6 +65,8 @@ ABUSE = """
 SELECT author_id, verdict, reason, expires_at FROM abuse WHERE expires_at IS NULL OR expires_at >= $1
 ORDER BY author_id
 """
+
+TOMBSTONES = "SELECT packet_id, body FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
 """The border below a received_at, and whether it is settled: a packet yet to come cannot move it."""

@@ -25,6 +25,7 @@ from relayd.store.queries import (
     POSITION,
     STATE,
     TAIL,
+    TOMBSTONES,
     page_statement,
     ways,
 )
@@ -208,6 +209,16 @@ class Reader:
                 return Page(rows, exhausted=True)
             span = span.beyond(border)
         return Page(rows, exhausted=False, reached=span.reached)
+
+    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The tombstones of those of `ids` that were erased (`strata.protocol.tombstones`).
+
+        Raises `StoreUnavailable`, `StoreTimeout`.
+        """
+        if not ids:
+            return {}
+        async with self._guarded(self._lookups) as connection:
+            return dict(map(tuple, await connection.fetch(TOMBSTONES, list(ids))))
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy.dialects.postgresql import JSONB, OID
 
 from relayd.store.identities import INDEXED
 
@@ -124,6 +124,45 @@ ABUSE = sa.Table(
         server_default=sa.text("(EXTRACT(epoch FROM now()))::bigint"),
     ),
     comment="Authors that policy blocks or slows down; filled by the pipeline or by hand.",
+)
+
+MODERATION = sa.Table(
+    "moderation",
+    METADATA,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    comment="What operators have banned; relayd ban and relayd remove write it.",
+)
+
+MODERATION_LOG = sa.Table(
+    "moderation_log",
+    METADATA,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("via", sa.Text, nullable=False),
+    sa.Column("act", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("before", JSONB),
+    sa.Column("after", JSONB),
+    comment="Who ruled what, when and why. It only grows.",
+)
+
+TOMBSTONES = sa.Table(
+    "tombstones",
+    METADATA,
+    sa.Column("packet_id", sa.LargeBinary, primary_key=True),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("erased_at", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("tombstones_sequence", "sequence"),
+    comment="What was erased: a statement for each packet, signed by the relay.",
 )
 
 

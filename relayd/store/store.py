@@ -19,6 +19,7 @@ from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
+from relayd.store.moderation import MODERATION_CHANNEL, Moderation
 from relayd.store.queries import CANDIDATES
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
@@ -78,9 +79,12 @@ class Store:
         url: str,
         known: KnownLog,
         lost: asyncio.Event,
+        moderation: Moderation,
     ) -> None:
         self.identities = identities
         """The identity packets of the log, for admission."""
+        self.moderation = moderation
+        """What operators have ruled."""
         self._log = log
         self._reader = reader
         self._pools = pools
@@ -159,6 +163,7 @@ class Store:
             url,
             known,
             lost,
+            Moderation(url, lookups, connect_timeout=connect_timeout),
         )
         try:
             store._reader.on_replica = on_replica
@@ -282,6 +287,15 @@ class Store:
     def declined(self, declined: Declined) -> None:
         self._reader.declined = declined
 
+    @property
+    def url(self) -> str:
+        """Where the log is."""
+        return self._url
+
+    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The tombstones of those of these packets that were erased. See `Reader.tombstones`."""
+        return await self._reader.tombstones(ids)
+
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force at `now`."""
         return await self._reader.abuse(now)
@@ -296,11 +310,14 @@ class Store:
         """The packet, `Gone` when it is no longer served, None when its id is unknown."""
         return await self._reader.by_id(packet_id, now)
 
-    async def listen(self, callback: Callable[[int], None]) -> None:
+    async def listen(
+        self, callback: Callable[[int], None], on_ruling: Callable[[], None] = lambda: None
+    ) -> None:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
-        Returns when it listens; the first call, with the head, has then been made. The callback must not
-        raise or block. Cancelling stops listening.
+        `on_ruling` is called when an operator has ruled, and may miss that. Returns when it listens; the
+        first call, with the head, has then been made. The callbacks must not raise or block. Cancelling
+        stops listening.
         """
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
@@ -314,6 +331,7 @@ class Store:
             own_pid=lambda: self._log.backend_pid,
             read_head=look,
             connect_timeout=self._connect_timeout,
+            others={MODERATION_CHANNEL: on_ruling},
         )
         listening = asyncio.Event()
         self._listener = asyncio.create_task(self._doorbell.run(listening), name="store doorbell")

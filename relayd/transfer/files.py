@@ -1,9 +1,10 @@
 """The whole log as JSON lines, out of one database and into another.
 
 A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order; where this relay found
-something about the packet's origin, `annotation` says what. Both directions may be stopped anywhere and
-started again: an export goes on behind the last whole line of its file, and an import meets the packets it
-has brought in already as duplicates.
+something about the packet's origin, `annotation` says what. Of a packet that was erased, the line has the
+`tombstone` instead; an import passes over it, and takes no packet that this relay has erased. Both directions
+may be stopped anywhere and started again: an export goes on behind the last whole line of its file, and an
+import meets the packets it has brought in already as duplicates.
 
 An import believes nothing: each line's packet is parsed, its id recomputed, its size, signature and origin
 checked as those of a PUBLISH are (see `examiner`), but for freshness, since a log is old by nature, and for
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
-from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.errors import ErrorCode, InvalidInput, InvalidPacket
 from strata.protocol.packets import Packet
+from strata.protocol.tombstones import read_tombstone
 
 from relayd.admission.pipeline import AdmissionLimits
 from relayd.config import Settings
@@ -53,23 +55,29 @@ class _Log(Protocol):
 
     async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended: ...
 
+    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]: ...
+
 
 @dataclass(slots=True)
 class ExportSummary:
     """The totals of an export."""
 
     packets: int = 0
+    erased: int = 0
+    """Packets that were erased: their lines hold tombstones."""
     bytes_written: int = 0
     last_sequence: int = 0
 
 
 @dataclass(slots=True)
 class ImportSummary:
-    """The totals of an import; `lines` is the sum of the three others."""
+    """The totals of an import; `lines` is the sum of the four others."""
 
     lines: int = 0
     stored: int = 0
     duplicates: int = 0
+    erased: int = 0
+    """Lines that hold a tombstone, and packets that this relay has erased: neither is stored."""
     quarantined: int = 0
     bytes_read: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -77,8 +85,9 @@ class ImportSummary:
 
 
 class _Exported(msgspec.Struct, frozen=True):
-    packet: msgspec.Raw
     received_at: int
+    packet: msgspec.Raw = msgspec.Raw(b"null")
+    tombstone: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Line(NamedTuple):
@@ -136,8 +145,9 @@ async def resume_point(path: Path, store: _Log) -> int:
     if last_line is None:
         return 0
     try:
-        packet_id = Packet.read(_DECODER.decode(last_line).packet).digest
-    except (msgspec.MsgspecError, InvalidPacket):
+        last = _DECODER.decode(last_line)
+        packet_id = _erased_id(last) or Packet.read(last.packet).digest
+    except (msgspec.MsgspecError, InvalidInput):
         raise ValueError(f"{path}: its last line is not one of an export") from None
     place = (await store.find([packet_id])).get(packet_id)
     if place is None:
@@ -158,8 +168,12 @@ async def export_log(
         page = await store.tail(summary.last_sequence, end, _PAGE_ROWS)
         if not page:
             break
-        summary.bytes_written += output.write(b"".join(_line_of(entry) for entry in page))
-        summary.packets += len(page)
+        erased = [entry.packet.packet_id for entry in page if not entry.packet.body]
+        tombstones = await store.tombstones(erased) if erased else {}
+        lines = [_line_of(entry, tombstones.get(entry.packet.packet_id, b"null")) for entry in page]
+        summary.bytes_written += output.write(b"".join(lines))
+        summary.packets += len(page) - len(erased)
+        summary.erased += len(erased)
         summary.last_sequence = page[-1].sequence
         if progress is not None:
             progress(summary)
@@ -184,7 +198,12 @@ async def import_log(
     summary = ImportSummary()
     await examiner.refresh()
     for lines in _batches(_lines(source), _BATCH_LINES):
-        parsed, refused = await asyncio.to_thread(_parse_lines, lines, now(), examiner.limits)
+        parsed, refused, erased = await asyncio.to_thread(_parse_lines, lines, now(), examiner.limits)
+        summary.erased += erased
+        gone = await store.tombstones([item.candidate.packet.digest for item in parsed])
+        if gone:
+            summary.erased += sum(item.candidate.packet.digest in gone for item in parsed)
+            parsed = [item for item in parsed if item.candidate.packet.digest not in gone]
         for group in _groups(parsed):
             refused += await _bring_in(store, group, examiner, summary)
         refused.sort(key=lambda item: item.line.number)
@@ -198,7 +217,9 @@ async def import_log(
     return summary
 
 
-def _line_of(entry: LogEntry) -> bytes:
+def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
+    if not entry.packet.body:
+        return b'{"tombstone":%b,"received_at":%d}\n' % (tombstone, entry.received_at)
     annotation = entry.packet.annotation
     found = b"" if annotation is None else b',"annotation":' + annotation
     return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
@@ -240,24 +261,39 @@ def _batches(lines: Iterable[_Line], size: int) -> Iterator[list[_Line]]:
 
 def _parse_lines(
     lines: list[_Line], now: float, limits: AdmissionLimits
-) -> tuple[list[_Parsed], list[_Refused]]:
-    parsed, refused = [], []
+) -> tuple[list[_Parsed], list[_Refused], int]:
+    """What can be read, what cannot, and how many lines hold a tombstone."""
+    parsed, refused, erased = [], [], 0
     for line in lines:
         try:
-            parsed.append(_Parsed(line, _parse_line(line, now, limits)))
+            candidate = _parse_line(line, now, limits)
+            if candidate is None:
+                erased += 1
+            else:
+                parsed.append(_Parsed(line, candidate))
         except InvalidPacket as error:
             refused.append(_Refused(line, error.code, error.reason))
-    return parsed, refused
+    return parsed, refused, erased
 
 
-def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate:
+def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate | None:
+    """The packet of a line; None where the line says that it was erased."""
     try:
         decoded = _DECODER.decode(line.text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidPacket(ErrorCode.INVALID_SCHEMA, "not a line of an export") from None
+    if bytes(decoded.tombstone):
+        return None
     if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
     return Candidate(limits.parse(bytes(decoded.packet)), decoded.received_at)
+
+
+def _erased_id(exported: _Exported) -> bytes | None:
+    """The id of the packet whose tombstone this is; None for a packet. Raises `InvalidInput`."""
+    if not bytes(exported.tombstone):
+        return None
+    return bytes.fromhex(read_tombstone(bytes(exported.tombstone)).packet_id[2:])
 
 
 def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:

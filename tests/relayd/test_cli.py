@@ -52,6 +52,14 @@ def test_help_and_version():
         "export",
         "import",
         "dev-cert",
+        "ban",
+        "unban",
+        "remove",
+        "restore",
+        "erase",
+        "backup",
+        "list",
+        "log",
     ):
         assert command in text
     assert relayd("--version").stdout == f"{VERSION}\n"

@@ -1,7 +1,8 @@
 """The messages of RFC-0004 §3, both directions, as typed structs.
 
-client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`.
-relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory` where asked for (A-047).
+client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`, and `Moderate` from operators (decision 61).
+relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory` and `Moderated` where
+asked for (A-047, decision 61).
 
 Unknown members are ignored (R-004); `null` means the same as absence (A-004), so every optional member
 defaults to None and None is never written. A packet inside a message stays the bytes it arrived as
@@ -34,12 +35,15 @@ __all__ = [
     "Error",
     "Event",
     "Filters",
+    "Moderate",
+    "Moderated",
     "Ok",
     "Publish",
     "RelayMessage",
     "Subscribe",
     "Unsubscribe",
     "decode_client_message",
+    "decode_moderated",
     "decode_relay_message",
     "encode",
     "read_ids",
@@ -114,6 +118,24 @@ class Auth(_Message, frozen=True, kw_only=True, tag="AUTH"):
     challenge: str
     signature: str
     capabilities: list[str] | None = None
+    client_msg_id: str | None = None
+
+
+class Moderate(_Message, frozen=True, kw_only=True, tag="MODERATE"):
+    """An operator's ruling, or a question about rulings (additive, decision 61); a session with the
+    capability `operate` may send it. Answered by one `Moderated` or `Error`.
+
+    `ban` and `unban` need `kind`, `subject` and `reason`; `list` and `log` give pages of `limit` entries,
+    from behind `after`, the `next` of the page before.
+    """
+
+    action: Literal["ban", "unban", "list", "log"]
+    kind: Literal["author", "packet", "media", "type", "network"] | None = None
+    subject: str | None = None
+    reason: str | None = None
+    expires_at: _Seconds | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    after: str | None = None
     client_msg_id: str | None = None
 
 
@@ -195,14 +217,29 @@ class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
     client_msg_id: str | None = None
 
 
-ClientMessage = Subscribe | Unsubscribe | Publish | Auth
+class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
+    """The answer to `Moderate`: whether a ruling changed anything, or a page of entries.
+
+    An entry of `list` has kind, subject, reason, actor, expires_at and created_at; one of `log` number, at,
+    actor, via, act, kind, subject, reason, before and after.
+    """
+
+    action: str
+    client_msg_id: str | None = None
+    changed: bool | None = None
+    entries: list[dict[str, object]] | None = None
+    next: str | None = None
+
+
+ClientMessage = Subscribe | Unsubscribe | Publish | Auth | Moderate
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
 _CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
 # Python reads the floats of an annotation: one such as `1.5e300` takes msgspec a hundred times as long.
+_MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decoder(Moderated | Error)
 _RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage, float_hook=float)
 _ENCODER = msgspec.json.Encoder()
-_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH"})
+_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE"})
 _RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
 
 
@@ -222,7 +259,7 @@ _ID_DECODER = msgspec.json.Decoder(str)
 _LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most an escape of six
 
 
-def encode(message: ClientMessage | RelayMessage) -> bytes:
+def encode(message: ClientMessage | RelayMessage | Moderated) -> bytes:
     """Encode a message as the UTF-8 text of one frame."""
     return _ENCODER.encode(message)
 
@@ -255,6 +292,17 @@ def decode_relay_message(data: bytes | bytearray | memoryview | str) -> RelayMes
         return _RELAY_DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _explain(data, error, _RELAY_TYPES) from None
+
+
+def decode_moderated(data: bytes | bytearray | memoryview | str) -> Moderated | Error | None:
+    """The answer to a `Moderate` in a relay's text frame; None for any other message. Never raises.
+
+    Only who has asked looks for it: `decode_relay_message` knows nothing of it.
+    """
+    try:
+        return _MODERATED_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def read_ids(data: bytes | bytearray | memoryview) -> tuple[str | None, str | None]:

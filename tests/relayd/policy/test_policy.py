@@ -12,6 +12,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
 from relayd.config import ConfigurationError, Settings, load
+from relayd.moderation import Bans
 from relayd.policy import Policy, apply_policy
 from relayd.policy.rules import RULES, Lists
 from relayd.store.declined import covers
@@ -135,12 +136,21 @@ def test_what_is_blocked_is_not_served_and_what_is_merely_not_taken_is():
 @pytest.mark.req("R-323")
 def test_applying_a_policy_reaches_every_way_in_and_out():
     withdrawn: list[bool] = []
+    banned: list[tuple[frozenset[str], Bans]] = []
+    reviewed: list[bool] = []
+
+    def ban(authors: frozenset[str], bans: Bans) -> bool:
+        banned.append((authors, bans))
+        return bool(authors)
+
     relay = SimpleNamespace(
-        access=SimpleNamespace(restricted=None),
+        access=SimpleNamespace(restricted=None, ban=ban),
         admission=SimpleNamespace(policy=None),
         store=SimpleNamespace(declined=None),
         fanout=SimpleNamespace(declined=Declined()),
-        registry=SimpleNamespace(withdraw=lambda: withdrawn.append(True)),
+        registry=SimpleNamespace(
+            withdraw=lambda: withdrawn.append(True), review=lambda: reviewed.append(True)
+        ),
     )
     table = [AbuseEntry(BOB.did, "limit", "bursts", None)]
     made = Policy.from_settings(Settings(blocked_types=("POST",)), table)
@@ -152,6 +162,12 @@ def test_applying_a_policy_reaches_every_way_in_and_out():
     apply_policy(relay, made)
     apply_policy(relay, Policy())
     assert withdrawn == [True], "nothing more is declined than before"
+    assert reviewed == []
+    bans = Bans(authors=frozenset({BOB.did}), networks=frozenset({"192.0.2.0/24"}))
+    apply_policy(relay, Policy.from_settings(Settings(policies=()), (), bans))
+    assert banned[-1] == (frozenset({BOB.did}), bans)
+    assert reviewed == [True], "sessions end that may be no more"
+    assert relay.store.declined.authors == {BOB.did}, "a ban holds whatever policies the settings name"
 
 
 @pytest.mark.parametrize(

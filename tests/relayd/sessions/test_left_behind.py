@@ -36,9 +36,12 @@ from relayd.http.identities import IdentityApi
 from relayd.identity.bootstrap import Bootstrap
 from relayd.lineage import KnownLog
 from relayd.metrics import Metrics
+from relayd.moderation import Act as ActOnABan
+from relayd.moderation import Ban, Kind, Ruled
 from relayd.policy import Plugins
 from relayd.sessions.connection import Connection
 from relayd.store import Store
+from relayd.store.moderation import Ruling
 from relayd.store.types import (
     Appended,
     Disposition,
@@ -181,7 +184,21 @@ class MemoryLog:
         self.entries: list[LogEntry] = []
         self.places: dict[bytes, LogEntry] = {}
         self.identities = self
+        self.moderation = self
         self.declined: Any = None
+
+    async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
+        await asyncio.sleep(0)
+        return [True for _ in rulings]
+
+    async def bans(self, now: int, **_: object) -> list[Ban]:
+        await asyncio.sleep(0)
+        return [Ban(Kind.AUTHOR, PLAIN.did, "because", "root", None, now)]
+
+    async def log(self, **_: object) -> list[Ruled]:
+        await asyncio.sleep(0)
+        (ban,) = await self.bans(NOW)
+        return [Ruled(1, NOW, "root", "command", ActOnABan.BAN, ban.kind, ban.subject, ban.reason, None, ban)]
 
     async def append(self, batch: Sequence[NewPacket], now: int, *_: object) -> Appended:
         await asyncio.sleep(0)
@@ -352,7 +369,7 @@ class World:
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.metrics = Metrics()
-        settings = Settings(strong_edges_per_day=1000, verify_threads=1)
+        settings = Settings(strong_edges_per_day=1000, verify_threads=1, operators=(PLAIN.did,))
         plugins = Plugins({"asked": asked})
         store = cast(Store, self.log)
         with traced_threads():
@@ -549,6 +566,19 @@ async def failing_to_authenticate(world: World) -> None:
     await ends(world, client, ["auth"])
 
 
+async def moderating(world: World) -> None:
+    client = Client(world).open()
+    client.send(auth(client.challenge, signer=PLAIN, author_id=PLAIN.did))
+    members: dict[str, Any] = {"kind": "author", "reason": "x", "client_msg_id": "b"}
+    ban = {"type": "MODERATE", "action": "ban", "subject": world.known.did, **members}
+    client.say(ban)
+    client.say(ban | {"subject": PLAIN.did, "client_msg_id": "o"})
+    client.say({"type": "MODERATE", "action": "list", "limit": 1, "client_msg_id": "l"})
+    client.say({"type": "MODERATE", "action": "log", "client_msg_id": "g"})
+    client.publish(world.post(), "behind")
+    await ends(world, client, ["auth", "b", "o", "l", "g", "behind"])
+
+
 async def subscribing(world: World) -> None:
     client = Client(world).open()
     members = {"type": "SUBSCRIBE", "history_marker": True}
@@ -634,6 +664,7 @@ ACTS: dict[Act, set[str]] = {
         "Session.authenticated",
     },
     failing_to_authenticate: {"Session.auth_failed", "AuthExchange._apply"},
+    moderating: {"Desk._answer", "Desk._rule", "Desk._list", "Desk._log", "Session._moderate"},
     subscribing: {"Backlog._serve", "Backlog._step", "Backlog._read_page", "Backlog._send", "compile_filter"},
     live: {"WebSocket.deliver", "Fanout.join"},
     nonsense: {"Session._refused", "error_payload"},

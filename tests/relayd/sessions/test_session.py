@@ -23,6 +23,7 @@ from relayd.sessions.session import (
     AuthReceived,
     AuthRefused,
     CloseConnection,
+    ModerationReceived,
     PublishReceived,
     Session,
     SubscriptionClosed,
@@ -575,3 +576,19 @@ def test_whatever_a_peer_sends_comes_out_as_one_action(frames):
             assert error_of(action)["code"] in {str(code) for code in ErrorCode}
             msgspec.json.decode(action.payload)
         assert len(peer.subscriptions) <= 3
+
+
+def test_moderation_is_for_operators_and_unknown_where_there_are_none():
+    text = b'{"type":"MODERATE","action":"list","client_msg_id":"m1"}'
+    answer = session(OPEN).receive_text(text, 0.0)
+    assert isinstance(answer, Answer) and b'"unknown_type"' in answer.payload and b'"m1"' in answer.payload
+    ruled = Grants(operators=frozenset({ALICE.did}))
+    peer = session(ruled)
+    answer = peer.receive_text(text, 0.0)
+    assert isinstance(answer, Answer) and answer.code == ErrorCode.UNAUTHENTICATED
+    assert b'"missing_capability"' in answer.payload
+    attempt = Attempt(ALICE.did, b"", (), None, None)
+    peer.authenticated(attempt, ruled.effective(ALICE.did, None))
+    assert isinstance(peer.receive_text(text, 0.0), ModerationReceived)
+    list(peer.regrant(Grants()))
+    assert isinstance(peer.receive_text(text, 0.0), Answer), "whoever is off the list may no more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import asyncpg
 import msgspec
 import pytest
 import structlog
+from strata.protocol.ids import Identity
 from strata.protocol.lake import (
     GENESIS,
     Manifest,
@@ -27,8 +29,10 @@ from strata.protocol.lake import (
 )
 
 from relayd.metrics import RETENTION_REASONS
+from relayd.moderation import Kind
 from relayd.store import Appended, Store, archived
 from relayd.store.archived import Reason
+from relayd.store.erasing import Eraser
 from relayd.store.retention import Swept
 from relayd.store.types import DAY_SECONDS
 
@@ -162,6 +166,28 @@ async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake,
     assert {manifest.format for manifest in lake.manifests} == {1, later}
     assert (await keeper.maintain(LATER)).days == 2
     assert await day_partitions(sql) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("first", ["archived", "erased"])
+async def test_days_with_erased_packets_are_proven_all_the_same(keeper, lake, sql, told, first):
+    """A manifest binds places, times and ids, which an erasure leaves as they are."""
+    eraser = Eraser(keeper.url, Identity(bytes(32)), batch=5)
+    erase = functools.partial(
+        eraser.erase,
+        Kind.AUTHOR,
+        ["did:strata:alice"],
+        reason="asked for",
+        actor="ann",
+        via="command",
+        now=NOW,
+    )
+    if first == "erased":
+        await erase()
+    await lake.archive()
+    if first == "archived":
+        assert (await erase()).packets == 4 * 8
+    assert (await keeper.maintain(LATER)).days == 2
+    assert told == [(0, None)]
 
 
 async def test_ids_follow_their_packets_and_not_before(keeper, lake, sql):

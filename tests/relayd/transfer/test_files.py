@@ -4,12 +4,14 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import pytest
 from strata.protocol import packets
 from strata.protocol.equivalence import equivalence_key
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
+from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone
 
 from relayd.admission.pipeline import AdmissionLimits
 from relayd.config import Settings
@@ -37,6 +39,10 @@ class MemoryStore:
         self.places: dict[bytes, Disposition] = {}
         self.page_rows = page_rows
         self.refuse = refuse
+        self.buried: dict[bytes, bytes] = {}
+
+    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        return {name: self.buried[name] for name in ids if name in self.buried}
 
     async def head(self) -> int:
         return self.log[-1].sequence if self.log else 0
@@ -243,6 +249,35 @@ async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identit
     summary = await bring_in(store, line(made[3], NOW + 5) + line(made[2], NOW + 6))
     assert (summary.stored, summary.reasons) == (1, {"key_revoked": 1})
     assert summary.lines == 2
+
+
+async def test_of_what_was_erased_a_tombstone_travels_and_nothing_comes_back(identity, tmp_path):
+    made = [packet(identity, number) for number in range(3)]
+    store = MemoryStore()
+    await bring_in(store, b"".join(map(line, made)))
+    for number in (1, 2):  # the middle, and the last, where the next export goes on
+        entry = store.log[number]
+        place = Tombstone(made[number].packet_id, entry.sequence, entry.received_at, NOW, identity.did)
+        store.buried[made[number].digest] = sign_tombstone(place, identity)
+        gone = NewPacket(made[number].digest, "", "", 0, 0, b"")
+        store.log[number] = LogEntry(entry.sequence, entry.received_at, gone)
+    path = tmp_path / "export.jsonl"
+    with path.open("wb") as file:
+        exported = await export_log(store, file)
+    assert (exported.packets, exported.erased) == (1, 2)
+    text = path.read_bytes()
+    assert made[1].canonical not in text
+    assert read_tombstone(msgspec.json.encode(json.loads(text.splitlines()[1])["tombstone"])).sequence == (
+        store.log[1].sequence
+    )
+    assert await resume_point(path, store) == store.log[2].sequence
+    fresh = MemoryStore()
+    summary = await bring_in(fresh, text)
+    assert (summary.lines, summary.stored, summary.erased, summary.quarantined) == (3, 1, 2, 0)
+    # A relay that has forgotten the id, but not that it has erased the packet, takes no copy of it.
+    fresh.buried = store.buried
+    summary = await bring_in(fresh, line(made[1]))
+    assert (summary.stored, summary.erased) == (0, 1)
 
 
 def _new(made: packets.Packet) -> NewPacket:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from strata.tools.cli import contexts, relays
+from strata.tools.cli import contexts, moderate, relays
 from strata.tools.cli import identity as identities
 from strata.tools.cli.options import (
     CONTEXT_SETTINGS,
@@ -473,6 +473,7 @@ def make_channel_key(
 app.add_typer(identities.app)
 app.add_typer(relays.app)
 app.add_typer(contexts.app)
+app.add_typer(moderate.app)
 
 
 def main() -> None:

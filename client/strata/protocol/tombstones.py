@@ -1,0 +1,88 @@
+"""Tombstones: what stays of a packet that a relay has erased.
+
+A tombstone is a canonical JSON object that the relay has signed. It names the packet's id, its place and its
+times, and nothing of what the packet said or of who said it:
+
+    {"erased_at":…,"packet_id":"0x…","received_at":…,"relay_id":"did:…","sequence":…,"signature":"0x…",
+     "type":"TOMBSTONE"}
+
+The signature covers the canonical form of all other members.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strata.protocol import canonical
+from strata.protocol.errors import ErrorCode, IdentityError, InvalidInput
+from strata.protocol.fields import hex_bytes, integer, is_content_id
+from strata.protocol.ids import Signer, public_key_from_did, verify
+
+__all__ = ["Tombstone", "read_tombstone", "sign_tombstone"]
+
+_TYPE: Final = "TOMBSTONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """One erased packet; times in Unix seconds."""
+
+    packet_id: str
+    sequence: int
+    received_at: int
+    erased_at: int
+    relay_id: str
+    """The DID of the relay that has erased it."""
+
+
+def sign_tombstone(tombstone: Tombstone, signer: Signer) -> bytes:
+    """Its canonical form, signed. Raises ValueError where `signer` is not the relay that it names."""
+    if signer.did != tombstone.relay_id:
+        raise ValueError("a tombstone is signed by the relay that it names")
+    members = _members(tombstone)
+    signature = signer.sign(canonical.encode(members))
+    return canonical.encode({**members, "signature": "0x" + signature.hex()})
+
+
+def read_tombstone(raw: bytes, public_key: bytes | None = None) -> Tombstone:
+    """The tombstone in `raw`, whose signature is good under `public_key`, by default the key in the relay's
+    DID. Raises `InvalidInput` for anything else.
+    """
+    value, _ = canonical.parse(raw)
+    members: dict[str, Any] = value if isinstance(value, dict) else {}
+    signature = hex_bytes(members.get("signature"), 64)
+    packet_id, relay_id = members.get("packet_id"), members.get("relay_id")
+    numbers = [integer(members.get(name)) for name in ("sequence", "received_at", "erased_at")]
+    if (
+        members.get("type") != _TYPE
+        or signature is None
+        or not isinstance(packet_id, str)
+        or not is_content_id(packet_id)
+        or not isinstance(relay_id, str)
+        or None in numbers
+    ):
+        raise InvalidInput(ErrorCode.INVALID_SCHEMA, "not a tombstone")
+    sequence, received_at, erased_at = (number or 0 for number in numbers)
+    tombstone = Tombstone(packet_id, sequence, received_at, erased_at, relay_id)
+    try:
+        key = public_key or public_key_from_did(relay_id)
+    except IdentityError:
+        key = None
+    if key is None or not verify(key, canonical.encode(_members(tombstone)), signature):
+        reason = "the tombstone's signature is not that of the relay it names"
+        raise InvalidInput(ErrorCode.INVALID_SIGNATURE, reason)
+    return tombstone
+
+
+def _members(tombstone: Tombstone) -> dict[str, object]:
+    return {
+        "type": _TYPE,
+        "packet_id": tombstone.packet_id,
+        "sequence": tombstone.sequence,
+        "received_at": tombstone.received_at,
+        "erased_at": tombstone.erased_at,
+        "relay_id": tombstone.relay_id,
+    }

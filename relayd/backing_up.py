@@ -1,0 +1,147 @@
+"""The commands `relayd backup create`, `verify` and `restore`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relayd.config import Settings
+from relayd.exit_codes import EXIT_INCOMPLETE
+from relayd.moderating import Console
+
+if TYPE_CHECKING:
+    from relayd.backups import Drilled
+
+__all__ = ["add_backup_commands"]
+
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
+]
+_DatabaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="The PostgreSQL to copy; its role needs REPLICATION.")
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder of the embedded PostgreSQL; the relay may be running."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+_Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of the backup.")]
+
+
+def add_backup_commands(app: typer.Typer, console: Console) -> None:
+    """Put the group `backup` into the relay's commands."""
+    group = typer.Typer(
+        name="backup",
+        help="Make, check and put back backups of the database.",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.add_typer(group)
+
+    @group.command()
+    def create(
+        backup: _Backup,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Copy the whole server with pg_basebackup.
+
+        The relay goes on meanwhile. pg_verifybackup then checks every file.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        head = console.run(_create(settings, backup))
+        if json:
+            console.print_json({"backup": str(backup), "head": head})
+        else:
+            typer.echo(f"{backup} has the log up to sequence {head} at least")
+
+    @group.command()
+    def verify(
+        backup: _Backup,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Drill: start a copy of a backup and count.
+
+        Every place of the log is counted and every packet's id is computed again. Where the live database can
+        be reached, the output says how many packets it has beyond the backup. Exit code 1 if anything that
+        was acknowledged before the backup is missing.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        _tell(console, console.run(_drill(settings, backup)), json)
+
+    @group.command()
+    def restore(
+        backup: _Backup,
+        verify: Annotated[
+            bool, typer.Option("--verify", help="Check the files and count the log as well.")
+        ] = False,
+        config: _ConfigFile = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Put a backup into an empty data folder.
+
+        The log begins a new epoch there, so that readers who had come further are told. Exit code 1 if
+        anything that was acknowledged before the backup is missing.
+        """
+        from relayd.backups import restore as put_back
+
+        settings = console.settings(config, data_dir=data_dir)
+        found: Drilled | None = console.run(put_back(backup, settings.data_dir, verify=verify))
+        if found is not None:
+            _tell(console, found, json)
+        elif json:
+            console.print_json({"data_dir": str(settings.data_dir)})
+        else:
+            typer.echo(f"{settings.data_dir} has the backup")
+
+
+def _tell(console: Console, found: Drilled, json: bool) -> None:
+    if json:
+        console.print_json({**dataclasses.asdict(found), "is_whole": found.is_whole})
+    else:
+        typer.echo(f"{found.packets} packets up to sequence {found.head}, {found.erased} erased")
+        typer.echo(f"{found.missing} places without a packet, {found.damaged} packets damaged")
+        if found.short_of_record:
+            typer.echo("the log ends before the place that it had reached when the backup began")
+        if found.behind is not None:
+            typer.echo(f"the live database has {found.behind} packets beyond it")
+    if not found.is_whole:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+async def _create(settings: Settings, backup: Path) -> int:
+    from relayd.backups import create
+    from relayd.postgres import EmbeddedPostgres
+    from relayd.postgres.running import running_server
+
+    if settings.database_url is not None:
+        return await create(settings.database_url, backup, data_dir=None)
+    with contextlib.ExitStack() as stack:
+        url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+        if url is not None:
+            return await create(url, backup, data_dir=settings.data_dir)
+        async with EmbeddedPostgres(settings.data_dir) as server:
+            return await create(server.url, backup, data_dir=settings.data_dir)
+
+
+async def _drill(settings: Settings, backup: Path) -> Drilled:
+    from relayd.backups import drill
+    from relayd.postgres.running import running_server
+
+    if settings.database_url is not None:
+        return await drill(backup, live_url=settings.database_url)
+    with contextlib.ExitStack() as stack:
+        url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+        return await drill(backup, live_url=url)

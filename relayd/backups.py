@@ -1,0 +1,256 @@
+"""Base backups of a relay's PostgreSQL, and the drill that says what is in one.
+
+    DIR/base/          what pg_basebackup made, with the WAL that it takes to start it, and its manifest
+    DIR/relayd.json    how far the log had come when the backup began: at least so much must come back
+
+PostgreSQL's own programs do the work: pg_basebackup copies, pg_verifybackup checks every file. What they
+cannot say is whether the log is whole. So the drill starts the copy in a folder of its own, counts each day's
+places, recomputes every packet's id, and compares with what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from relayd.postgres import EmbeddedPostgres
+from relayd.postgres.binaries import find_binaries, server_owner
+from relayd.store import Store
+from relayd.store.counting import count_log, packets_beyond, reload_server, standing
+from relayd.store.migrate import migrate
+from relayd.store.types import StoreError
+
+__all__ = ["BackupFailed", "Drilled", "create", "drill", "restore"]
+
+_RECORD: Final = "relayd.json"
+_BASE: Final = "base"
+_MAJOR: Final = "18"
+"""The PostgreSQL that this program can start itself."""
+_OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(".s.PGSQL.*", "postmaster.pid", "postmaster.opts")
+"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster."""
+_HBA_LINE: Final = "local replication all trust\n"
+"""Only the owner of the folder and root can reach the socket, and they may do everything as it is."""
+_HBA_TRIES: Final = 50
+
+
+class BackupFailed(StoreError):
+    """A backup could not be made, checked or put back; the sentence says why."""
+
+
+class _Record(msgspec.Struct):
+    taken_at: int
+    head: int
+    epoch: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """What is in a backup."""
+
+    head: int
+    """The last sequence."""
+    last_received_at: int
+    packets: int
+    erased: int
+    missing: int
+    """Places of the log without a row: acknowledged packets that are not there. 0 in a whole log."""
+    damaged: int
+    """Packets whose bytes do not hash to their id."""
+    short_of_record: bool
+    """Whether the log ends before the place that it had reached when the backup began."""
+    behind: int | None = None
+    """How many packets the live database has beyond the backup; None where there is none to ask."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was acknowledged before the backup began is there."""
+        return not (self.missing or self.damaged or self.short_of_record)
+
+
+async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
+    """Make a base backup of the server at `url` in the new folder `target`, and check its files.
+
+    Returns the sequence up to which the log is in it for certain. `data_dir` is given for an embedded server.
+    Raises `BackupFailed` and `StoreUnavailable`. Cut off, it leaves a folder without `relayd.json`, which is
+    no backup.
+    """
+    _make_empty(target)
+    log = await standing(url)
+    if data_dir is not None and await asyncio.to_thread(_allow_replication, data_dir):
+        await reload_server(url)
+    taken_at = int(time.time())
+    plain, password = _without_password(url)
+    base = target / _BASE
+    arguments = ("-d", plain, "-D", str(base), "-X", "stream", "-c", "fast", "--no-password")
+    for attempt in range(_HBA_TRIES):
+        try:
+            await _run("pg_basebackup", *arguments, password=password)
+            break
+        except BackupFailed as error:
+            if data_dir is None or "pg_hba.conf" not in str(error) or attempt + 1 == _HBA_TRIES:
+                raise
+            await asyncio.sleep(0.1)  # the server has not read its file again yet
+    await _run("pg_verifybackup", str(base))
+    record = _Record(taken_at=taken_at, head=log.head, epoch=log.epoch, version=str(log.major))
+    await asyncio.to_thread(_write_record, target, record)
+    return record.head
+
+
+async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
+    """Check the files of a backup, start a copy of it, and count what is in its log.
+
+    The copy is made in a temporary folder and removed. Raises `BackupFailed`.
+    """
+    record = _read_record(backup)
+    await _run("pg_verifybackup", str(backup / _BASE))
+    with tempfile.TemporaryDirectory(prefix="relayd-drill-") as folder:
+        os.chmod(folder, 0o711)  # the server's user has to come through
+        async with _started(backup, record, Path(folder) / "data") as url:
+            found = await _count(url, record)
+    if live_url is None:
+        return found
+    return dataclasses.replace(found, behind=await packets_beyond(live_url, found.head))
+
+
+async def restore(backup: Path, data_dir: Path, *, verify: bool) -> Drilled | None:
+    """Put a backup into a data folder that has no database yet, and begin an epoch of the log there.
+
+    With `verify` its files are checked and its log is counted first. Raises `BackupFailed`.
+    """
+    record = _read_record(backup)
+    if verify:
+        await _run("pg_verifybackup", str(backup / _BASE))
+    found: Drilled | None = None
+    async with _started(backup, record, data_dir) as url:
+        if verify:
+            found = await _count(url, record)
+        await migrate(url)
+        async with await Store.open(url, allow_unsafe=True) as store:
+            # Readers may have come further in the log that was lost: they are to hear of it.
+            await store.begin_epoch("operator")
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _started(backup: Path, record: _Record, data_dir: Path) -> AsyncIterator[str]:
+    """A server on a copy of the backup, which stays in `data_dir`."""
+    if record.version != _MAJOR:
+        raise BackupFailed(
+            f"the backup is of PostgreSQL {record.version}, and this program can start {_MAJOR} alone:"
+            f" copy {backup / _BASE} to your server's data folder and start that"
+        )
+    cluster = data_dir / f"postgres-{_MAJOR}"
+    fresh = cluster.with_name(f"{cluster.name}.new")
+    owner = server_owner(cluster)
+
+    def copy() -> None:
+        if cluster.exists():
+            raise BackupFailed(f"{cluster} is there already: move it away, or choose another --data-dir")
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER)
+        for folder, _, files in os.walk(fresh):
+            os.chmod(folder, 0o700)
+            if owner is not None:
+                for name in (folder, *(os.path.join(folder, file) for file in files)):
+                    os.chown(name, owner.uid, owner.gid, follow_symlinks=False)
+        fresh.rename(cluster)
+
+    await asyncio.to_thread(copy)
+    async with EmbeddedPostgres(data_dir) as server:
+        yield server.url
+
+
+async def _count(url: str, record: _Record) -> Drilled:
+    counted = await count_log(url)
+    return Drilled(**counted._asdict(), short_of_record=counted.head < record.head)
+
+
+def _allow_replication(data_dir: Path) -> bool:
+    """Let the server of an older data folder be copied by pg_basebackup; whether that is new to it."""
+    path = data_dir / f"postgres-{_MAJOR}" / "pg_hba.conf"
+    text = path.read_text()
+    if _HBA_LINE in text:
+        return False
+    path.write_text(text + _HBA_LINE)
+    return True
+
+
+def _make_empty(target: Path) -> None:
+    if target.exists() and any(target.iterdir()):
+        raise BackupFailed(f"{target} is not empty: each backup has a folder of its own")
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write_record(target: Path, record: _Record) -> None:
+    """Last of all, and durably: with this file the folder is a backup."""
+    temporary = target / f"{_RECORD}.new"
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(record))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(target / _RECORD)
+
+
+async def _run(program: str, *arguments: str, password: str | None = None) -> None:
+    """Run one of PostgreSQL's programs. Raises `BackupFailed` with its last words; cancelling ends it."""
+    path = await asyncio.to_thread(_find, program)
+    environment = os.environ | ({} if password is None else {"PGPASSWORD": password})
+    process = await asyncio.create_subprocess_exec(
+        path,
+        *arguments,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        raise
+    if process.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()[-3:]
+        raise BackupFailed(f"{program} failed: {' | '.join(lines)}")
+
+
+def _find(program: str) -> str:
+    """The program on the path, or the one that came with the embedded PostgreSQL."""
+    with contextlib.suppress(StoreError):
+        path = find_binaries(None) / program
+        if path.is_file():
+            return str(path)
+    found = shutil.which(program)
+    if found is None:
+        raise BackupFailed(f"{program} is not installed: it comes with PostgreSQL, or with relayd[relay]")
+    return found
+
+
+def _without_password(url: str) -> tuple[str, str | None]:
+    """The URL for a command line, which everybody on a machine can read, and the password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url, None
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}@{host}")), unquote(parts.password)
+
+
+def _read_record(backup: Path) -> _Record:
+    try:
+        return msgspec.json.decode((backup / _RECORD).read_bytes(), type=_Record)
+    except (OSError, msgspec.MsgspecError):
+        raise BackupFailed(f"{backup} is no backup that `relayd backup create` has finished") from None

@@ -1,0 +1,412 @@
+"""The commands with which an operator moderates: `relayd ban`, `unban`, `remove`, `restore`, `erase`, `list`,
+`log`.
+
+Each speaks to the database and to no process: every relay on it follows within two seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import getpass
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from relayd.config import Settings
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
+from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
+
+__all__ = ["Console", "add_commands"]
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(\d{1,9})([smhdw])")
+_PAGE: Final = 1000
+_TOLD: Final = 78
+"""Characters of a reason that a line shows."""
+
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
+]
+_DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="The PostgreSQL to use; a password is safer in RELAYD_DATABASE_URL_FILE."
+    ),
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder of the embedded PostgreSQL; the relay may be running."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+_Kind = Annotated[
+    Kind | None,
+    typer.Option("--kind", help="What the subject is; needed for media hashes and types alone."),
+]
+_Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log and shown to operators.")
+]
+_By = Annotated[
+    str | None,
+    typer.Option("--by", metavar="NAME", help="Who decided; by default the name of the system's user."),
+]
+_For = Annotated[
+    str | None,
+    typer.Option(
+        "--for", metavar="TIME", help="How long it holds: 90s, 30m, 12h, 7d, 2w. Default: for good."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """What these commands need of the others' front: settings, running, printing, failing."""
+
+    settings: Callable[..., Settings]
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    print_json: Callable[[object], None]
+    fail: Callable[..., NoReturn]
+
+
+def add_commands(app: typer.Typer, console: Console) -> None:
+    """Put the commands into the relay's own."""
+
+    @app.command()
+    def ban(
+        subjects: Annotated[
+            list[str],
+            typer.Argument(metavar="SUBJECT", help="A DID, an address or network, a media hash or a type."),
+        ],
+        reason: _Reason,
+        kind: _Kind = None,
+        lasting: _For = None,
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Ban authors, networks, media hashes or types.
+
+        Nothing of a banned author is taken or served, and no session of that author stays open; nobody at a
+        banned address is served. What is stored stays stored. Every process on the database follows within
+        two seconds.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(console, subjects, kind)
+        _rule(console, settings, wanted, reason, by, lasting=lasting, json=json)
+
+    @app.command()
+    def unban(
+        subjects: Annotated[
+            list[str], typer.Argument(metavar="SUBJECT", help="What was banned, in the same words.")
+        ],
+        reason: _Reason = "lifted",
+        kind: _Kind = None,
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Lift bans. Exit code 1 if one of the subjects was not banned."""
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(console, subjects, kind)
+        _rule(console, settings, wanted, reason, by, bans=False, json=json)
+
+    @app.command()
+    def remove(
+        packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to hide.")],
+        reason: _Reason,
+        lasting: _For = None,
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Hide packets on every path.
+
+        They need not have arrived yet. The log keeps them, so `relayd restore` brings them back.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(console, packet_ids, Kind.PACKET)
+        _rule(console, settings, wanted, reason, by, lasting=lasting, json=json)
+
+    @app.command()
+    def restore(
+        packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to show.")],
+        reason: _Reason = "restored",
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Show packets again that were removed. Exit code 1 if one of them was not."""
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(console, packet_ids, Kind.PACKET)
+        _rule(console, settings, wanted, reason, by, bans=False, json=json)
+
+    @app.command()
+    def erase(
+        packet_ids: Annotated[
+            list[str] | None, typer.Argument(metavar="PACKET_ID", help="The packets to erase.")
+        ] = None,
+        reason: Annotated[
+            str,
+            typer.Option(
+                "--reason", metavar="TEXT", help="Why; it stays in the log, so put no names into it."
+            ),
+        ] = "",
+        authors: Annotated[
+            list[str] | None,
+            typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
+        ] = None,
+        by: _By = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Erase packets for good.
+
+        Their content and their author are gone from the log; a signed tombstone keeps each place. Packets
+        that carry keys or revoke them stay. Cut off, the same command does the rest. Exit code 1 if some
+        packets were not there or stay.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        if bool(packet_ids) is bool(authors):
+            console.fail(EXIT_CONFIGURATION, "name packets, or authors with --author")
+        kind = Kind.AUTHOR if authors else Kind.PACKET
+        wanted = [subject for _, subject in _subjects(console, authors or packet_ids or [], kind)]
+        try:
+            why, actor = check_reason(reason), _actor(by)
+        except ValueError as error:
+            console.fail(EXIT_CONFIGURATION, str(error))
+        done = console.run(_erase(settings, kind, wanted, why, actor))
+        absent = len(set(wanted)) - done.packets - done.spared if kind is Kind.PACKET else 0
+        if json:
+            console.print_json({"erased": done.packets, "spared": done.spared, "absent": absent})
+        else:
+            typer.echo(f"{done.packets} packets erased")
+            if done.spared:
+                typer.echo(f"{done.spared} stay: they carry keys, or revoke them")
+            if absent:
+                typer.echo(f"{absent} are not in the log, or were erased before")
+        if settings.archive_manifests is not None and done.packets:
+            typer.echo("the lake is not erased by this: see docs/guides/moderation.md", err=True)
+        if absent or (done.spared and kind is Kind.PACKET):
+            raise typer.Exit(EXIT_INCOMPLETE)
+
+    @app.command("list")
+    def list_(
+        kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """List bans in force and removed packets."""
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        bans: list[Ban] = console.run(_bans(settings, kind))
+        if json:
+            console.print_json([entry._asdict() for entry in bans])
+            return
+        for entry in bans:
+            typer.echo(f"{_ban_text(entry)}  by {entry.actor}: {_short(entry.reason)}")
+
+    @app.command()
+    def log(
+        subject: Annotated[
+            str | None, typer.Argument(metavar="SUBJECT", help="Only what was ruled about this.")
+        ] = None,
+        limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="So many, the newest.")] = 50,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+        json: _Json = False,
+    ) -> None:
+        """Show who ruled what and why.
+
+        The newest comes first. --json tells how it was before and after.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        lines: list[Ruled] = console.run(_ruled(settings, subject, limit))
+        if json:
+            console.print_json([_ruled_plain(line) for line in lines])
+            return
+        for line in lines:
+            until = "" if line.after is None else _until(line.after.expires_at)
+            typer.echo(
+                f"{line.number}  {_time(line.at)}  {line.actor} ({line.via})  {_word(line.act, line.kind)}"
+                f" {line.kind} {line.subject}{until}: {_short(line.reason)}"
+            )
+
+
+def _rule(
+    console: Console,
+    settings: Settings,
+    wanted: list[tuple[Kind, str]],
+    reason: str,
+    by: str | None,
+    *,
+    bans: bool = True,
+    lasting: str | None = None,
+    json: bool,
+) -> None:
+    from relayd.store.moderation import Ruling
+
+    now = int(time.time())
+    try:
+        expires_at = None if lasting is None else now + _seconds(lasting)
+        reason, actor = check_reason(reason), _actor(by)
+    except ValueError as error:
+        console.fail(EXIT_CONFIGURATION, str(error))
+    rulings = [Ruling(*each, bans, reason, actor, "command", expires_at) for each in wanted]
+
+    async def run() -> list[bool]:
+        async with _store(settings) as store:
+            changed: list[bool] = await store.moderation.rule(rulings, now)
+            return changed
+
+    changed: list[bool] = console.run(run())
+    if json:
+        told = [
+            {"kind": kind, "subject": subject, "changed": did}
+            for (kind, subject), did in zip(wanted, changed, strict=True)
+        ]
+        console.print_json(told)
+    else:
+        for (kind, subject), did in zip(wanted, changed, strict=True):
+            word = _word(Act.BAN if bans else Act.UNBAN, kind)
+            until = _until(expires_at) if bans else ""
+            typer.echo(f"{word if did else _UNCHANGED[bans, kind is Kind.PACKET]} {kind} {subject}{until}")
+    if not bans and not all(changed):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+_UNCHANGED: Final = {
+    (True, False): "already banned:",
+    (True, True): "already removed:",
+    (False, False): "was not banned:",
+    (False, True): "was not removed:",
+}
+
+
+def _subjects(console: Console, texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
+    found = []
+    try:
+        for text in texts:
+            which = kind or kind_of(text)
+            if which is None:
+                raise ValueError(
+                    f"{text} is no DID and no network: say --kind media or --kind type,"
+                    " or use `relayd remove` for a packet"
+                )
+            found.append((which, subject_of(which, text)))
+    except ValueError as error:
+        console.fail(EXIT_CONFIGURATION, str(error))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[Any]:
+    """The store, also while a relay runs on its own PostgreSQL. Raises `StoreError`."""
+    from relayd.postgres.running import running_server
+    from relayd.transfer.files import open_store
+
+    with contextlib.ExitStack() as stack:
+        if settings.database_url is None:
+            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+            settings = dataclasses.replace(settings, database_url=url)
+        async with open_store(settings) as store:
+            yield store
+
+
+async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
+    now, found, after = int(time.time()), list[Ban](), ("", "")
+    async with _store(settings) as store:
+        while page := await store.moderation.bans(now, kind=kind, after=after, limit=_PAGE):
+            found += page
+            after = (found[-1].kind, found[-1].subject)
+    return found
+
+
+async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Any:
+    from relayd.builder import relay_identity
+    from relayd.store.erasing import Eraser
+
+    async with _store(settings) as store:
+        eraser = Eraser(store.url, relay_identity(settings, store))
+        return await eraser.erase(
+            kind, wanted, reason=reason, actor=actor, via="command", now=int(time.time())
+        )
+
+
+async def _ruled(settings: Settings, subject: str | None, limit: int) -> list[Ruled]:
+    async with _store(settings) as store:
+        lines: list[Ruled] = await store.moderation.log(subject=subject, limit=limit)
+        return lines
+
+
+def _actor(by: str | None) -> str:
+    name = by
+    if name is None:
+        try:
+            name = getpass.getuser()
+        except (OSError, KeyError):  # a container's user may have no name
+            name = f"uid {os.getuid()}"
+    name = name.strip()
+    if not name or len(name) > 300 or "\x00" in name:
+        raise ValueError("--by takes a name of 1 to 300 characters")
+    return name
+
+
+def _seconds(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ValueError(f"--for {text}: expected a number and s, m, h, d or w, such as 12h")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _word(act: Act, kind: Kind) -> str:
+    if kind is Kind.PACKET:
+        return {Act.BAN: "removed", Act.UNBAN: "restored", Act.EXPIRE: "restored"}.get(act, "erased")
+    return {Act.BAN: "banned", Act.UNBAN: "unbanned", Act.EXPIRE: "unbanned"}.get(act, "erased")
+
+
+def _ban_text(ban: Ban) -> str:
+    return f"{ban.kind}  {ban.subject}  since {_time(ban.created_at)}{_until(ban.expires_at)}"
+
+
+def _until(expires_at: int | None) -> str:
+    return "" if expires_at is None else f" until {_time(expires_at)}"
+
+
+def _time(at: int) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return str(at)
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _TOLD else line[: _TOLD - 1] + "…"
+
+
+def _ruled_plain(line: Ruled) -> dict[str, object]:
+    return line._asdict() | {
+        name: None if ban is None else ban._asdict()
+        for name, ban in (("before", line.before), ("after", line.after))
+    }

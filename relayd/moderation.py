@@ -1,0 +1,206 @@
+"""What the operators of a relay have ruled: bans of authors, packets, media, types and networks.
+
+A ban is a row of the database, so that all processes and machines follow it. It has a reason, may have an
+end, and names who made it. `Bans` is what a process knows of those that are in force: a snapshot, which
+policy and access read as they read the settings. What the database does with rulings is in
+`relayd.store.moderation`.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from strata.protocol.fields import is_content_id
+from strata.protocol.ids import is_did
+from strata.protocol.keys import IDENTITY_TYPES
+
+from relayd.addresses import Address, Network, parse_network
+
+__all__ = [
+    "MAX_REASON_CHARACTERS",
+    "MAX_SUBJECT_CHARACTERS",
+    "Act",
+    "Ban",
+    "Bans",
+    "Kind",
+    "Ruled",
+    "check_reason",
+    "kind_of",
+    "subject_of",
+]
+
+MAX_SUBJECT_CHARACTERS: Final = 1024
+MAX_REASON_CHARACTERS: Final = 1000
+_WIDEST: Final = {4: 8, 6: 16}
+"""The shortest prefix of a network that may be banned, by IP version: a slip must not ban everybody."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Kind(enum.StrEnum):
+    """What a ban is about."""
+
+    AUTHOR = "author"
+    PACKET = "packet"
+    MEDIA = "media"
+    TYPE = "type"
+    NETWORK = "network"
+
+
+class Act(enum.StrEnum):
+    """What was done to a ban. Of a packet one says that it is removed and restored."""
+
+    BAN = "ban"
+    UNBAN = "unban"
+    EXPIRE = "expire"
+    ERASE = "erase"
+
+
+class Ban(NamedTuple):
+    """One row of the table `moderation`."""
+
+    kind: Kind
+    subject: str
+    """In the one form that `subject_of` gives it."""
+    reason: str
+    actor: str
+    """Who made it: a name that the command was given, or the DID of an operator."""
+    expires_at: int | None
+    """The last Unix second in which it holds; None: until it is lifted."""
+    created_at: int
+
+    def holds(self, now: int) -> bool:
+        """Whether it is in force at this Unix second."""
+        return self.expires_at is None or self.expires_at >= now
+
+
+class Ruled(NamedTuple):
+    """One line of the moderation log, which only grows."""
+
+    number: int
+    at: int
+    actor: str
+    via: str
+    """`command` or `wire`, or `relay` for what came with time."""
+    act: Act
+    kind: Kind
+    subject: str
+    reason: str
+    before: Ban | None
+    """The ban as it was, None where there was none."""
+    after: Ban | None
+    """The ban as it is from then on, None where there is none."""
+
+
+class _NetworkSet:
+    """Networks, found by an address in as many look-ups as there are lengths of prefixes."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._by_length: dict[tuple[int, int], set[int]] = {}
+        for text in texts:
+            network = ipaddress.ip_network(text)
+            shift = network.max_prefixlen - network.prefixlen
+            key = (network.version, shift)
+            self._by_length.setdefault(key, set()).add(int(network.network_address) >> shift)
+
+    def __contains__(self, address: Address) -> bool:
+        number, version = int(address), address.version
+        return any(
+            number >> shift in found for (of, shift), found in self._by_length.items() if of == version
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """The bans in force at one moment. Immutable."""
+
+    authors: frozenset[str] = frozenset()
+    packet_ids: frozenset[str] = frozenset()
+    media_hashes: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+    networks: frozenset[str] = frozenset()
+    changes_at: int | None = None
+    """The first Unix second in which fewer hold, by time alone."""
+    _networks: _NetworkSet = field(default_factory=lambda: _NetworkSet(()), compare=False)
+
+    @classmethod
+    def at(cls, now: int, bans: Iterable[Ban]) -> Bans:
+        """Those of `bans` that are in force at this Unix second."""
+        found: dict[Kind, set[str]] = {kind: set() for kind in Kind}
+        ends = []
+        for ban in bans:
+            if ban.holds(now):
+                found[ban.kind].add(ban.subject)
+                if ban.expires_at is not None:
+                    ends.append(ban.expires_at + 1)
+        return cls(
+            authors=frozenset(found[Kind.AUTHOR]),
+            packet_ids=frozenset(found[Kind.PACKET]),
+            media_hashes=frozenset(found[Kind.MEDIA]),
+            types=frozenset(found[Kind.TYPE]),
+            networks=frozenset(found[Kind.NETWORK]),
+            changes_at=min(ends, default=None),
+            _networks=_NetworkSet(found[Kind.NETWORK]),
+        )
+
+    def cover(self, address: Address | None) -> bool:
+        """Whether the address is in a banned network."""
+        return bool(self.networks) and address is not None and address in self._networks
+
+
+def kind_of(text: str) -> Kind | None:
+    """What a text can only be: a DID or a network. None for hashes and types, which look alike."""
+    if is_did(text):
+        return Kind.AUTHOR
+    return Kind.NETWORK if _network(text) is not None else None
+
+
+def subject_of(kind: Kind, text: str) -> str:
+    """The subject of a ban in the form in which it is kept and compared.
+
+    Raises ValueError, whose text says what is wrong.
+    """
+    if len(text) > MAX_SUBJECT_CHARACTERS:
+        raise ValueError(f"{kind.value}: longer than {MAX_SUBJECT_CHARACTERS} characters")
+    match kind:
+        case Kind.AUTHOR:
+            if not is_did(text):
+                raise ValueError(f"{text} is not a DID")
+        case Kind.PACKET | Kind.MEDIA:
+            text = text.lower()
+            if not is_content_id(text):
+                raise ValueError(f"{kind.value}: {text} is not 0x and 64 hex digits")
+        case Kind.TYPE:
+            if not text or _UNPRINTABLE.search(text):
+                raise ValueError("type: expected the name of a content type")
+            if text in IDENTITY_TYPES:  # a key that its owner has revoked would go on signing (R-074)
+                raise ValueError(f"{text} carries keys and their revocation, and cannot be banned")
+        case Kind.NETWORK:
+            network = _network(text)
+            if network is None:
+                raise ValueError(f"{text} is not an address, nor a network such as 192.0.2.0/24")
+            if network.prefixlen < _WIDEST[network.version]:
+                raise ValueError(f"{network} is too wide: ban /{_WIDEST[network.version]} or less at a time")
+            return str(network)
+    return text
+
+
+def check_reason(text: str) -> str:
+    """The text without blanks at its ends. Raises ValueError where nothing is left, or too much."""
+    text = text.strip()
+    if not text or len(text) > MAX_REASON_CHARACTERS or "\x00" in text:
+        raise ValueError(f"a reason has 1 to {MAX_REASON_CHARACTERS} characters")
+    return text
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return parse_network(text)
+    except ValueError:
+        return None

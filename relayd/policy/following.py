@@ -1,0 +1,89 @@
+"""Keeps a process in step with what operators rule, wherever they rule it.
+
+A notification makes it look at once. It looks every half second as well, so that a lost one does not matter:
+one row of an index says whether anything was ruled. A ban that ends by time ends here, by this process's
+clock. While the database cannot be reached, the bans of the last reading hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from relayd.faults import Faults
+from relayd.logs import problem_of
+from relayd.moderation import Ban, Bans
+from relayd.store.types import StoreError
+
+__all__ = ["BanFollower"]
+
+_log = structlog.get_logger("relayd.policy")
+
+_LOOK_INTERVAL: Final = 0.5
+
+
+class _Rulings(Protocol):
+    async def last(self) -> int: ...
+
+    async def read(self, since: int) -> tuple[int, list[Ban], bool]: ...
+
+
+class BanFollower:
+    """The bans of now. `on_change` is called when they have become others, and after an erasure: then with
+    True, for what this process has in memory of the log may have been erased."""
+
+    def __init__(
+        self,
+        rulings: _Rulings,
+        *,
+        clock: Callable[[], int],
+        on_change: Callable[[bool], None],
+        faults: Faults,
+    ) -> None:
+        self.bans = Bans()
+        self._rulings = rulings
+        self._clock = clock
+        self._on_change = on_change
+        self._faults = faults
+        self._rows: Sequence[Ban] = ()
+        self._last = -1
+        self._unread = False
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Look at once: somebody has ruled."""
+        self._rung.set()
+
+    async def look(self) -> None:
+        """Read what there is to read, and follow. Raises `StoreError`."""
+        erased = False
+        if await self._rulings.last() != self._last:
+            self._last, self._rows, erased = await self._rulings.read(self._last)
+            bans = Bans.at(self._clock(), self._rows)
+        elif self.bans.changes_at is not None and self._clock() >= self.bans.changes_at:
+            bans = Bans.at(self._clock(), self._rows)
+        else:
+            return
+        if bans != self.bans or erased:
+            self.bans = bans
+            self._on_change(erased)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rung.wait(), _LOOK_INTERVAL)
+            self._rung.clear()
+            try:
+                await self.look()
+                self._unread = False
+            except StoreError as error:
+                if not self._unread:
+                    _log.warning("bans_unread", problem=problem_of(error))
+                self._unread = True
+            except Exception as error:
+                self._faults.caught("background", error)

@@ -1,0 +1,47 @@
+"""The way to the embedded PostgreSQL server of a relay that runs, for commands beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from relayd.postgres.process import is_postgres
+
+__all__ = ["running_server"]
+
+_MAX_SOCKET_BYTES = 100
+_USER = "relayd"
+
+
+@contextlib.contextmanager
+def running_server(data_dir: Path) -> Iterator[str | None]:
+    """The URL of the server that runs on this folder just now, None where there is none or it is not ready.
+
+    Only root and the server's own user can read the folder; nobody else is told of a server.
+    """
+    cluster = _cluster(data_dir)
+    if cluster is None:
+        yield None
+        return
+    folder, port = cluster
+    with contextlib.ExitStack() as stack:
+        if len(os.fsencode(folder / f".s.PGSQL.{port}")) > _MAX_SOCKET_BYTES:
+            # The path of a socket is short: come through a link to the same folder.
+            link = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relayd-"))) / "pg"
+            link.symlink_to(folder)
+            folder = link
+        yield f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={port}"
+
+
+def _cluster(data_dir: Path) -> tuple[Path, int] | None:
+    """The folder and the port of the server, if one runs and is ready."""
+    for pid_file in data_dir.resolve().glob("postgres-*/postmaster.pid"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            lines = pid_file.read_text().split("\n")
+            if is_postgres(int(lines[0])) and lines[7].strip() == "ready":
+                return pid_file.parent, int(lines[3])
+    return None

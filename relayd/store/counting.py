@@ -1,0 +1,122 @@
+"""Count a log from one end to the other: is every place taken, and is every packet what its id says?
+
+For a copy of a database that nobody else uses. It reads every row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
+
+from relayd.store.connection import close_quietly, connect, translate_errors
+
+__all__ = ["Counted", "Standing", "count_log", "packets_beyond", "reload_server", "standing"]
+
+_PAGE: Final = 2000
+
+_HEAD: Final = "SELECT last_sequence, last_received_at, epoch FROM log_head"
+_MISSING: Final = """
+SELECT coalesce(sum(last - places), 0)::bigint FROM (
+    SELECT count(*) AS places, max(sequence & 4294967295) AS last FROM packets
+    WHERE tableoid <> 'packets_kept'::regclass GROUP BY sequence >> 32) AS days
+"""
+# A day leaves no place out and begins with 1. What retention has spared of older days stands apart.
+_ROWS: Final = "SELECT sequence, packet_id, body FROM packets WHERE sequence > $1 ORDER BY sequence LIMIT $2"
+_BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
+_BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"
+
+
+class Standing(NamedTuple):
+    """Where a log ends, and which server keeps it."""
+
+    head: int
+    epoch: int
+    major: int
+    """The major version of PostgreSQL."""
+
+
+class Counted(NamedTuple):
+    """What is in a log."""
+
+    head: int
+    last_received_at: int
+    packets: int
+    erased: int
+    missing: int
+    """Places without a row."""
+    damaged: int
+    """Packets whose bytes do not hash to their id, or are gone without a tombstone."""
+
+
+async def standing(url: str) -> Standing:
+    """Where the log ends now. Raises `StoreUnavailable`, and `StoreError` where there is no log."""
+    async with _connected(url) as connection:
+        head, _, epoch = await connection.fetchrow(_HEAD)
+        return Standing(head, epoch, connection.get_server_version().major)
+
+
+async def count_log(url: str) -> Counted:
+    """Count all of it. Raises as `standing` does."""
+    async with _connected(url) as connection:
+        head, last_received_at, _ = await connection.fetchrow(_HEAD)
+        missing = await connection.fetchval(_MISSING)
+        packets = erased = damaged = after = 0
+        while rows := await connection.fetch(_ROWS, after, _PAGE):
+            after = rows[-1][0]
+            empty, bad = await asyncio.to_thread(_examine, rows)
+            buried = await _buried(connection, empty) if empty else 0
+            packets += len(rows) - buried
+            erased += buried
+            damaged += bad + len(empty) - buried
+    return Counted(head, last_received_at, packets, erased, missing, damaged)
+
+
+async def packets_beyond(url: str, sequence: int) -> int:
+    """How many packets the log has behind this place. Raises as `standing` does."""
+    async with _connected(url) as connection:
+        found: int = await connection.fetchval(_BEYOND, sequence)
+        return found
+
+
+async def reload_server(url: str) -> None:
+    """Have the server read its own files again. Raises `StoreUnavailable`."""
+    async with _connected(url) as connection:
+        await connection.execute("SELECT pg_reload_conf()")
+
+
+@contextlib.asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await connect(url, name="relayd backup", connect_timeout=10.0)
+    try:
+        with translate_errors():
+            yield connection
+    finally:
+        await close_quietly(connection)
+
+
+async def _buried(connection: asyncpg.Connection[Any], ids: list[bytes]) -> int:
+    """How many of these have a tombstone: an empty row without one is damage."""
+    if not await connection.fetchval("SELECT to_regclass('tombstones') IS NOT NULL"):
+        return 0  # the schema of a version that erased nothing
+    found: int = await connection.fetchval(_BURIED, ids)
+    return found
+
+
+def _examine(rows: Sequence[asyncpg.Record]) -> tuple[list[bytes], int]:
+    """The ids of rows without a body, and how many others are not what their id says."""
+    empty, damaged = [], 0
+    for _, packet_id, body in rows:
+        if not body:
+            empty.append(packet_id)
+            continue
+        try:
+            damaged += Packet.read(body).digest != packet_id
+        except InvalidPacket:
+            damaged += 1
+    return empty, damaged

@@ -1,0 +1,159 @@
+"""Erase packets: what they said, and who said it, goes; their places in the log stay.
+
+An erased row keeps its sequence, its id and its time of receipt. These are what cursors, archives and the
+duplicate index rest on: a manifest of the lake binds places, times and ids, so a day with erased rows is
+still proven to be archived. Author, type, own time, body and finding go, and the row has expired in 1970, so
+that readers of every version pass over it. A tombstone in a table of its own, signed by the relay, says that
+this was done on purpose.
+
+A batch is one transaction: rows, tombstones and the line of the log of rulings. Whoever is cut off starts
+again, and what was erased already is not looked at twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+from strata.protocol.ids import Signer
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.tombstones import Tombstone, sign_tombstone
+
+from relayd import failpoints
+from relayd.moderation import Act, Kind
+from relayd.store.columns import string_key
+from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.moderation import Ruling, ring, take_turn, write
+
+__all__ = ["Erased", "Eraser"]
+
+_BATCH: Final = 500
+
+_SPARED: Final = [string_key(type_) for type_ in sorted(IDENTITY_TYPES)]
+_OF_AUTHOR: Final = (
+    "SELECT sequence, received_at, packet_id FROM packets"
+    " WHERE author_id = $1 AND content_type <> ALL ($2::bytea[]) AND sequence > $3"
+    " ORDER BY sequence LIMIT $4 FOR UPDATE"
+)
+_BY_ID: Final = (
+    "SELECT p.sequence, p.received_at, p.packet_id FROM packet_ids AS i"
+    " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
+    " WHERE i.packet_id = ANY ($1::bytea[]) AND p.content_type <> ALL ($2::bytea[])"
+    " AND octet_length(p.body) > 0 ORDER BY p.sequence FOR UPDATE OF p"
+)
+_SPARED_OF_AUTHOR: Final = (
+    "SELECT count(*) FROM packets WHERE author_id = $1 AND content_type = ANY ($2::bytea[])"
+)
+_SPARED_BY_ID: Final = (
+    "SELECT count(*) FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence"
+    " AND p.packet_id = i.packet_id WHERE i.packet_id = ANY ($1::bytea[])"
+    " AND p.content_type = ANY ($2::bytea[])"
+)
+_EMPTY: Final = (
+    "UPDATE packets SET author_id = '', content_type = '', \"timestamp\" = 0, expires_at = 0, body = '',"
+    " annotation = NULL WHERE sequence = ANY ($1::bigint[]) RETURNING tableoid::regclass::text"
+)
+_PUT: Final = (
+    "INSERT INTO tombstones (packet_id, sequence, erased_at, body)"
+    " SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bytea[]) ON CONFLICT DO NOTHING"
+)
+
+
+class Erased(NamedTuple):
+    """What an erasure has done."""
+
+    packets: int
+    spared: int
+    """Packets that carry keys and their revocation: without them a dead key would sign again."""
+
+
+class Eraser:
+    """Erases over a connection of its own. `signer` is the relay, whose name the tombstones bear."""
+
+    def __init__(
+        self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = _BATCH
+    ) -> None:
+        self._url = url
+        self._signer = signer
+        self._connect_timeout = connect_timeout
+        self._batch = batch
+
+    async def erase(
+        self,
+        kind: Kind,
+        subjects: Sequence[str],
+        *,
+        reason: str,
+        actor: str,
+        via: str,
+        now: int,
+        progress: Callable[[int], None] = lambda packets: None,
+    ) -> Erased:
+        """Erase these packets, or all that these authors have published until now.
+
+        Then the space is cleared (VACUUM), so that the old rows are not left in the tables. Raises
+        `StoreUnavailable`. Cut off or cancelled, some of it is done, and the same call does the rest.
+        """
+        connection = await connect(self._url, name="relayd erase", connect_timeout=self._connect_timeout)
+        tables: set[str] = set()
+        packets = spared = 0
+        try:
+            with translate_errors():
+                for subject in subjects:
+                    ruling = Ruling(kind, subject, False, reason, actor, via)
+                    after = 0
+                    while True:
+                        rows = await self._one_batch(connection, ruling, after, now, tables)
+                        packets += len(rows)
+                        progress(packets)
+                        if kind is Kind.PACKET or not rows:
+                            break  # fewer than a batch may mean that another erasure has some of them
+                        after = rows[-1][0]
+                    spared += await _spared(connection, kind, subject)
+                for table in sorted(tables):
+                    await connection.execute(f"VACUUM {table}")
+        finally:
+            await close_quietly(connection)
+        return Erased(packets, spared)
+
+    async def _one_batch(
+        self, connection: asyncpg.Connection[Any], ruling: Ruling, after: int, now: int, tables: set[str]
+    ) -> list[asyncpg.Record]:
+        async with connection.transaction():
+            rows: list[asyncpg.Record]
+            if ruling.kind is Kind.PACKET:
+                rows = await connection.fetch(_BY_ID, [bytes.fromhex(ruling.subject[2:])], _SPARED)
+            else:
+                key = string_key(ruling.subject)
+                rows = await connection.fetch(_OF_AUTHOR, key, _SPARED, after, self._batch)
+            if not rows:
+                return []
+            sequences = [row[0] for row in rows]
+            tombstones = [self._tombstone(row, now) for row in rows]
+            ids = [row[2] for row in rows]
+            await connection.execute(_PUT, ids, sequences, [now] * len(rows), tombstones)
+            emptied = await connection.fetch(_EMPTY, sequences)
+            await take_turn(connection)
+            await write(connection, ruling, Act.ERASE, now)
+            await ring(connection)
+            if failpoints.ARMED:
+                await failpoints.reached("store.erase.before_commit")
+        if failpoints.ARMED:
+            await failpoints.reached("store.erase.after_commit")
+        tables.update(row[0] for row in emptied)
+        return rows
+
+    def _tombstone(self, row: asyncpg.Record, now: int) -> bytes:
+        sequence, received_at, packet_id = row
+        name = "0x" + packet_id.hex()
+        tombstone = Tombstone(name, sequence, received_at, now, self._signer.did)
+        return sign_tombstone(tombstone, self._signer)
+
+
+async def _spared(connection: asyncpg.Connection[Any], kind: Kind, subject: str) -> int:
+    if kind is Kind.PACKET:
+        found: int = await connection.fetchval(_SPARED_BY_ID, [bytes.fromhex(subject[2:])], _SPARED)
+    else:
+        found = await connection.fetchval(_SPARED_OF_AUTHOR, string_key(subject), _SPARED)
+    return found

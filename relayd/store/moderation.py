@@ -1,0 +1,214 @@
+"""The table of bans and the log of how it came about (`relayd.moderation`).
+
+Every change is one transaction: it takes its turn, writes the row, and writes what it did into
+`moderation_log`, under a number that is one higher than the last. So the last number says which state a
+process has read, and a process that asks for it once a second needs nothing else: a notification only makes
+it look sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+import msgspec
+
+from relayd.moderation import Act, Ban, Kind, Ruled
+from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+
+__all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
+
+MODERATION_CHANNEL: Final = "relayd_moderation"
+"""The LISTEN/NOTIFY channel; the payload is the number of the last ruling."""
+
+_COLUMNS: Final = "kind, subject, reason, actor, expires_at, created_at"
+
+_LAST: Final = "SELECT coalesce(max(number), 0) FROM moderation_log"
+_ALL: Final = f"SELECT {_COLUMNS} FROM moderation"
+_ERASED_SINCE: Final = f"SELECT EXISTS (SELECT FROM moderation_log WHERE number > $1 AND act = '{Act.ERASE}')"
+_PAGE: Final = (
+    f"SELECT {_COLUMNS} FROM moderation WHERE (expires_at IS NULL OR expires_at >= $1)"
+    " AND ($2::text IS NULL OR kind = $2) AND (kind, subject) > ($3, $4)"
+    " ORDER BY kind, subject LIMIT $5"
+)
+_ONE: Final = f"SELECT {_COLUMNS} FROM moderation WHERE kind = $1 AND subject = $2"
+_OVER: Final = f"DELETE FROM moderation WHERE expires_at < $1 RETURNING {_COLUMNS}"
+_LOG: Final = (
+    "SELECT number, at, actor, via, act, kind, subject, reason, before, after FROM moderation_log"
+    " WHERE ($1::bigint IS NULL OR number < $1) AND ($2::text IS NULL OR subject = $2)"
+    " ORDER BY number DESC LIMIT $3"
+)
+_WRITE: Final = (
+    "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason, before, after)"
+    f" SELECT ({_LAST}) + 1, $1, $2, $3, $4, $5, $6, $7, $8, $9"
+)
+# One at a time, so that numbers become visible in their order; readers go on.
+_TURN: Final = "LOCK TABLE moderation_log IN SHARE ROW EXCLUSIVE MODE"
+_TURN_TIMEOUT: Final = "10s"
+
+
+class Ruling(NamedTuple):
+    """What an operator wants: a ban of this subject, or no ban of it (`bans` False)."""
+
+    kind: Kind
+    subject: str
+    """As `relayd.moderation.subject_of` gives it."""
+    bans: bool
+    reason: str
+    actor: str
+    via: str
+    expires_at: int | None = None
+
+
+class Moderation:
+    """Reads over the pool of short look-ups; each change opens a connection of its own.
+
+    Every method raises `StoreUnavailable`, and cancelling one changes nothing or all of it.
+    """
+
+    def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
+        self._url = url
+        self._lookups = lookups
+        self._connect_timeout = connect_timeout
+
+    async def last(self) -> int:
+        """The number of the last ruling."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                number: int = await connection.fetchval(_LAST)
+        return number
+
+    async def read(self, since: int) -> tuple[int, list[Ban], bool]:
+        """Every ban, the expired ones too, with the number of the ruling that this is the state after; and
+        whether anything was erased after the ruling `since`."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    last = await connection.fetchval(_LAST)
+                    rows = await connection.fetch(_ALL)
+                    erased = await connection.fetchval(_ERASED_SINCE, since)
+        return last, [_ban(row) for row in rows], erased
+
+    async def bans(
+        self, now: int, *, kind: Kind | None = None, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[Ban]:
+        """Bans in force at `now`, ordered by kind and subject, from those behind `after`."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                return [_ban(row) for row in await connection.fetch(_PAGE, now, kind, *after, limit)]
+
+    async def log(
+        self, *, before: int | None = None, subject: str | None = None, limit: int = 100
+    ) -> list[Ruled]:
+        """Rulings, the newest first; `before` is a number to go on from, `subject` the only one wanted."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
+
+    async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
+        """Put these into effect, all or none; for each, whether it changed anything.
+
+        A ban that is there already is replaced. Bans whose time is over are cleared away on the way.
+        """
+        connection = await connect(self._url, name="relayd moderation", connect_timeout=self._connect_timeout)
+        try:
+            with translate_errors():
+                async with connection.transaction():
+                    await take_turn(connection)
+                    for row in await connection.fetch(_OVER, now):
+                        await _write_over(connection, _ban(row), now)
+                    changed = [await _apply(connection, ruling, now) for ruling in rulings]
+                    await ring(connection)
+        finally:
+            await close_quietly(connection)
+        return changed
+
+
+async def take_turn(connection: asyncpg.Connection[Any]) -> None:
+    """Make the log of rulings this transaction's until it ends."""
+    await connection.execute(f"SET LOCAL lock_timeout = '{_TURN_TIMEOUT}'")
+    await connection.execute(_TURN)
+
+
+async def ring(connection: asyncpg.Connection[Any]) -> None:
+    """Have every process look, once this transaction is committed."""
+    await connection.execute(f"SELECT pg_notify('{MODERATION_CHANNEL}', ({_LAST})::text)")
+
+
+async def write(connection: asyncpg.Connection[Any], ruling: Ruling, act: Act, now: int) -> None:
+    """Write a line that changes no ban."""
+    await _write(connection, ruling, act, now, None, None)
+
+
+async def _apply(connection: asyncpg.Connection[Any], ruling: Ruling, now: int) -> bool:
+    row = await connection.fetchrow(_ONE, ruling.kind, ruling.subject)
+    before = None if row is None else _ban(row)
+    if not ruling.bans:
+        if before is None:
+            return False
+        await connection.execute(
+            "DELETE FROM moderation WHERE kind = $1 AND subject = $2", ruling.kind, ruling.subject
+        )
+        await _write(connection, ruling, Act.UNBAN, now, before, None)
+        return True
+    after = Ban(ruling.kind, ruling.subject, ruling.reason, ruling.actor, ruling.expires_at, now)
+    if before is not None and before._replace(created_at=now) == after:
+        return False
+    await connection.execute(
+        f"INSERT INTO moderation ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6)"
+        " ON CONFLICT (kind, subject) DO UPDATE SET reason = excluded.reason, actor = excluded.actor,"
+        " expires_at = excluded.expires_at, created_at = excluded.created_at",
+        *after,
+    )
+    await _write(connection, ruling, Act.BAN, now, before, after)
+    return True
+
+
+async def _write_over(connection: asyncpg.Connection[Any], ban: Ban, now: int) -> None:
+    ended = Ruling(ban.kind, ban.subject, False, "its time was over", ban.actor, "relay")
+    await _write(connection, ended, Act.EXPIRE, now, ban, None)
+
+
+async def _write(
+    connection: asyncpg.Connection[Any],
+    ruling: Ruling,
+    act: Act,
+    now: int,
+    before: Ban | None,
+    after: Ban | None,
+) -> None:
+    await connection.execute(
+        _WRITE,
+        now,
+        ruling.actor,
+        ruling.via,
+        act,
+        ruling.kind,
+        ruling.subject,
+        ruling.reason,
+        _json(before),
+        _json(after),
+    )
+
+
+def _json(ban: Ban | None) -> str | None:
+    return None if ban is None else msgspec.json.encode(ban._asdict()).decode()
+
+
+def _ban(row: asyncpg.Record) -> Ban:
+    return Ban(Kind(row[0]), *row[1:])
+
+
+def _ruled(row: asyncpg.Record) -> Ruled:
+    number, at, actor, via, act, kind, subject, reason, before, after = row
+    return Ruled(
+        number, at, actor, via, Act(act), Kind(kind), subject, reason, _from_json(before), _from_json(after)
+    )
+
+
+def _from_json(text: str | None) -> Ban | None:
+    if text is None:
+        return None
+    members = msgspec.json.decode(text)
+    return Ban(**members | {"kind": Kind(members["kind"])})

@@ -1,0 +1,122 @@
+"""A process follows what operators rule: when it is told, when it is not, and when time alone changes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from relayd.faults import Faults
+from relayd.moderation import Ban, Bans, Kind
+from relayd.policy import BanFollower
+from relayd.store.types import StoreUnavailable
+from tests.support.waiting import until
+
+NOW = 1_790_000_000
+
+
+class Rulings:
+    """The table, in memory."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.rows: list[Ban] = []
+        self.erased_at = -1
+        self.is_away = False
+        self.reads = 0
+
+    def rule(self, *rows: Ban) -> None:
+        self.number += 1
+        self.rows = list(rows)
+
+    async def last(self) -> int:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return self.number
+
+    async def read(self, since: int) -> tuple[int, list[Ban], bool]:
+        self.reads += 1
+        return self.number, self.rows, self.erased_at > since
+
+
+def ban(subject: str, expires_at: int | None = None) -> Ban:
+    return Ban(Kind.AUTHOR, subject, "because", "root", expires_at, NOW)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now = NOW
+        self.rulings = Rulings()
+        self.changes: list[tuple[set[str], bool]] = []
+        self.follower = BanFollower(
+            self.rulings,
+            clock=lambda: self.now,
+            on_change=lambda erased: self.changes.append((set(self.follower.bans.authors), erased)),
+            faults=Faults(),
+        )
+
+
+async def test_it_reads_when_something_was_ruled_and_not_otherwise():
+    rig = Rig()
+    await rig.follower.look()
+    await rig.follower.look()
+    assert (rig.rulings.reads, rig.changes) == (1, [])
+    rig.rulings.rule(ban("a"))
+    await rig.follower.look()
+    assert rig.changes == [({"a"}, False)]
+    rig.rulings.rule(ban("a"))  # for another reason, say
+    await rig.follower.look()
+    assert len(rig.changes) == 1
+    rig.rulings.rule()
+    await rig.follower.look()
+    assert rig.changes[1:] == [(set(), False)]
+
+
+async def test_a_ban_ends_by_time_without_any_reading():
+    rig = Rig()
+    rig.rulings.rule(ban("a", NOW + 5), ban("b"))
+    await rig.follower.look()
+    rig.now = NOW + 5
+    await rig.follower.look()
+    assert rig.changes == [({"a", "b"}, False)]
+    rig.now = NOW + 6
+    await rig.follower.look()
+    assert rig.changes[1:] == [({"b"}, False)]
+    assert rig.rulings.reads == 1
+
+
+async def test_an_erasure_is_told_of_once_whatever_the_bans():
+    rig = Rig()
+    rig.rulings.rule()
+    rig.rulings.erased_at = 1
+    await rig.follower.look()
+    await rig.follower.look()
+    assert rig.changes == [(set(), True)]
+    rig.rulings.rule()
+    await rig.follower.look()
+    assert len(rig.changes) == 1
+
+
+async def test_a_backup_that_is_put_back_brings_its_bans_with_it():
+    rig = Rig()
+    rig.rulings.rule(ban("a"))
+    rig.rulings.rule(ban("b"))
+    await rig.follower.look()
+    rig.rulings.number, rig.rulings.rows = 1, [ban("a")]
+    await rig.follower.look()
+    assert rig.changes == [({"b"}, False), ({"a"}, False)]
+
+
+async def test_it_follows_without_being_told_and_while_the_database_was_away():
+    rig = Rig()
+    running = asyncio.create_task(rig.follower.run())
+    try:
+        rig.rulings.rule(ban("a"))
+        await until(lambda: rig.follower.bans.authors)
+        rig.rulings.is_away = True
+        rig.follower.ring()
+        await asyncio.sleep(0)
+        assert rig.follower.bans == Bans(frozenset({"a"}))
+        rig.rulings.rule()
+        rig.rulings.is_away = False
+        await until(lambda: not rig.follower.bans.authors)
+    finally:
+        running.cancel()

@@ -1,0 +1,131 @@
+"""Erased packets are gone from their rows, their places hold, and a second run finds nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+from strata.protocol.ids import Identity
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.tombstones import read_tombstone
+
+from relayd import failpoints
+from relayd.failpoints import FailpointRaised
+from relayd.moderation import Act, Kind
+from relayd.store import Gone, Outcome, Store
+from relayd.store.erasing import Erased, Eraser
+from relayd.store.types import LogQuery
+
+NOW = 1_790_000_000
+ALICE, BOB = "did:strata:alice", "did:strata:bob"
+RELAY = Identity(bytes(31) + b"r")
+
+
+def eraser(store: Store, batch: int = 500) -> Eraser:
+    return Eraser(store.url, RELAY, batch=batch)
+
+
+async def erase(store: Store, kind: Kind, *subjects: str, batch: int = 500) -> Erased:
+    return await eraser(store, batch).erase(
+        kind, subjects, reason="asked for", actor="ann", via="command", now=NOW + 5
+    )
+
+
+@pytest.fixture
+async def mixed(store: Store, packet):
+    """Ten packets of Alice and Bob in turns; Alice's last one is a revocation."""
+    made = [packet(number, author=BOB if number % 2 else ALICE) for number in range(9)]
+    made.append(packet(9, author=ALICE, type="KEY_EVENT"))
+    await store.append(made, NOW)
+    return made
+
+
+async def test_an_authors_packets_are_gone_and_all_places_stay(store: Store, mixed, sql: asyncpg.Connection):
+    before = await sql.fetch("SELECT sequence, received_at, packet_id FROM packets ORDER BY sequence")
+    assert await erase(store, Kind.AUTHOR, ALICE, batch=2) == Erased(5, 1)
+    after = await sql.fetch("SELECT sequence, received_at, packet_id FROM packets ORDER BY sequence")
+    assert before == after, "what manifests, cursors and the duplicate index rest on"
+    bob = [made for made in mixed if made.author_id == BOB]
+    for query in (
+        LogQuery(),
+        LogQuery(ascending=False),
+        LogQuery(packet_ids=frozenset(m.packet_id for m in mixed)),
+    ):
+        page = await store.page(query, 100, NOW)
+        assert {row.body for row in page.rows} == {made.body for made in [*bob, mixed[9]]}
+    page = await store.page(LogQuery(authors=frozenset({ALICE})), 100, NOW)
+    assert [row.body for row in page.rows] == [mixed[9].body]
+    for made in mixed[:9:2]:
+        assert await store.by_id(made.packet_id, NOW) == Gone(
+            *(await store.find([made.packet_id]))[made.packet_id]
+        )
+    entries = await store.tail(0, None, 100)
+    assert [entry.packet.body for entry in entries[:3]] == [b"", mixed[1].body, b""]
+    assert {entry.packet.author_id for entry in entries[:9:2]} == {""}
+    buried = await store.tombstones([made.packet_id for made in mixed])
+    assert set(buried) == {made.packet_id for made in mixed[:9:2]}
+    for packet_id, raw in buried.items():
+        told = read_tombstone(raw)
+        assert (told.packet_id, told.erased_at) == ("0x" + packet_id.hex(), NOW + 5)
+        assert (told.sequence, told.received_at) == (await store.find([packet_id]))[packet_id]
+    # The same packet comes again: it is a duplicate, as before, and is not stored.
+    (place,) = (await store.append([mixed[0]], NOW + 6)).dispositions
+    assert place.outcome is Outcome.DUPLICATE
+    assert (await sql.fetchval("SELECT count(*) FROM packets WHERE body <> ''")) == 5
+    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(0, 1)
+    lines = await store.moderation.log()
+    assert {(line.act, line.kind, line.subject, line.actor) for line in lines} == {
+        (Act.ERASE, Kind.AUTHOR, ALICE, "ann")
+    }
+    assert len(lines) == 3, "one for each batch"
+
+
+async def test_packets_are_erased_by_id_and_unknown_ones_change_nothing(store: Store, mixed):
+    ids = ["0x" + each.packet_id.hex() for each in (mixed[1], mixed[2], mixed[9])]
+    assert await erase(store, Kind.PACKET, *ids, "0x" + "ee" * 32) == Erased(2, 1)
+    assert await erase(store, Kind.PACKET, *ids) == Erased(0, 1)
+    page = await store.page(LogQuery(), 100, NOW)
+    assert len(page.rows) == 8
+
+
+async def test_what_carries_keys_is_never_erased(store: Store, packet):
+    await store.append(
+        [packet(n, author=ALICE, type=type_) for n, type_ in enumerate(sorted(IDENTITY_TYPES))], NOW
+    )
+    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(0, len(IDENTITY_TYPES))
+
+
+@pytest.mark.parametrize("place", ["before_commit", "after_commit"])
+async def test_an_erasure_that_is_cut_off_is_whole_batches_and_goes_on(
+    store: Store, mixed, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    monkeypatch.setattr(failpoints, "ARMED", True)
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"store.erase.{place}=raise@2"))
+    with pytest.raises(FailpointRaised):
+        await erase(store, Kind.AUTHOR, ALICE, batch=2)
+    monkeypatch.undo()
+    gone = 2 if place == "before_commit" else 4
+    assert await sql.fetchval("SELECT count(*) FROM packets WHERE body = ''") == gone
+    assert await sql.fetchval("SELECT count(*) FROM tombstones") == gone
+    assert await erase(store, Kind.AUTHOR, ALICE, batch=2) == Erased(5 - gone, 1)
+    assert await sql.fetchval("SELECT count(*) FROM tombstones") == 5
+
+
+async def test_two_erasures_and_appends_at_once_stay_out_of_each_others_way(
+    store: Store, second_store: Store, mixed, packet
+):
+    appends = [second_store.append([packet(100 + n, author=BOB)], NOW + 7) for n in range(5)]
+    both = asyncio.gather(
+        erase(store, Kind.AUTHOR, ALICE, batch=1), erase(store, Kind.AUTHOR, ALICE, batch=2)
+    )
+    await asyncio.gather(*appends)
+    done, again = await both
+    assert done.packets + again.packets == 5
+    assert len((await store.page(LogQuery(), 100, NOW)).rows) == 10
+
+
+async def test_tombstones_cannot_be_taken_back(store: Store, mixed, sql: asyncpg.Connection):
+    await erase(store, Kind.AUTHOR, BOB)
+    with pytest.raises(asyncpg.RestrictViolationError, match="only grows"):
+        await sql.execute("DELETE FROM tombstones")

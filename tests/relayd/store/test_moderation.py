@@ -1,0 +1,125 @@
+"""The table of bans and its log: whole changes, in one order, that nobody takes back in secret."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import asyncpg
+import pytest
+import sqlalchemy as sa
+from alembic import command
+
+from relayd.moderation import Act, Ban, Kind
+from relayd.store import Store, migrate
+from relayd.store.moderation import Ruling
+from relayd.store.types import LogQuery, StoreUnavailable
+from relayd.store.upgrade import alembic_config, run_sync
+
+NOW = 1_790_000_000
+DID = "did:strata:zAlice"
+
+
+def ruling(subject: str = DID, *, bans: bool = True, expires_at: int | None = None, reason: str = "spam"):
+    return Ruling(Kind.AUTHOR, subject, bans, reason, "root", "command", expires_at)
+
+
+async def test_a_ruling_is_in_the_table_and_in_the_log(store: Store):
+    assert await store.moderation.read(-1) == (0, [], False)
+    assert await store.moderation.rule([ruling()], NOW) == [True]
+    made = Ban(Kind.AUTHOR, DID, "spam", "root", None, NOW)
+    assert await store.moderation.read(0) == (1, [made], False)
+    assert await store.moderation.rule([ruling()], NOW + 1) == [False], "it is banned already"
+    assert await store.moderation.rule([ruling(reason="more spam", expires_at=NOW + 9)], NOW + 2) == [True]
+    changed = Ban(Kind.AUTHOR, DID, "more spam", "root", NOW + 9, NOW + 2)
+    assert await store.moderation.rule([ruling(bans=False, reason="appeal")], NOW + 3) == [True]
+    assert await store.moderation.rule([ruling(bans=False)], NOW + 4) == [False]
+    lines = await store.moderation.log()
+    assert [(line.number, line.act, line.reason, line.before, line.after) for line in lines] == [
+        (3, Act.UNBAN, "appeal", changed, None),
+        (2, Act.BAN, "more spam", made, changed),
+        (1, Act.BAN, "spam", None, made),
+    ]
+    assert [line.number for line in await store.moderation.log(before=3, limit=1)] == [2]
+    assert await store.moderation.log(subject="did:x:other") == []
+    assert await store.moderation.bans(NOW) == []
+
+
+async def test_what_is_over_is_cleared_away_with_the_next_ruling(store: Store):
+    await store.moderation.rule([ruling(expires_at=NOW + 5)], NOW)
+    assert [ban.subject for ban in await store.moderation.bans(NOW + 5)] == [DID]
+    assert await store.moderation.bans(NOW + 6) == []
+    await store.moderation.rule([ruling("did:x:b"), ruling("did:x:c")], NOW + 6)
+    newest = await store.moderation.log()
+    assert [(line.act, line.subject, line.via) for line in newest] == [
+        (Act.BAN, "did:x:c", "command"),
+        (Act.BAN, "did:x:b", "command"),
+        (Act.EXPIRE, DID, "relay"),
+        (Act.BAN, DID, "command"),
+    ]
+    found = await store.moderation.bans(NOW + 6, after=(Kind.AUTHOR, "did:x:b"))
+    assert [ban.subject for ban in found] == ["did:x:c"]
+    assert await store.moderation.bans(NOW + 6, kind=Kind.TYPE) == []
+
+
+async def test_rulings_at_the_same_time_take_turns_and_their_numbers_leave_none_out(
+    store: Store, second_store: Store
+):
+    many = [
+        each.moderation.rule([ruling(f"did:x:{name}{n}")], NOW)
+        for n in range(10)
+        for name, each in (("a", store), ("b", second_store))
+    ]
+    assert await asyncio.gather(*many) == [[True]] * 20
+    assert [line.number for line in await store.moderation.log()] == list(range(20, 0, -1))
+    last, bans, _ = await second_store.moderation.read(-1)
+    assert (last, len(bans)) == (20, 20)
+
+
+async def test_the_log_of_rulings_only_grows(store: Store, sql: asyncpg.Connection):
+    await store.moderation.rule([ruling()], NOW)
+    for statement in (
+        "UPDATE moderation_log SET actor = 'somebody else'",
+        "DELETE FROM moderation_log",
+        "TRUNCATE moderation_log",
+    ):
+        with pytest.raises(asyncpg.RestrictViolationError, match="only grows"):
+            await sql.execute(statement)
+
+
+async def test_every_process_is_told_of_a_ruling(store: Store, second_store: Store):
+    told = asyncio.Event()
+    await store.listen(lambda sequence: None, told.set)
+    await second_store.moderation.rule([ruling()], NOW)
+    await asyncio.wait_for(told.wait(), 20)
+
+
+async def test_a_database_that_is_away_is_said_to_be(database: str):
+    store = await Store.open(database)
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await store.moderation.last()
+
+
+@pytest.mark.req("R-308")
+async def test_a_process_of_the_revision_before_goes_on_beside_this_one(
+    empty_database: str, packet, monkeypatch: pytest.MonkeyPatch
+):
+    def to_0003(connection: sa.Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+
+    await asyncio.to_thread(run_sync, empty_database, to_0003)
+    monkeypatch.setattr(sys.modules["relayd.store.migrate"], "REVISION", "0003")
+    async with await Store.open(empty_database) as old:
+        first = await old.append([packet(1)], NOW)
+        monkeypatch.undo()
+        await migrate(empty_database)
+        async with await Store.open(empty_database) as new:
+            await new.moderation.rule([ruling()], NOW)
+            await old.append([packet(2)], NOW)
+            page = await old.page(LogQuery(), 10, NOW)
+            assert [row.body for row in page.rows] == [packet(1).body, packet(2).body]
+            assert (await new.page(LogQuery(), 10, NOW)).rows == page.rows
+            assert first.dispositions[0].sequence == page.rows[0].sequence

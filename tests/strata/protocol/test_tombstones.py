@@ -1,0 +1,47 @@
+"""A tombstone is believed by its signature, and says nothing of what was erased."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidInput
+from strata.protocol.ids import Identity
+from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone
+
+RELAY, OTHER = Identity(bytes(31) + b"r"), Identity(bytes(31) + b"o")
+GONE = Tombstone("0x" + "ab" * 32, 85_899_345_921, 1_790_000_000, 1_790_000_100, RELAY.did)
+
+
+def test_what_was_signed_is_read_again():
+    raw = sign_tombstone(GONE, RELAY)
+    assert raw == canonical.canonicalize(raw)
+    assert read_tombstone(raw) == GONE
+    with pytest.raises(ValueError, match="the relay that it names"):
+        sign_tombstone(GONE, OTHER)
+
+
+def test_whoever_changes_a_member_needs_the_relays_key():
+    members, _ = canonical.parse(sign_tombstone(GONE, RELAY))
+    assert isinstance(members, dict)
+    for name in ("packet_id", "sequence", "received_at", "erased_at", "relay_id"):
+        other = {"packet_id": "0x" + "cd" * 32, "relay_id": OTHER.did}.get(name, 7)
+        with pytest.raises(InvalidInput):
+            read_tombstone(canonical.encode(members | {name: other}))
+    with pytest.raises(InvalidInput, match="signature"):
+        read_tombstone(canonical.encode(members), public_key=bytes(32))
+
+
+@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"{}", b'{"type":"TOMBSTONE"}', b"\xff"])
+def test_anything_else_is_no_tombstone(raw: bytes):
+    with pytest.raises(InvalidInput):
+        read_tombstone(raw)
+
+
+def test_a_relay_with_a_name_is_believed_by_a_key_that_is_given():
+    named = Identity(bytes(31) + b"n", did="did:web:relay.example")
+    raw = sign_tombstone(dataclasses.replace(GONE, relay_id=named.did), named)
+    assert read_tombstone(raw, named.public_key).relay_id == named.did
+    with pytest.raises(InvalidInput):
+        read_tombstone(raw)

@@ -1,0 +1,98 @@
+"""A backup of a running relay: what is in it, what is missing, and what readers hear once it is put back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from relayd.postgres.running import running_server
+from tests.support.bare_client import open_client
+from tests.support.forks import RELAYD, run_fork
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess, environment, running
+
+
+def relayd(data_dir: Path, *arguments: str | Path, exit_code: int = 0) -> Any:
+    """Run a command; what it says as JSON, or its complaint."""
+    env = environment({"data_dir": data_dir})
+    code, out, err = run_fork(RELAYD, [*map(str, arguments), "--json"], env=env)
+    assert code == exit_code, err.decode()
+    return json.loads(out) if out else err.decode()
+
+
+@pytest.mark.req("R-155", "R-323")
+async def test_a_backup_is_made_drilled_and_put_back_and_nothing_that_was_ruled_comes_undone(
+    relay: RelayProcess, tmp_path: Path
+):
+    data_dir = Path(str(relay.settings["data_dir"]))
+    author, banned = new_identity(), new_identity()
+    packets = [make(author, f"post {n}") for n in range(12)]
+    hidden, doomed = make(banned), make(author, "to be erased")
+    async with open_client(relay.ws) as client:
+        for answer in await client.publish_all([*packets, hidden, doomed]):
+            assert answer["type"] == "OK"
+        relayd(data_dir, "ban", banned.did, "--reason", "spam")
+        relayd(data_dir, "erase", doomed.packet_id, "--reason", "asked for")
+        backup = tmp_path / "backup"
+        made = relayd(data_dir, "backup", "create", backup)
+        assert "not empty" in relayd(data_dir, "backup", "create", backup, exit_code=3)
+        later = [make(author, f"later {n}") for n in range(3)]
+        for answer in await client.publish_all(later):
+            assert answer["type"] == "OK"
+        events, _ = await client.subscribe("s", {"authors": [author.did], "order": "asc"})
+        assert ids_of(events) == [each.packet_id for each in [*packets, *later]]
+    found = relayd(data_dir, "backup", "verify", backup)
+    assert (found["packets"], found["erased"], found["behind"]) == (13, 1, 3)
+    assert (found["missing"], found["damaged"], found["is_whole"]) == (0, 0, True)
+    assert found["head"] >= made["head"]
+
+    other = tmp_path / "other" / "data"
+    restored = relayd(other, "backup", "restore", backup, "--verify")
+    assert (restored["packets"], restored["is_whole"]) == (13, True)
+    assert "there already" in relayd(other, "backup", "restore", backup, exit_code=3)
+    with running(RelayProcess(tmp_path / "other", from_scratch=True, data_dir=other)) as again:
+        async with open_client(again.ws) as reader:
+            kept, _ = await reader.subscribe("s", {"authors": [author.did, banned.did], "order": "asc"})
+            assert ids_of(kept) == [each.packet_id for each in packets], "banned and erased ones stay away"
+            assert again.get(f"/packets/{doomed.packet_id}")[0] == 410
+            # A reader that had come further is told where to go on; one that stood in the backup goes on.
+            _, lost = await reader.subscribe("lost", {"cursor": events[-1]["cursor"]}, gapless=True)
+            assert (lost["code"], lost["detail"]) == ("invalid_cursor", "log_reset")
+            went_on, _ = await reader.subscribe("kept", {"cursor": events[5]["cursor"]}, gapless=True)
+            assert ids_of(went_on) == [each.packet_id for each in packets[6:]]
+        assert not again.complaints()
+        assert again.stop() == 0
+
+
+@pytest.mark.req("R-155")
+async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_path: Path):
+    data_dir = Path(str(relay.settings["data_dir"]))
+    packets = [make(new_identity()) for _ in range(3)]
+    async with open_client(relay.ws) as client:
+        for answer in await client.publish_all(packets):
+            assert answer["type"] == "OK"
+    with running_server(data_dir) as url:
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute("DELETE FROM packets WHERE packet_id = $1", packets[0].digest)
+            await connection.execute(
+                "UPDATE packets SET body = 'not it' WHERE packet_id = $1", packets[1].digest
+            )
+        finally:
+            await connection.close()
+    backup = tmp_path / "backup"
+    relayd(data_dir, "backup", "create", backup)
+    found = relayd(data_dir, "backup", "verify", backup, exit_code=1)
+    assert (found["missing"], found["damaged"], found["is_whole"]) == (1, 1, False)
+    # What the disk has done to it is PostgreSQL's to find.
+    (file,) = backup.glob("base/global/pg_control")
+    file.write_bytes(bytes(file.stat().st_size))
+    assert "pg_verifybackup" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+    (backup / "relayd.json").unlink()
+    assert "no backup" in relayd(
+        data_dir, "backup", "restore", backup, "--data-dir", tmp_path / "x", exit_code=3
+    )

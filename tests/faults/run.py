@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,8 @@ async def run(
             await scene.run(tracks.values(), seconds, told)
         except* RelayFailed as failed:
             ledger.breaks("the relay failed", failed.exceptions[0])
+        except* Exception as failed:  # what was seen until then is told all the same
+            ledger.breaks("a fault could not be made", "".join(traceback.format_exception(failed)))
         if scene.relay.is_running():
             progress("quiet")
             await load.stop(QUIET)

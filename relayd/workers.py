@@ -200,10 +200,17 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
 
     async def main() -> None:
         async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop:
+
+            def announce(addresses: dict[str, str]) -> None:
+                try:
+                    pipe.send(addresses)
+                except OSError:  # the parent has gone
+                    stop.set()
+
             while not stop.is_set():
                 try:
                     await server.serve(
-                        settings, database_url, announce=pipe.send, stop=stop, shared_port=port
+                        settings, database_url, announce=announce, stop=stop, shared_port=port
                     )
                     return
                 except StoreError as error:
@@ -224,10 +231,11 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
 @contextlib.asynccontextmanager
 async def _parent_watched(stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
     """Stop when the parent is gone: a worker without its supervisor would hold the port for ever."""
+    parent = multiprocessing.parent_process()
 
     async def watch() -> None:
-        parent = os.getppid()
-        while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
+        # Not by `os.getppid` at the start: the parent may have gone while this process was being started.
+        while parent is None or os.getppid() == parent.pid:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
             await asyncio.sleep(_POLL_INTERVAL * 5)
         stop.set()
 

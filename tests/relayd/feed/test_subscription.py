@@ -218,6 +218,11 @@ class Seams(RuleBasedStateMachine):
             ]
         )
         assert reader.marker.complete is not outstanding
+        place = history[-1] if history else request.cursor
+        if place is None and request.ascending and not outstanding:
+            place = reader.opened_at  # where nothing matched, the reader still knows where it stands
+        cursor = None if place is None else CODEC.encode(place, ascending=request.ascending)
+        assert reader.marker.cursor == cursor
         for position, (n, cursor) in enumerate(reader.events):
             if position < reader.history:
                 assert cursor == CODEC.encode(n, ascending=request.ascending)

@@ -209,9 +209,7 @@ def _work(settings: Settings, database_url: str, port: int, pipe: Pipe, is_reviv
 
             while not stop.is_set():
                 try:
-                    await server.serve(
-                        settings, database_url, announce=announce, stop=stop, shared_port=port
-                    )
+                    await server.serve(settings, database_url, announce=announce, stop=stop, shared_port=port)
                     return
                 except StoreError as error:
                     if not is_revived:

@@ -124,7 +124,11 @@ async def _nothing_left(scene: Scene, ledger: Ledger) -> None:
     log = scene.relay.log.read_text(errors="replace").splitlines()
     for line in [line for line in log if "Traceback" in line][:3]:
         ledger.breaks("the log shows an accident", line[:2000])
-    exit_code = await asyncio.to_thread(scene.relay.stop)
+    try:
+        exit_code = await asyncio.to_thread(scene.relay.stop)
+    except RelayFailed as failed:
+        ledger.breaks("the relay failed", failed)
+        return
     if exit_code:
         ledger.breaks("the relay did not stop cleanly", exit_code)
 

@@ -46,6 +46,8 @@ async def test_no_frame_keeps_the_loop(relay: RelayProcess, client: BareClient, 
             for _ in range(3):
                 answer = await ask(client, frame)
                 assert answer["type"] == "ERROR" and answer["code"] in ("invalid_schema", "packet_too_large")
+    looks, steps = relay.steps()
+    assert looks > 100 and {"0.04", "0.08", "+Inf"} <= steps.keys()
     relay.check_loop()
 
 

@@ -1,34 +1,99 @@
-"""How long one step of the event loop keeps all others waiting."""
+"""How long the event loop keeps everybody waiting, and for what."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from relayd.metrics import Metrics
 
-__all__ = ["watch_loop"]
+__all__ = ["LoopWatch"]
 
-_INTERVAL: Final = 0.02
-"""Seconds between two looks. A step that takes longer than this is always seen."""
+_IDLE_INTERVAL: Final = 0.01
+_BUSY_INTERVAL: Final = 0.005
+_BUSY: Final = 0.25
+"""From this part of the time between two looks on that the loop has worked, it is looked at more often."""
+_LATE: Final = 0.0005
+"""A timer that is later than this many seconds has waited for something."""
 
 
-async def watch_loop(metrics: Metrics) -> None:
-    """Observe by how much a timer is late, until cancelled.
+class LoopWatch:
+    """Looks at the loop it runs on a hundred times a second, and twice as often while it is busy.
 
     `relayd_loop_lag_seconds` is what a peer feels. Most of it may be the machine's doing, where other
     programs use its processors, or another thread of ours holds the interpreter lock.
-    `relayd_loop_longest_step_seconds` is the loop's own doing: of a delay, no more than the processor
-    time that its thread has used meanwhile.
+    `relayd_loop_longest_step_seconds` is what peers cause: where a timer was late, the processor time that
+    the loop's thread has used since the look before. A longer step than the time between two looks is
+    always seen, and by less than that too much is said of it. What peers do not cause stands in
+    `relayd_loop_longest_pause_seconds`: the cycle collector, and a reload.
     """
-    longest = 0.0
-    while True:
-        used, due = time.thread_time(), time.monotonic() + _INTERVAL
-        await asyncio.sleep(_INTERVAL)
-        lag = max(0.0, time.monotonic() - due)
-        metrics.loop_lag_seconds.observe(lag)
-        step = min(lag, time.thread_time() - used)
-        if step > longest:
-            longest = step
-            metrics.loop_longest_step_seconds.set(longest)
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._longest_step = 0.0
+        self._longest_pauses: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        """Those of them that no metric tells of yet."""
+        self._apart = 0.0
+        self._thread = 0
+        self._collects_since = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        self._thread = threading.get_ident()
+        gc.callbacks.append(self._collecting)
+        try:
+            await self._look()
+        finally:
+            gc.callbacks.remove(self._collecting)
+
+    async def _look(self) -> None:
+        interval, used = _IDLE_INTERVAL, time.thread_time()
+        while True:
+            due, self._apart = time.monotonic() + interval, 0.0
+            await asyncio.sleep(interval)
+            before, used = used, time.thread_time()
+            lag, work = max(0.0, time.monotonic() - due), used - before
+            self._metrics.loop_lag_seconds.observe(lag)
+            if lag > _LATE:
+                self._stepped(max(0.0, work - self._apart))
+            for (
+                cause,
+                seconds,
+            ) in self._pauses.items():  # not set where it is seen: the collector runs anywhere
+                self._metrics.loop_longest_pause_seconds[cause].set(seconds)
+            self._pauses.clear()
+            interval = _BUSY_INTERVAL if work > _BUSY * interval else _IDLE_INTERVAL
+
+    def _stepped(self, seconds: float) -> None:
+        self._metrics.loop_step_seconds.observe(seconds)
+        if seconds > self._longest_step:
+            self._longest_step = seconds
+            self._metrics.loop_longest_step_seconds.set(seconds)
+
+    @contextlib.contextmanager
+    def apart(self, cause: str) -> Iterator[None]:
+        """What the loop does inside this block is no peer's doing."""
+        before = time.thread_time()
+        try:
+            yield
+        finally:
+            self._pause(cause, time.thread_time() - before)
+
+    def _collecting(self, phase: str, _: Mapping[str, int]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if phase == "start":
+            self._collects_since = time.thread_time()
+        else:
+            self._pause("collection", time.thread_time() - self._collects_since)
+
+    def _pause(self, cause: str, seconds: float) -> None:
+        self._apart += seconds
+        if seconds > self._longest_pauses.get(cause, 0.0):
+            self._longest_pauses[cause] = self._pauses[cause] = seconds

@@ -67,6 +67,8 @@ PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode)
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 """Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
+LOOP_PAUSES = ("collection", "reload")
+"""What keeps the event loop besides what peers cause."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
 RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop")
 """The limits that refuse; `pacing` counts pages of history that were sent later instead, and `loop` messages
@@ -100,6 +102,7 @@ WORKER_RESTARTS = ("died", "hung", "renewed")
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_STEP_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -199,14 +202,14 @@ class Metrics:
         )
         self.loop_lag_seconds = Histogram(
             "relayd_loop_lag_seconds",
-            "How late the event loop was, looked at fifty times a second.",
+            "How late the event loop was, looked at a hundred times a second.",
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
         self.loop_longest_step_seconds = _gauge(
             registry,
             "relayd_loop_longest_step_seconds",
-            "Most processor time for which the loop has kept everybody waiting, since the start.",
+            "Most processor time for which a step of the loop has kept everybody waiting, since the start.",
             "livemax",
         )
         self.open_files_share = _gauge(
@@ -215,6 +218,20 @@ class Metrics:
             "Open files as a part of the limit, of the process that is closest to its own.",
             "livemax",
         )
+        self.loop_step_seconds = Histogram(
+            "relayd_loop_step_seconds",
+            "Processor time of the steps that have kept everybody waiting.",
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        pauses = Gauge(
+            "relayd_loop_longest_pause_seconds",
+            "The same for what is no peer's doing, by cause: the cycle collector, a reload.",
+            ["cause"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.loop_longest_pause_seconds = {cause: pauses.labels(cause) for cause in LOOP_PAUSES}
         self._add_connections(registry)
         self._add_publishing(registry)
         self._add_delivery(registry)

@@ -39,7 +39,7 @@ from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap, read_bootstrap, trust_of
 from relayd.lineage import Claim
 from relayd.logs import problem_of
-from relayd.loop_watch import watch_loop
+from relayd.loop_watch import LoopWatch
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
 from relayd.policy import BanFollower, Plugins, Policy, apply_policy
@@ -67,7 +67,7 @@ _log = structlog.get_logger("relayd.server")
 _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20
 _SWITCH_INTERVAL: Final = 0.0005
-_COLLECTOR_THRESHOLDS: Final = (10_000, 20, 10)
+_COLLECTOR_THRESHOLDS: Final = (10_000, 5, 40)
 _MEMORY_INTERVAL: Final = 0.5
 _LOOKS_PER_LIMIT: Final = 64
 _MAINTENANCE_INTERVAL: Final = 600.0
@@ -295,6 +295,7 @@ class _Process:
         self._store = store
         self._relay = relay
         self._metrics = metrics
+        self._loop_watch = LoopWatch(metrics)
         self._tls = tls
         self._database_up = True
         self._is_serving = asyncio.Event()
@@ -524,7 +525,7 @@ class _Process:
 
     async def _watch_loop(self) -> None:
         await self._is_serving.wait()  # what a start takes, nobody waits for
-        await watch_loop(self._metrics)
+        await self._loop_watch.run()
 
     async def _sweep(self) -> None:
         """Look after every connection about once a second, some at a time: all at once would be felt."""
@@ -612,9 +613,13 @@ class _Process:
 
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_apart)
             # One that came while this process was being started has waited, if it is a worker.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def _reload_apart(self) -> None:
+        with self._loop_watch.apart("reload"):
+            self._reload()
 
     def _reload(self) -> None:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""

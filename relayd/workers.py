@@ -307,13 +307,19 @@ def _work(
                 way.set()
                 stop.set()
 
+            def announce(addresses: dict[str, str]) -> None:
+                try:
+                    pipe.send(addresses)
+                except OSError:  # the parent has gone
+                    stop.set()
+
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, make_way)
             while not stop.is_set():
                 try:
                     await server.serve(
                         settings,
                         database_url,
-                        announce=pipe.send,
+                        announce=announce,
                         stop=stop,
                         shared_port=port,
                         leaves_port=way.is_set,
@@ -355,10 +361,11 @@ async def _beating(pipe: Pipe) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def _parent_watched(stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
     """Stop when the parent is gone: a worker without its supervisor would hold the port for ever."""
+    parent = multiprocessing.parent_process()
 
     async def watch() -> None:
-        parent = os.getppid()
-        while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
+        # Not by `os.getppid` at the start: the parent may have gone while this process was being started.
+        while parent is None or os.getppid() == parent.pid:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
             await asyncio.sleep(_POLL_INTERVAL * 5)
         stop.set()
 

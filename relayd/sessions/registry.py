@@ -41,6 +41,9 @@ class OpenSocket(Protocol):
     def close(self, code: int, reason: str, cause: str | None = None) -> None:
         """Start the closing handshake; `cause` counts it among the closed connections."""
 
+    def dismiss(self, code: int, reason: str, cause: str) -> None:
+        """Close, and hold nothing further for the peer but what it was given already: for a second."""
+
     def abort(self) -> None:
         """Drop the socket."""
 
@@ -195,8 +198,7 @@ class Registry:
         holders = sorted((item for item in held if item[0].account in dear), key=lambda item: -item[1])
         for socket, size in holders[: _CLOSED_AT_ONCE[pressure]]:
             if size >= HOLDS_MUCH // 4:
-                socket.close(1013, "the relay is short of memory", "memory")
-                socket.abort()  # what it holds is wanted now, not when the peer has answered
+                socket.dismiss(1013, "the relay is short of memory", "memory")
 
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""

@@ -152,6 +152,7 @@ class WebSocket(asyncio.Protocol):
         "_close_sent",
         "_control",
         "_discarded",
+        "_dismissed",
         "_fragments",
         "_fragments_text",
         "_frames",
@@ -217,6 +218,7 @@ class WebSocket(asyncio.Protocol):
         self._abort_at: float | None = None
         self._lingers_until: float | None = None
         self._discarded = 0
+        self._dismissed = False
         self._liveness = Liveness(
             settings.ping_interval,
             settings.ping_misses,
@@ -242,7 +244,7 @@ class WebSocket(asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         """What is kept for the peer, about; nothing from now on where the socket is going."""
-        if self._transport.is_closing():
+        if self._dismissed or self._transport.is_closing():
             return 0
         waiting = self._transport.get_write_buffer_size()
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
@@ -659,6 +661,22 @@ class WebSocket(asyncio.Protocol):
         elif self._protocol.state is CONNECTING and self._close_reason is None:
             self._transport.abort()
         self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+
+    def dismiss(self, code: int, reason: str, cause: str) -> None:
+        """Close, and keep nothing of what the peer has sent: what it holds is wanted now.
+
+        What was given to it before leaves first, so that a reader learns why it is closed and resumes behind
+        the last packet that it got; within a second, or not at all.
+        """
+        if self._dismissed:
+            return
+        self._dismissed = True
+        self.close(code, reason, cause)
+        if not self._transport.is_closing():
+            self._held.clear()
+            self._fragments = bytearray()
+            self._linger()
+            self.withdraw()
 
     def abort(self) -> None:
         """Drop the socket at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,8 @@ async def run(
             await scene.run(tracks.values(), seconds, told)
         except* RelayFailed as failed:
             ledger.breaks("the relay failed", failed.exceptions[0])
+        except* Exception as failed:  # what was seen until then is told all the same
+            ledger.breaks("a fault could not be made", "".join(traceback.format_exception(failed)))
         if scene.relay.is_running():
             progress("quiet")
             await load.stop(QUIET)
@@ -121,7 +124,11 @@ async def _nothing_left(scene: Scene, ledger: Ledger) -> None:
     log = scene.relay.log.read_text(errors="replace").splitlines()
     for line in [line for line in log if "Traceback" in line][:3]:
         ledger.breaks("the log shows an accident", line[:2000])
-    exit_code = await asyncio.to_thread(scene.relay.stop)
+    try:
+        exit_code = await asyncio.to_thread(scene.relay.stop)
+    except RelayFailed as failed:
+        ledger.breaks("the relay failed", failed)
+        return
     if exit_code:
         ledger.breaks("the relay did not stop cleanly", exit_code)
 

@@ -40,6 +40,7 @@ _DATABASE_AWAY = (
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's word for a connection that ends while it is being opened
 )
 _SETTINGS: dict[str, object] = {
     "publish_timeout": 10,

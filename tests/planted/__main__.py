@@ -1,6 +1,6 @@
 """`python -m tests.planted`: plant each bug in a copy of the source, and see whether its tests notice.
 
-    python -m tests.planted                    all of them: some ten minutes
+    python -m tests.planted                    all of them: about ten minutes of processor time
     python -m tests.planted --first 3
     python -m tests.planted --only cursor      those with this in their name or file
 

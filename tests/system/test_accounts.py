@@ -240,27 +240,30 @@ async def test_silent_tls_handshakes_are_counted_and_leave_room(tmp_path: Path):
 
 @pytest.mark.req("R-321")
 async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
-    """Frames that never end, of three addresses, are more than the relay may hold: it closes them one by one,
-    an honest peer is served meanwhile, and afterwards the relay is ready again."""
+    """Frames that never end, of three addresses, are more than the relay may hold: it closes them one by one
+    and tells each why, an honest peer is served meanwhile, and afterwards the relay is ready again."""
     limit = 200 * 2**20
     settings: dict[str, Any] = {"memory_limit_bytes": limit, "trusted_proxies": ["127.0.0.1"]}
     with running(RelayProcess(tmp_path, **settings)) as process:
         port = int(process.ws.rpartition(":")[2].partition("/")[0])
         stop = asyncio.Event()
-        highest = 0
+        highest = last_words = 0
 
         async def hold(number: int) -> None:
+            nonlocal last_words
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(
                     b"GET /strata HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                     b"X-Forwarded-For: 198.51.100.%d\r\nSec-WebSocket-Version: 13\r\n"
                     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n" % (70 + number % 3)
                 )
                 writer.write(b"\x81\xff" + (580_000).to_bytes(8, "big") + bytes(4) + b"x" * 570_000)
-                await writer.drain()
-                await stop.wait()
+                stopped = asyncio.create_task(stop.wait())
+                heard = asyncio.create_task(reader.read())
+                await asyncio.wait((stopped, heard), return_when=asyncio.FIRST_COMPLETED)
                 writer.close()
+                last_words += b"\x03\xf5the relay is short of memory" in await heard
             except OSError:
                 return
 
@@ -269,7 +272,7 @@ async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
                 group.create_task(hold(number))
             closed, told = 0.0, set[str]()
             async with asyncio.timeout(60):
-                while closed < 3:
+                while closed < 3 or last_words < 3:
                     assert (await honest.publish(make(new_identity())))["type"] == "OK"
                     highest = max(highest, process.rss())
                     closed = process.metric("relayd_connections_closed_total", reason="memory")

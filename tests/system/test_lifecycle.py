@@ -12,6 +12,7 @@ import socket
 import ssl
 from pathlib import Path
 
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
@@ -278,6 +279,28 @@ async def test_a_worker_that_comes_back_while_the_database_is_away_waits_for_it(
         await asyncio.to_thread(wait_until, lambda: relay.logged("serving") > served, "it to serve", 150)
         assert relay.logged("worker_died") == 1
         assert len({worker.pid for worker in relay.workers()} - before) == 1
+
+
+async def test_a_worker_whose_supervisor_dies_while_it_is_being_started_ends_as_well(
+    tmp_path: Path, shared_database: str
+):
+    database = await Copied(shared_database).make()
+    settings = {"database_url": database.url, "failpoints": "workers.start=delay:1.5"}
+    relay = RelayProcess(tmp_path, arguments=("--workers", "2"), **settings)  # type: ignore[arg-type]
+    with running(relay):
+        before = {worker.pid for worker in relay.workers()}
+        os.kill(min(before), signal.SIGKILL)
+        wait_until(lambda: {worker.pid for worker in relay.workers()} - before, "its successor to begin", 60)
+        workers = relay.workers()
+        os.kill(relay.pid, signal.SIGKILL)
+        try:
+            _, alive = psutil.wait_procs(workers, timeout=60)
+            assert not alive
+        finally:
+            for worker in workers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
+        assert "Traceback" not in relay.log.read_text()
 
 
 async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Path):

@@ -203,6 +203,26 @@ def test_one_batch_goes_out_in_every_form_at_once_each_made_once(monkeypatch):
     assert len(made) == 2, "with and without a cursor"
 
 
+@pytest.mark.req("R-167", "R-170")
+def test_who_has_no_room_for_a_batch_reads_on_from_before_it():
+    behind = []
+
+    class Full(Reader):
+        def deliver(self, frames: bytes, events: int) -> bool:
+            return False
+
+        def fell_behind(self, subscription: Subscription) -> None:
+            behind.append(subscription)
+
+    fanout = Fanout(CODEC, 0)
+    full, quick = Full().go_live(fanout), Reader().go_live(fanout)
+    assert fanout.dispatch([entry(1, PLAIN), entry(2, PLAIN)], NOW) == 2
+    assert behind == [full.subscription] and len(quick.events) == 2
+    assert full.subscription.phase is Phase.CATCHING_UP and full.subscription.position == 0
+    fanout.dispatch([entry(3, PLAIN)], NOW)
+    assert len(quick.events) == 3 and len(behind) == 1
+
+
 # Policy.
 
 

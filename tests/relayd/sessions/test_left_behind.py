@@ -15,16 +15,18 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
 
 import pytest
 import structlog
-from strata.protocol.documents import method_id
+from strata.protocol.documents import document_hash, method_id
 from strata.protocol.ids import Identity
 from strata.protocol.keys import add_content
 from strata.protocol.packets import Packet
+from strata.protocol.provenance import attest
 from strata.protocol.typed import trust_strength
 
 import relayd
@@ -33,8 +35,10 @@ from relayd.builder import build_relay
 from relayd.config import Settings
 from relayd.http.api import HttpApi
 from relayd.http.identities import IdentityApi
+from relayd.http.manifest import build_manifest
+from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap
-from relayd.lineage import KnownLog
+from relayd.lineage import KnownLog, Mark
 from relayd.metrics import Metrics
 from relayd.moderation import Act as ActOnABan
 from relayd.moderation import Ban, Kind, Ruled
@@ -52,6 +56,8 @@ from relayd.store.types import (
     Page,
     RelaySecrets,
     StoredPacket,
+    StoreTimeout,
+    StoreUnavailable,
     TrustRow,
 )
 from tests.relayd.admission.admission_rig import signed, tampered
@@ -186,6 +192,8 @@ class MemoryLog:
         self.identities = self
         self.moderation = self
         self.declined: Any = None
+        self.slow: list[Exception] = []
+        """What reading the packets of some authors raises, the last first."""
 
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         await asyncio.sleep(0)
@@ -224,6 +232,8 @@ class MemoryLog:
 
     async def page(self, query: LogQuery, limit: int, now: int, max_bytes: int, **_: object) -> Page:
         await asyncio.sleep(0)
+        if query.authors and self.slow:
+            raise self.slow.pop()
         up_to = len(self.entries) if query.up_to is None else query.up_to
         found = [
             entry
@@ -244,6 +254,13 @@ class MemoryLog:
         return None if entry is None else StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
 
     async def by_key(self, key: bytes) -> None:
+        await asyncio.sleep(0)
+
+    async def good_to(self, mark: Mark) -> int | None:
+        await asyncio.sleep(0)
+        return min(mark.sequence, len(self.entries))
+
+    async def bear_witness(self, mark: Mark) -> None:
         await asyncio.sleep(0)
 
     async def authors(self, types: Iterable[str]) -> set[str]:
@@ -372,6 +389,7 @@ class World:
         settings = Settings(strong_edges_per_day=1000, verify_threads=1, operators=(PLAIN.did,))
         plugins = Plugins({"asked": asked})
         store = cast(Store, self.log)
+        self._trace_helper()
         with traced_threads():
             self.relay = build_relay(
                 settings, store, self.metrics, head=0, plugins=plugins, clock=lambda: NOW
@@ -384,9 +402,11 @@ class World:
             declined=lambda: self.relay.fanout.declined,
             clock=lambda: NOW,
         )
+        self.scrapes = Scrapes(lambda: self.relay.tally.count(self.metrics), self.metrics.render)
         self.api = HttpApi(
             readiness=lambda: None,
-            manifest=dict,
+            manifest=lambda: build_manifest(settings, relay_id=PLAIN.did, ws_endpoint="ws://x", status="ok"),
+            metrics=self.scrapes.get,
             by_id=self.log.by_id,
             identities=identities,
             clock=lambda: NOW,
@@ -431,6 +451,7 @@ class World:
 
     def new_thread(self) -> None:
         """A thread in which the tracer has raised is not traced any more: take a new one."""
+        self._trace_helper()
         admission = self.relay.admission
         admission._pool.close()
         with traced_threads():
@@ -442,6 +463,13 @@ class World:
                 loop=asyncio.get_running_loop(),
                 is_quick=lambda request: len(request.raw) <= 16_384,
             )
+
+    def _trace_helper(self) -> None:
+        """Have `asyncio.to_thread` use one thread, which is traced."""
+        helper = ThreadPoolExecutor(1)
+        with traced_threads():
+            helper.submit(int).result()
+        asyncio.get_running_loop().set_default_executor(helper)
 
     async def close(self) -> None:
         self.reader.socket.connection_lost(None)
@@ -606,6 +634,51 @@ async def live(world: World) -> None:
     await ends(world, client, ["mine"])
 
 
+async def resuming(world: World) -> None:
+    client = Client(world).open()
+    members = {"type": "SUBSCRIBE", "history_marker": True}
+    for name, place in (("here", 1), ("lost", 10**6)):
+        with at_rest():
+            filters = {"cursor": world.relay.cursors.encode(place)}
+        client.say({**members, "subscription_id": name, "client_msg_id": name, "filters": filters})
+    await ends(world, client, ["here", "lost"])
+
+
+async def slow_reads(world: World) -> None:
+    client = Client(world).open()
+    world.log.slow = [StoreTimeout("slow"), StoreTimeout("slow"), StoreUnavailable("away")]
+    client.say(
+        {
+            "type": "SUBSCRIBE",
+            "subscription_id": "s",
+            "client_msg_id": "s",
+            "history_marker": True,
+            "filters": {"authors": [PLAIN.did]},
+        }
+    )
+
+    def is_answered() -> bool:
+        return client.is_closed or any(message["subscription_id"] == "s" for message in client.messages)
+
+    await world.until(is_answered, "no answer")
+    client.lose()
+
+
+async def of_clients(world: World) -> None:
+    client = Client(world).open()
+    maker = Identity(next(world.numbers).to_bytes(32, "big"))
+    key = {"key_id": "k1", "public_key": f"0x{maker.public_key.hex()}", "valid_from": 0, "valid_until": 0}
+    manifest = {"type": "CLIENT_MANIFEST", "client_id": maker.did, "name": "n", "public_keys": [key]}
+    client.publish(signed(maker, manifest), "manifest")
+    await world.until(lambda: client.is_closed or client.answers()["manifest"] > 0, "no answer")
+    with at_rest():
+        world.relay.identities._manifests.drop(maker.did)
+        content = {"type": "POST", "number": next(world.numbers)}
+        claim = attest(PLAIN, maker, "1.0.0", content, timestamp=NOW, origin_type="SOFTWARE")
+    client.publish(claim, "claim")
+    await ends(world, client, ["manifest", "claim"])
+
+
 async def nonsense(world: World) -> None:
     client = Client(world).open()
     client.say({"type": "DANCE", "client_msg_id": "dance"})
@@ -616,7 +689,17 @@ async def nonsense(world: World) -> None:
 async def getting(world: World) -> None:
     packet_id = world.log.entries[0].packet.packet_id.hex()
     did = world.known.did
-    for path in (f"/packets/0x{packet_id}", f"/did/{did}", "/did-docs/z1", "/healthz", "/nothing"):
+    for path in (
+        f"/packets/0x{packet_id}",
+        f"/did/{did}",
+        "/did-docs/z1",
+        f"/did-docs/{document_hash(b'{}')}",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/.well-known/strata-relay.json",
+        "/nothing",
+    ):
         world.relay.identities._chains.drop(world.known.did)
         client = Client(world)
         client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -667,8 +750,21 @@ ACTS: dict[Act, set[str]] = {
     moderating: {"Desk._answer", "Desk._rule", "Desk._list", "Desk._log", "Session._moderate"},
     subscribing: {"Backlog._serve", "Backlog._step", "Backlog._read_page", "Backlog._send", "compile_filter"},
     live: {"WebSocket.deliver", "Fanout.join"},
+    resuming: {"Backlog._is_lost", "lost_place_payload"},
+    slow_reads: {"Backlog._give_up", "read_failure_payload"},
+    of_clients: {"Identities._observe_manifest", "Identities._understand_one", "Identities.manifest"},
     nonsense: {"Session._refused", "error_payload"},
-    getting: {"respond", "HttpApi._packet", "IdentityApi._did", "json_response"},
+    getting: {
+        "respond",
+        "HttpApi._packet",
+        "HttpApi._ready",
+        "HttpApi._described",
+        "IdentityApi._did",
+        "IdentityApi._document",
+        "Scrapes.get",
+        "Scrapes._make",
+        "json_response",
+    },
 }
 """What peers do, and calls that each act is known to make."""
 

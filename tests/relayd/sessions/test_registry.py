@@ -37,6 +37,9 @@ class Socket:
     def close(self, code: int, reason: str, cause: str | None = None) -> None:
         self.closed.append(code)
 
+    def dismiss(self, code: int, reason: str, cause: str) -> None:
+        self.closed.append(code)
+
     def refuse_publishes(self, refuse: bool) -> None:
         self.refused = refuse
 

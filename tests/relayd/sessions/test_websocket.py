@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from relayd.access.memory import Pressure
 from relayd.feed.subscription import Phase
+from relayd.frames import text_frame
 from relayd.http.api import HttpApi
 from relayd.sessions.connection import Connection
 from tests.relayd.sessions.connection_rig import (
@@ -241,6 +243,30 @@ async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_a
     for rig in (quick, slow, idle):
         rig.sweep(1)
     assert [rig.transport.aborted for rig in (quick, slow, idle)] == [False, True, False]
+
+
+@pytest.mark.req("R-321")
+async def test_who_is_closed_for_want_of_memory_gets_what_it_was_given_and_hears_why(rigs):
+    quick, slow = rigs(), rigs()
+    for rig in (quick, slow):
+        rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 500_000) + bytes(4) + b"x" * 300_000)
+        rig.socket.queue(text_frame(b"{}"))
+        rig.transport.waiting = 4_000_000  # of a page, say
+        assert rig.socket.held_bytes > 4_300_000
+        for pressure in (Pressure.FULL, Pressure.FULL):
+            rig.relay.registry.relieve(pressure)
+        assert not rig.transport.aborted and rig.socket.held_bytes == 0
+        rig.socket.data_received(bytes(100_000))
+        assert rig.socket.held_bytes == 0
+        (_, (opcode, payload)) = rig.frames()
+        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1013)) and rig.transport.said_all
+    quick.sweep(0.5)
+    quick.transport.waiting = 0
+    quick.sweep(0.6)
+    slow.sweep(0.1)
+    assert (quick.transport.aborted, slow.transport.aborted) == (False, True)
+    quick.sweep(2)
+    assert quick.transport.closing and not quick.transport.aborted
 
 
 @pytest.mark.req("R-321")

@@ -125,6 +125,11 @@ class CatchingUp:
         """Whether a message was let pass for want of room."""
         return self._missed
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether all has been read that the store had, and all that was read had room."""
+        return self._whole
+
     def offline(self) -> None:
         """No store can be reached: once one can, it is to be asked, however soon (C-170)."""
         self._wanted = True

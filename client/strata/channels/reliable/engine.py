@@ -56,6 +56,8 @@ _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
 _MAX_NAMED = 1_000
 """Most messages that the event of a gap names."""
+_MAX_TURNED_AWAY = 20_000
+"""Most messages without room that are remembered until they are read again."""
 _SETTLED_MS = 600_000
 """How long a message may take to get to the stores, where nothing is ever given up."""
 _AGAIN_MS = 60_000
@@ -152,6 +154,8 @@ class ChannelEngine:
         self._gap: HistoryGap | None = None
         self._gone: list[str] = []
         """The messages of that gap."""
+        self._turned_away: dict[str, int] = {}
+        """Messages that had no room, with their Lamport times: until they are read again they may expire."""
         self._max_entries = sds_config.max_received_history
         self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
         if config.retention_seconds is not None:
@@ -191,6 +195,8 @@ class ChannelEngine:
         message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
+            if message is not None and len(self._turned_away) < _MAX_TURNED_AWAY:
+                self._turned_away[message.message_id] = message.lamport_timestamp or 0
         elif message is not None and not stored:
             self.catching_up.received(now_ms)
         if self.sds.is_waiting and not waited:
@@ -279,6 +285,29 @@ class ChannelEngine:
             self._events.append(self._gap)
             self.sds.told(self._gone)
             self._gap, self._gone = None, []
+        if self._turned_away and self.catching_up.has_whole:
+            self._tell_turned_away()
+
+    def _tell_turned_away(self) -> None:
+        """All is read, and there was room: what had none before and did not come again has expired."""
+        here = self.sds.is_here
+        gone = {id_: lamport for id_, lamport in self._turned_away.items() if not here(id_)}
+        self._turned_away = {}
+        if gone:
+            first, last = min(gone.values()), max(gone, key=gone.__getitem__)
+            before = self.sds.last_before(first)
+            self._events.append(
+                HistoryGap(
+                    channel_id=self.sds.channel_id,
+                    from_time=None if before is None else before.lamport,
+                    to_time=gone[last],
+                    from_id=None if before is None else before.message_id,
+                    to_id=last,
+                    message_ids=tuple(gone)[:_MAX_NAMED],
+                    at_least=len(gone),
+                )
+            )
+            self.sds.told(gone)
 
     def is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""

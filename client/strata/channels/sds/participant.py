@@ -69,6 +69,8 @@ _LIVE_MS = 30_000
 """What was said longer ago comes from a store: it does not tell who is here now."""
 _FILTER_EVERY_MS = 120_000
 """While all list, one sync in so long carries a filter, whoever sends it."""
+_COMPARED = 4_096
+"""Messages of an earlier run whose receipts are known: what others list was said lately."""
 _SMALL_BYTES = 16_384
 """Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
@@ -149,6 +151,8 @@ class Participant:
         stored = restore(state, self._parameters, self._clock.now, *parts)
         # Lamport time never goes back, whatever the wall clock does.
         self._lamport.follow(stored.lamport)
+        for known in reversed([*self._history.known.latest(_COMPARED)]):
+            self._history.unheard.logged(known)
         self._own_count = stored.own_count
 
     @property
@@ -376,8 +380,15 @@ class Participant:
         self._sync.received_sync(now)
         unreferenced = self._history.unreferenced
         unreferenced.named_by_other(message.history_ids)
-        if unreferenced.some_lacked:
-            self._sync.others_lack(now)
+        if unreferenced.some_lacked or self._lacks_unseen(message, now):
+            self._sync.speak_for_all(now)
+
+    def _lacks_unseen(self, sync: SdsMessage, now: int) -> bool:
+        """Whether others list messages that are not here, and that nobody names."""
+        unheard, incoming = self._history.unheard, self._incoming
+        if self._lists and sync.receipts is not None and self._is_live(sync):
+            unheard.listed(read_receipts(sync.receipts), now)
+        return unheard.is_due(now, chain(incoming.missing, incoming.waiting, incoming.lost))
 
     def _receive_content(
         self,
@@ -415,9 +426,11 @@ class Participant:
 
     def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
         """Count the sender as present, unless this was said long ago and comes from a store."""
-        lamport = message.lamport_timestamp or 0
-        if abs(self._clock.wall - lamport) <= _LIVE_MS:
-            self._sync.live(message.sender_id, now, lamport, needless=needless)
+        if self._is_live(message):
+            self._sync.live(message.sender_id, now, message.lamport_timestamp or 0, needless=needless)
+
+    def _is_live(self, message: SdsMessage) -> bool:
+        return abs(self._clock.wall - (message.lamport_timestamp or 0)) <= _LIVE_MS
 
     def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
@@ -594,6 +607,7 @@ class Participant:
         needless = not self._sync.debts and not lacked and not asks
         named = [entry.message_id for entry in entries]
         self._sync.sent(self._paid(named, listed), now, with_filter=with_filter, needless=needless)
+        self._history.unheard.said(now)
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
@@ -738,6 +752,10 @@ class Participant:
     def knows(self, message_id: str) -> bool:
         """Whether a message is in the log, or was."""
         return message_id in self._history.known
+
+    def is_here(self, message_id: str) -> bool:
+        """Whether a message was received, and is not wanted any more: it is known, or waits for others."""
+        return message_id in self._history.known or message_id in self._incoming.waiting
 
     def missing(self) -> list[HistoryEntry]:
         """Messages that others name and that have not arrived, longest missing first."""

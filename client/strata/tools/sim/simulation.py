@@ -98,6 +98,7 @@ class Simulation:
         self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told, is_served=self._is_served)
         # A write waits for the one before it, and both take their time.
         self.evidence.write_seconds = 2 * faults.disk_delay[1]
+        self._answer_seconds = 2 * faults.latency[1]
         self.options = dict(options or {})
         self.evidence.max_log = self._setting("max_history")
         self.missed = 0
@@ -227,19 +228,21 @@ class Simulation:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 
     def _is_served(self, name: str, message_id: str) -> bool:
-        return message_id in self._stored_at(self.network.reachable(name))
+        """What a relay stored while its answer was on its way, or was being written down, it did not have."""
+        asked = self.network.time() - self.evidence.write_seconds - self._answer_seconds
+        return message_id in self._stored_at(self.network.reachable(name), before=asked)
 
     def _stored(self) -> set[str]:
         """The SDS messages that relays serve."""
         return self._stored_at(self.network.relays)
 
-    def _stored_at(self, relays: Iterable[SimRelay]) -> set[str]:
+    def _stored_at(self, relays: Iterable[SimRelay], *, before: float = math.inf) -> set[str]:
         now, packet_id = self.network.time(), self.evidence.packet_id
         found = {
             packet_id(event)
             for relay in relays
             for event in relay.stored.values()
-            if relay.serves(event.message_hash, now)
+            if relay.serves(event.message_hash, now) and relay.stored_at[event.message_hash] < before
         }
         return {each for each in found if each is not None}
 

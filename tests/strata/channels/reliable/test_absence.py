@@ -377,6 +377,31 @@ async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | N
         assert told.of(IrretrievableMessage) == [] and len(told.of(HistoryGap)) == 1
 
 
+@virtually
+async def test_what_had_no_room_and_expired_before_it_was_read_again_is_told() -> None:
+    node = at(PagingNode(), 100)
+    messages = talk(node, 60)
+    node.expire(10)
+    async with opened(node, max_waiting=10) as (channel, told):
+        await asyncio.sleep(100)
+        assert told.payloads == [] and channel.statistics.sds.refused_full > 0
+        node.expire(40)  # while what follows the beginning waits, nearly all the rest goes as well
+        await asyncio.sleep(1_500)
+        had = {
+            each.message_id
+            for gap in told.of(HistoryGap)
+            for each in messages
+            if each.message_id in gap.message_ids
+        }
+        handed = set(told.payloads)
+        lacked = {m.message_id for m, p in zip(messages, payloads(messages), strict=True) if p not in handed}
+        assert lacked - had == {each.message_id for each in messages[:8]}, "nobody names the first ones"
+        assert channel.sync_status().is_synced
+        told_times = len(told.of(HistoryGap))
+        await asyncio.sleep(3_000)
+        assert len(told.of(HistoryGap)) == told_times and told.of(IrretrievableMessage) == []
+
+
 @pytest.mark.parametrize("hints", [True, False])
 @virtually
 async def test_a_relay_that_comes_back_is_asked_before_anything_is_called_gone(hints: bool) -> None:

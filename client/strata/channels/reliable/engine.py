@@ -181,18 +181,21 @@ class ChannelEngine:
         sent_at: int | None = None,
         meta: bytes | None = None,
         stored: bool = False,
+        stored_at: int | None = None,
     ) -> SdsMessage | None:
         """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
 
         `author` signed them and says that they were sent at `sent_at`, in Unix seconds. `stored`: they are
-        read from a store, and not heard.
+        read from a store, and not heard. A store got them at `stored_at` by its own clock, in Unix seconds.
         """
         if not self.is_genuine(data, author):
             self.senders_forged += 1
             return None
         self._latest_hint = hint
         refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
-        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
+        message = self.sds.receive(
+            data, now_ms, hint, Origin(author, sent_at, meta, stored_at), stored=stored
+        )
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
             if message is not None and len(self._turned_away) < _MAX_TURNED_AWAY:
@@ -220,12 +223,13 @@ class ChannelEngine:
         edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS
         return self.sds.front(edge, heard=heard, said_before=said_before)
 
-    def settled_ms(self, now_ms: int) -> int:
+    def settled_ms(self, stores_now_ms: int) -> int:
         """What follows a message and was said before this: whoever sent that message sends it no more.
 
-        Before it, what no store has may have expired. Since then, it may be on its way.
+        Before it, what no store has may have expired. Since then, it may be on its way. The time now is that
+        of the stores, whose clocks also date the messages.
         """
-        return now_ms - self._settles_ms
+        return stores_now_ms - self._settles_ms
 
     def knows_what_was_before(self) -> bool:
         """Whether something known was said shortly before the first message that waits, or shortly after.
@@ -238,10 +242,11 @@ class ChannelEngine:
         known = self.sds.last_before(first.lamport + self._settles_ms)
         return known is not None and known.lamport > first.lamport - self._settles_ms
 
-    def settles_in(self, now_ms: int) -> int:
+    def settles_in(self, stores_now_ms: int) -> int:
         """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
         first = self.sds.first_waiting()
-        return max(_AGAIN_MS, (now_ms if first is None else first.lamport) - self.settled_ms(now_ms) + 1)
+        said_at = stores_now_ms if first is None else first.said_at
+        return max(_AGAIN_MS, said_at - self.settled_ms(stores_now_ms) + 1)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
         """No store has these missing messages, behind which everything begins that waits: wait no longer.

@@ -54,6 +54,8 @@ class Origin(msgspec.Struct, frozen=True):
     """When its author says it was sent, in Unix seconds."""
     meta: bytes | None = None
     """What the transport carried beside it; forgotten while the message waits over a restart."""
+    stored_at: int | None = None
+    """When the store got it, by the store's clock, in Unix seconds."""
 
 
 NO_ORIGIN = Origin()

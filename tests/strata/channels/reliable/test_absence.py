@@ -21,6 +21,7 @@ from tests.support.scripted_node import (
     TOPIC,
     Query,
     ScriptedNode,
+    elapsed,
     opened,
     said,
     segments,
@@ -39,6 +40,10 @@ class PagingNode(ScriptedNode):
     log: list[NodeMessageReceived] = field(default_factory=list)
     fails_after: int | None = None
     """The relay goes away after so many pages."""
+    relay_ahead: float = 0.0
+    """How far the relay's clock is ahead."""
+    tells_time: bool = False
+    """Whether the relay tells what its clock shows, and when it got each message."""
     reads: int = 0
     """Messages that were read, by whatever question."""
     pages_read: int = 0
@@ -87,10 +92,14 @@ class PagingNode(ScriptedNode):
         event = NodeMessageReceived(
             self.hash_of(payload),
             ReceivedEnvelope(content_topic=TOPIC, payload=payload, timestamp=int(START + at)),
+            received_at=int(START + at + self.relay_ahead) if self.tells_time else None,
         )
         self.stored[event.message_hash] = event
         self.log.append(event)
         return event
+
+    def store_time(self) -> float | None:
+        return START + 100 + elapsed() + self.relay_ahead if self.tells_time else None
 
     def expire(self, count: int) -> None:
         """The relay has the oldest messages no more."""
@@ -375,6 +384,38 @@ async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | N
         assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
         await asyncio.sleep(3_000)
         assert told.of(IrretrievableMessage) == [] and len(told.of(HistoryGap)) == 1
+
+
+@pytest.mark.parametrize("relay_ahead", [0, -3_000, 3_000])
+@pytest.mark.parametrize("ahead", [1_200, -1_200, 90_000])
+@virtually
+async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, relay_ahead: float) -> None:
+    """Neither the reader's, nor the relay's: it dates the messages too."""
+    node = PagingNode(tells_time=True, relay_ahead=relay_ahead)
+    messages = talk(node, 60)
+    node.expire(30)
+    async with opened(at(node, 100 + ahead)) as (channel, told):
+        await asyncio.sleep(500)
+        assert told.payloads == [] and told.of(HistoryGap) == []
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(60)  # the first message that is there was said 600 s ago
+        assert told.payloads == payloads(messages[30:])
+        (gap,) = told.of(HistoryGap)
+        assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
+
+
+@virtually
+async def test_a_newcomer_whose_clock_is_ahead_drops_nothing_of_what_is_said_from_now_on() -> None:
+    node = at(PagingNode(tells_time=True), 1_200)
+    async with opened(node, join="now") as (channel, told):
+        await synced(channel)
+        await node.disconnect()
+        missed = said(1, lamport=START_MS + 120_000)
+        node.keep(missed, at=120)
+        await asyncio.sleep(60)
+        await node.reconnect()
+        await asyncio.sleep(30)
+        assert told.payloads == [b"bob 1"]
 
 
 @virtually

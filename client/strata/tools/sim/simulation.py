@@ -29,6 +29,7 @@ TAPE_BEGINS_AT = 600.0
 
 _LOOK_SECONDS = 5.0
 _CLAIM_SECONDS = 1.0
+_ASLEEP_SECONDS = 20.0
 _TOLD = 5
 """How many participants' standing a failure tells."""
 _WEIGHED = 2
@@ -183,6 +184,8 @@ class Simulation:
     async def _watch_claims(self) -> None:
         """Ask one participant after the other what it says of itself."""
         while True:
+            if all(each.asleep for each in self.participants):
+                await asyncio.sleep(_ASLEEP_SECONDS)
             for participant in list(self.participants):
                 await asyncio.sleep(_CLAIM_SECONDS / max(1, min(4, len(self.participants))))
                 if participant.asleep:
@@ -272,6 +275,7 @@ class Simulation:
             self._most_entries = max(self._most_entries, weight.entries)
         if not bounds.idle_minutes:
             return
+        await asyncio.sleep(60 * bounds.rest_minutes)
         idle = await self._idle(bounds.idle_minutes)
         self._idles.append(idle)
         self.evidence.checks.idle_minutes += idle.minutes

@@ -407,6 +407,8 @@ class ChannelEngine:
                     self.retrieval.found_missing(now_ms)
                 case sds.Lost():
                     self._give_up(event)
+                case sds.RefusedOld():
+                    self._tell_refused(event, now_ms)
                 case sds.Retransmit():
                     self.outbox.queue_again(event.message_id)
                 case sds.SendSync():
@@ -455,6 +457,20 @@ class ChannelEngine:
                 sender_id=event.entry.sender_id,
                 channel_id=self.sds.channel_id,
                 first_missing_at=event.first_missing_at,
+            )
+        )
+
+    def _tell_refused(self, event: sds.RefusedOld, now_ms: int) -> None:
+        # What is read from a place on was never read before. By time, much comes again that was delivered.
+        if event.stored and self.catching_up.position is None:
+            return
+        self._events.append(
+            IrretrievableMessage(
+                message_id=event.message_id,
+                retrieval_hint=event.retrieval_hint,
+                sender_id=event.sender_id,
+                channel_id=self.sds.channel_id,
+                first_missing_at=now_ms,
             )
         )
 

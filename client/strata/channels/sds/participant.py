@@ -26,6 +26,7 @@ from strata.channels.sds.events import (
     DeliveryFailed,
     EphemeralReceived,
     Origin,
+    RefusedOld,
     SdsEvent,
     SdsStatistics,
     SenderShared,
@@ -71,6 +72,7 @@ _FILTER_EVERY_MS = 120_000
 """While all list, one sync in so long carries a filter, whoever sends it."""
 _COMPARED = 4_096
 """Messages of an earlier run whose receipts are known: what others list was said lately."""
+_MAX_REFUSED_OLD = 1_000
 _SMALL_BYTES = 16_384
 """Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
@@ -119,6 +121,8 @@ class Participant:
         """Until when, by Lamport time, somebody was heard who lists nothing."""
         self._filter_passed_at = self._clock.now
         """When somebody last sent a filter."""
+        self._refused_old: dict[str, None] = {}
+        """Messages of which it was told that they are too old; the last ones."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -407,6 +411,8 @@ class Participant:
             self._review(message, now, origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
             self.statistics.refused_old += 1
+            if not own:
+                self._tell_refused_old(message, hint, stored=stored)
             return
         unmet = self._receiver.unmet(message)
         wanted = id_ in self._incoming.missing
@@ -423,6 +429,15 @@ class Participant:
             self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint, origin, stored=stored)
+
+    def _tell_refused_old(self, message: SdsMessage, hint: bytes | None, *, stored: bool) -> None:
+        """A message is refused for its age, as one from a long partition is: the program must hear of it."""
+        id_ = message.message_id
+        if id_ not in self._refused_old:
+            self._refused_old[id_] = None
+            if len(self._refused_old) > _MAX_REFUSED_OLD:
+                del self._refused_old[next(iter(self._refused_old))]
+            self._events.append(RefusedOld(id_, message.sender_id, hint, stored))
 
     def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
         """Count the sender as present, unless this was said long ago and comes from a store."""

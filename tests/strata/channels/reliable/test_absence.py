@@ -405,6 +405,24 @@ async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, re
 
 
 @virtually
+async def test_a_message_from_so_long_ago_that_it_may_have_been_delivered_is_told_once() -> None:
+    """What was said in a long partition comes behind more messages than ids are remembered."""
+    node = at(PagingNode(), 1_000)
+    async with opened(node, max_known_ids=20, max_history=10) as (channel, told):
+        await synced(channel)
+        for n in range(60):
+            await node.deliver(node.keep(said(n, lamport=START_MS + 900_000 + n), at=900))
+        assert len(told.payloads) == 60
+        late = said(99, sender="carol", lamport=START_MS + 800_000)
+        for _ in range(3):
+            await node.deliver(node.keep(late, at=800))
+        assert channel.statistics.sds.refused_old == 3
+        (refused,) = told.of(IrretrievableMessage)
+        assert (refused.message_id, refused.sender_id) == (late.message_id, "carol")
+        assert channel.sync_status().is_synced
+
+
+@virtually
 async def test_a_newcomer_whose_clock_is_ahead_drops_nothing_of_what_is_said_from_now_on() -> None:
     node = at(PagingNode(tells_time=True), 1_200)
     async with opened(node, join="now") as (channel, told):

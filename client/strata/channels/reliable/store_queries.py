@@ -85,6 +85,8 @@ class StoreQueries:
         self._woken = Alarm()
         self._connected = False
         self._read_range = ReadRange()
+        self._has_places = False
+        """Whether the store is known to tell places in it, from which a reading can go on."""
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
@@ -396,8 +398,16 @@ class StoreQueries:
         return bool(getattr(self._node, "finds_by_hash", True))
 
     async def _read_rest(self, oldest: int) -> None:
+        """Read what is unread of the topic: on from a place, or by time where none is known.
+
+        A topic that was empty when it was read gave no place, though its store has places: what is new since
+        then is read forwards, so that the next time there is one.
+        """
+        unread = self._read_range.unread(oldest, self._stores_now_ms())
         if self._engine.catching_up.position is not None:
             await self._read_on(oldest, settle=False)
+        elif self._has_places and len(unread) == 1 and unread[0][0] > oldest:
+            await self._read_on(unread[0][0], settle=False)
         else:
             await self._read_unread(oldest)
 
@@ -416,6 +426,7 @@ class StoreQueries:
             async with aclosing(self._pages("desc", since, until=until)) as pages:
                 while (page := await _next_page(pages)) is not None:
                     pages_read += 1
+                    self._has_places |= page.position is not None
                     await self._take(reversed(page.messages))
                     self._flush()
                     reached = _last_sent(page.messages[-1:]) or reached

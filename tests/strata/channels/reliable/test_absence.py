@@ -608,6 +608,19 @@ async def test_forged_dependencies_cost_no_second_reading() -> None:
 
 
 @virtually
+async def test_nor_in_a_room_that_was_empty_when_it_was_first_read() -> None:
+    node = PagingNode()
+    async with opened(node, retrieve_frequency_ms=1_000) as (channel, _):
+        await synced(channel)
+        for n in range(110):
+            await node.deliver(node.keep(said(n, lamport=START_MS + n), at=1))
+        for n in range(20):
+            await node.deliver(sync(n, sender="mallory", follows=[HistoryEntry(f"none-{n}", None, "x")]))
+            await asyncio.sleep(20)
+        assert node.reads <= 2 * 110, "the first of them has no place to go on from, and the next have one"
+
+
+@virtually
 async def test_forged_dependencies_cost_no_second_reading_of_a_store_without_cursors_either() -> None:
     class Plain(ScriptedNode):
         read_messages = 0

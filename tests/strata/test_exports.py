@@ -33,7 +33,7 @@ def test_these_modules_are_offered_whole(module):
 
 BOTH = set(
     "open close publish post subscribe fetch get find channel node "
-    "is_connected seats max_packet_bytes statistics".split()
+    "is_connected seats max_packet_bytes latest_time statistics".split()
 )
 OF_A_RELAY = {"authenticate", "url", "announced", "session", "relay_id"}
 OF_A_POOL = {"add", "remove", "relays", "profile", "unsettled"}

@@ -22,9 +22,9 @@ import psutil
 import pytest
 import strata
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
-from strata.channels.messaging import MessageEnvelope
+from strata.channels.messaging import MessageEnvelope, RelayNode
 from strata.channels.messaging.binding import build_packet, build_repair
-from strata.channels.reliable import ReliableChannel
+from strata.channels.reliable import ReliableChannel, make_channel
 from strata.channels.sds import SdsMessage
 from strata.channels.segmentation.messages import encode_segment
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_message
@@ -136,6 +136,24 @@ async def test_who_comes_later_reads_what_was_said_before(relay: RelayProcess, t
     async with talking(relay.ws, topic, "bob") as bob:
         await until(lambda: len(bob.taken) == 20, "Bob has read it")
         assert bob.taken == said
+
+
+@pytest.mark.parametrize("ahead", [1_500, -1_500])
+async def test_a_program_with_a_wrong_clock_hears_and_reads_as_others_do(
+    relay: RelayProcess, topic: str, ahead: int
+) -> None:
+    async with talking(relay.ws, topic, "alice") as alice, strata.connect(relay.ws) as other:
+        await alice.send(b"before")
+        await until(lambda: alice.told("reliable:message:sent"), "the relay has it")
+        node = RelayNode(other, identity=Identity.generate(), wall=lambda: time.time() + ahead)
+        bob = Talker(make_channel(node, "room", topic, "bob"))
+        async with node, bob.channel:
+            await until(lambda: bob.taken == [b"before"], "it is read")
+            told = node.store_time()
+            assert told is not None and abs(told - time.time()) < 600, "by the challenge"
+            await alice.send(b"live")
+            await until(lambda: bob.taken == [b"before", b"live"], "it is heard")
+            assert not bob.told("history-gap")
 
 
 @pytest.mark.req("C-280")

@@ -64,6 +64,13 @@ class MessagingNode(Protocol):
         finds_by_hash = True
         """Whether `fetch` costs less than reading the store."""
 
+        def store_time(self):
+            """The time by the stores' clocks, at the latest, in Unix seconds; None where they have not told.
+
+            By it and by `NodeMessageReceived.received_at` a channel knows how old a message is, whatever its
+            own clock shows.
+            """
+
     @property
     def transport_identity(self) -> str:
         """The identity that the transport sees; nodes that share it share its limits (C-234)."""

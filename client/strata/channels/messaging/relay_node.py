@@ -370,7 +370,7 @@ class RelayNode:
 
     async def _receive(self, topic: str) -> None:
         """Read a topic for as long as it is subscribed."""
-        since = int(self.wall()) - _OVERLAP_SECONDS
+        since = int(min(self.wall(), self.store_time() or math.inf)) - _OVERLAP_SECONDS
         alone = not isinstance(self._relays, PacketPool)
         while True:
             try:
@@ -389,7 +389,7 @@ class RelayNode:
                             self._failing.pop(topic, None)
                             # A pool's relays differ: what one has stored, a reading may not come upon.
                             live = getattr(delivery, "live", None)
-                            await self._hand_on(delivery.packet, topic, stored=live is False and alone)
+                            await self._hand_on(delivery, topic, stored=live is False and alone)
                 finally:
                     stands.cancel()
                 return  # closed by the relay object
@@ -405,8 +405,8 @@ class RelayNode:
                 bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))
             await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
 
-    async def _hand_on(self, packet: Packet, topic: str, *, stored: bool) -> None:
-        message = await self._read(packet, topic)
+    async def _hand_on(self, delivery: DeliveredPacket, topic: str, *, stored: bool) -> None:
+        message = await self._read(delivery, topic)
         if message is None:
             self.dropped += 1
         else:
@@ -414,12 +414,22 @@ class RelayNode:
                 message = replace(message, stored=True)
             await self.message_events.emit(message)
 
-    async def _read(self, packet: Packet, topic: str) -> NodeMessageReceived | None:
+    async def _read(self, delivery: DeliveredPacket, topic: str) -> NodeMessageReceived | None:
         """The message in a packet; None if it has none of this topic, or one its author has not signed."""
+        packet = delivery.packet
         if "original" not in packet.content:
-            return binding.read_packet(packet, topic)
-        original = await self._original(packet)
-        return None if original is None else binding.read_packet(packet, topic, original)
+            message = binding.read_packet(packet, topic)
+        else:
+            original = await self._original(packet)
+            message = None if original is None else binding.read_packet(packet, topic, original)
+        received_at = getattr(delivery, "received_at", None)
+        return (
+            message if message is None or received_at is None else replace(message, received_at=received_at)
+        )
+
+    def store_time(self) -> float | None:
+        """The time by the relays' clocks, at the latest; see `MessagingNode`."""
+        return getattr(self._relays, "latest_time", None)  # relays of other authors may lack it
 
     async def _original(self, packet: Packet) -> Packet | None:
         """The packet itself, or the one it embeds if that is genuine by the keys of its author."""
@@ -448,7 +458,7 @@ class RelayNode:
         page: list[NodeMessageReceived] = []
         async with aclosing(query) as found:
             async for delivery in found:
-                message = await self._read(delivery.packet, topic)
+                message = await self._read(delivery, topic)
                 if message is None:
                     self.dropped += 1
                     continue
@@ -492,7 +502,7 @@ class RelayNode:
         size = 0
         async with aclosing(found):
             async for delivery in found:
-                message = await self._read(delivery.packet, topic)
+                message = await self._read(delivery, topic)
                 places |= self._place(delivery)
                 if message is None:
                     self.dropped += 1
@@ -541,7 +551,7 @@ class RelayNode:
         since = max(0, int(self.wall()) - 30 * 86_400)
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
             async for delivery in found:
-                message = await self._read(delivery.packet, topic)
+                message = await self._read(delivery, topic)
                 if message is not None:
                     yield message
 

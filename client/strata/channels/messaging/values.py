@@ -68,6 +68,8 @@ class NodeMessageReceived:
     message: ReceivedEnvelope
     stored: bool = False
     """The transport's store had it before the subscription was abreast: reading the store brings it too."""
+    received_at: int | None = None
+    """When the store got it, by its own clock, in Unix seconds; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

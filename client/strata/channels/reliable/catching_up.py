@@ -8,6 +8,9 @@ skipped, and what comes again is known.
 A page with a message that had no room holds the mark. The reading goes on to its end, for later pages may
 hold what others wait for, and then begins again at the mark.
 
+Marks are in the time of the stores (`ahead_ms`): by our own clock, if that is ahead, a later reading would
+begin behind what was missed.
+
 Whoever joins a channel reads all of it, or from a time on, or nothing (`join`, `since`): see `Joining`.
 """
 
@@ -91,6 +94,8 @@ class CatchingUp:
         self.from_ms = mark.joined_from or (joining.since_ms if self._marked is None else 0)
         """Messages that were sent before this are not wanted; 0: all are."""
         self._asked = False
+        self.ahead_ms = 0
+        """How far our clock is ahead of the stores', as far as they have told; never below 0."""
         self._whole = False
         """Whether everything has been read that the store had when last asked."""
         self._missed = False
@@ -112,7 +117,7 @@ class CatchingUp:
             return False
         if self._missed:
             return now >= self._retry_at
-        age = now - self._succeeded_at
+        age = now - self.ahead_ms - self._succeeded_at
         return self._wanted or not self._asked or age > self._threshold or age < -_OVERLAP_MS
 
     @property
@@ -125,6 +130,11 @@ class CatchingUp:
         """Whether a message was let pass for want of room."""
         return self._missed
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether all has been read that the store had, and all that was read had room."""
+        return self._whole
+
     def offline(self) -> None:
         """No store can be reached: once one can, it is to be asked, however soon (C-170)."""
         self._wanted = True
@@ -136,6 +146,7 @@ class CatchingUp:
     def clock_stepped(self, by_ms: int) -> None:
         """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
         self._retry_at = 0
+        self.ahead_ms = max(0, self.ahead_ms + by_ms)
         if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
             self._missed = self.clock_jumped = True
             self._whole = False
@@ -155,7 +166,7 @@ class CatchingUp:
     @property
     def begins_ms(self) -> int:
         """Messages that a store had before this are not wanted, also where that has not been settled yet."""
-        return self._opened_at if self._joins_now else self.from_ms
+        return self._opened_at - self.ahead_ms if self._joins_now else self.from_ms
 
     @property
     def joins_now(self) -> bool:
@@ -164,7 +175,7 @@ class CatchingUp:
 
     def is_young(self, now: int) -> bool:
         """Whether others may still name messages from before this participant's beginning."""
-        return self.from_ms > 0 and now - self.from_ms < _YOUNG_MS
+        return self.from_ms > 0 and now - self.ahead_ms - self.from_ms < _YOUNG_MS
 
     @property
     def position(self) -> str | None:
@@ -182,6 +193,7 @@ class CatchingUp:
 
     def since(self, now: int) -> int:
         """Where the window of a reading at this time begins."""
+        now -= self.ahead_ms
         known = max(self._succeeded_at, self._received_at)
         if known - now > _OVERLAP_MS:
             known = 0  # a mark of a clock that was wrong: nobody knows what was asked for
@@ -189,7 +201,7 @@ class CatchingUp:
 
     def oldest(self, now: int) -> int:
         """The earliest time worth reading back to for a gap."""
-        return max(now - self._window, self.from_ms)
+        return max(now - self.ahead_ms - self._window, self.from_ms)
 
     # How far.
 
@@ -200,7 +212,7 @@ class CatchingUp:
             self._first_sent, self._read_first = last_sent, self._read
         self._last_sent = max(self._last_sent, last_sent)
         if not self._held and position is not None:
-            self._position, self._position_at = position, now
+            self._position, self._position_at = position, now - self.ahead_ms
             self._mark()
 
     def succeeded(self, began_at: int, now: int, *, progress: bool = True) -> None:
@@ -217,18 +229,18 @@ class CatchingUp:
         self._whole = True
         self.clock_jumped = False
         self._fruitless = 0
-        self._succeeded_at = began_at
+        self._succeeded_at = began_at - self.ahead_ms
         self._mark()
 
     def joined(self) -> int:
         """A new participant that wants no history begins when the channel was opened; returns when."""
         self._joins_now = False
-        self.from_ms = self._opened_at
+        self.from_ms = (self._opened_at - self.ahead_ms) // 1000 * 1000
         return self.from_ms
 
     def progress(self, now: int) -> SyncProgress:
         """How much has been read, and about how much there is."""
-        span, whole = self._last_sent - self._first_sent, now - self._first_sent
+        span, whole = self._last_sent - self._first_sent, now - self.ahead_ms - self._first_sent
         if not self._first_sent or span < _MIN_SPAN_MS:
             return SyncProgress(self._read)
         after_first = (self._read - self._read_first) * whole / span
@@ -238,7 +250,7 @@ class CatchingUp:
         """A message came in."""
         if self._enabled and not self._whole:
             return  # what came before it may still be unread
-        self._received_at = now
+        self._received_at = now = now - self.ahead_ms
         if self._marked is None or abs(now - self._marked.received_at) >= _MARK_EVERY_MS:
             self._mark()
 

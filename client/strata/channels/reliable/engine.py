@@ -56,6 +56,8 @@ _EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020: a clock that shows less was not set since its device booted."""
 _MAX_NAMED = 1_000
 """Most messages that the event of a gap names."""
+_MAX_TURNED_AWAY = 20_000
+"""Most messages without room that are remembered until they are read again."""
 _SETTLED_MS = 600_000
 """How long a message may take to get to the stores, where nothing is ever given up."""
 _AGAIN_MS = 60_000
@@ -152,6 +154,8 @@ class ChannelEngine:
         self._gap: HistoryGap | None = None
         self._gone: list[str] = []
         """The messages of that gap."""
+        self._turned_away: dict[str, int] = {}
+        """Messages that had no room, with their Lamport times: until they are read again they may expire."""
         self._max_entries = sds_config.max_received_history
         self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
         if config.retention_seconds is not None:
@@ -177,20 +181,25 @@ class ChannelEngine:
         sent_at: int | None = None,
         meta: bytes | None = None,
         stored: bool = False,
+        stored_at: int | None = None,
     ) -> SdsMessage | None:
         """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
 
         `author` signed them and says that they were sent at `sent_at`, in Unix seconds. `stored`: they are
-        read from a store, and not heard.
+        read from a store, and not heard. A store got them at `stored_at` by its own clock, in Unix seconds.
         """
         if not self.is_genuine(data, author):
             self.senders_forged += 1
             return None
         self._latest_hint = hint
         refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
-        message = self.sds.receive(data, now_ms, hint, Origin(author, sent_at, meta), stored=stored)
+        message = self.sds.receive(
+            data, now_ms, hint, Origin(author, sent_at, meta, stored_at), stored=stored
+        )
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
+            if message is not None and len(self._turned_away) < _MAX_TURNED_AWAY:
+                self._turned_away[message.message_id] = message.lamport_timestamp or 0
         elif message is not None and not stored:
             self.catching_up.received(now_ms)
         if self.sds.is_waiting and not waited:
@@ -214,12 +223,13 @@ class ChannelEngine:
         edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS
         return self.sds.front(edge, heard=heard, said_before=said_before)
 
-    def settled_ms(self, now_ms: int) -> int:
+    def settled_ms(self, stores_now_ms: int) -> int:
         """What follows a message and was said before this: whoever sent that message sends it no more.
 
-        Before it, what no store has may have expired. Since then, it may be on its way.
+        Before it, what no store has may have expired. Since then, it may be on its way. The time now is that
+        of the stores, whose clocks also date the messages.
         """
-        return now_ms - self._settles_ms
+        return stores_now_ms - self._settles_ms
 
     def knows_what_was_before(self) -> bool:
         """Whether something known was said shortly before the first message that waits, or shortly after.
@@ -232,10 +242,11 @@ class ChannelEngine:
         known = self.sds.last_before(first.lamport + self._settles_ms)
         return known is not None and known.lamport > first.lamport - self._settles_ms
 
-    def settles_in(self, now_ms: int) -> int:
+    def settles_in(self, stores_now_ms: int) -> int:
         """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
         first = self.sds.first_waiting()
-        return max(_AGAIN_MS, (now_ms if first is None else first.lamport) - self.settled_ms(now_ms) + 1)
+        said_at = stores_now_ms if first is None else first.said_at
+        return max(_AGAIN_MS, said_at - self.settled_ms(stores_now_ms) + 1)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
         """No store has these missing messages, behind which everything begins that waits: wait no longer.
@@ -279,6 +290,29 @@ class ChannelEngine:
             self._events.append(self._gap)
             self.sds.told(self._gone)
             self._gap, self._gone = None, []
+        if self._turned_away and self.catching_up.has_whole:
+            self._tell_turned_away()
+
+    def _tell_turned_away(self) -> None:
+        """All is read, and there was room: what had none before and did not come again has expired."""
+        here = self.sds.is_here
+        gone = {id_: lamport for id_, lamport in self._turned_away.items() if not here(id_)}
+        self._turned_away = {}
+        if gone:
+            first, last = min(gone.values()), max(gone, key=gone.__getitem__)
+            before = self.sds.last_before(first)
+            self._events.append(
+                HistoryGap(
+                    channel_id=self.sds.channel_id,
+                    from_time=None if before is None else before.lamport,
+                    to_time=gone[last],
+                    from_id=None if before is None else before.message_id,
+                    to_id=last,
+                    message_ids=tuple(gone)[:_MAX_NAMED],
+                    at_least=len(gone),
+                )
+            )
+            self.sds.told(gone)
 
     def is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""
@@ -373,6 +407,8 @@ class ChannelEngine:
                     self.retrieval.found_missing(now_ms)
                 case sds.Lost():
                     self._give_up(event)
+                case sds.RefusedOld():
+                    self._tell_refused(event, now_ms)
                 case sds.Retransmit():
                     self.outbox.queue_again(event.message_id)
                 case sds.SendSync():
@@ -421,6 +457,20 @@ class ChannelEngine:
                 sender_id=event.entry.sender_id,
                 channel_id=self.sds.channel_id,
                 first_missing_at=event.first_missing_at,
+            )
+        )
+
+    def _tell_refused(self, event: sds.RefusedOld, now_ms: int) -> None:
+        # What is read from a place on was never read before. By time, much comes again that was delivered.
+        if event.stored and self.catching_up.position is None:
+            return
+        self._events.append(
+            IrretrievableMessage(
+                message_id=event.message_id,
+                retrieval_hint=event.retrieval_hint,
+                sender_id=event.sender_id,
+                channel_id=self.sds.channel_id,
+                first_missing_at=now_ms,
             )
         )
 

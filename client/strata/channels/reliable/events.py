@@ -222,11 +222,12 @@ class HistoryGap:
     from_id: str | None
     """The SDS id of the last message before the gap."""
     to_id: str
-    """The SDS id of the first message behind it."""
+    """The SDS id of the first message behind it; of the last one of the gap, where the gap had been read and
+    its messages expired before there was room for them."""
     message_ids: tuple[str, ...]
-    """The messages of the gap that others name, at most 1 000."""
+    """The messages of the gap that are known by name, at most 1 000."""
     at_least: int
-    """How many messages are named: the gap has so many or more."""
+    """How many messages are known by name: the gap has so many or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ class Receiving:
                 sent_at=event.message.timestamp,
                 meta=event.message.meta,
                 stored=stored,
+                stored_at=event.received_at,
             )
             if not stored:
                 self._flush()

@@ -146,17 +146,26 @@ class Sending:
     def plan(self, transmission: Transmission) -> SendPlan | None:
         """How to carry a transmission; None if nobody would believe it."""
         retention = self._config.retention_seconds
+        repeated = self._repeat_seconds
         match self._outbox.background(transmission):
             case Sync():
                 return SendPlan(None, min(_SYNC_SECONDS, retention or _SYNC_SECONDS))
             case Repair(message_id) if self._config.sender_binding == "did":
                 # Its author did not sign this transmission: only the original proves who wrote it.
                 original = self._sds.retrieval_hint(message_id)
-                return None if original is None else SendPlan(None, retention, original)
+                return None if original is None else SendPlan(None, repeated, original)
             case Repair():
-                return SendPlan(None, retention, again=True)
+                return SendPlan(None, repeated, again=True)
         found = self._requests.find(transmission.message_id)
+        if transmission.priority is Priority.RETRANSMISSION:
+            retention = repeated
         return SendPlan(None if found is None else f"{found[0].request_id}:{found[1] + 1}", retention)
+
+    @property
+    def _repeat_seconds(self) -> int:
+        """A store that has a message need not keep its repeats for longer than anybody reads back."""
+        window = max(1, self._config.query_window_ms // 1000)
+        return min(window, self._config.retention_seconds or window)
 
     def taken(self, transmission: Transmission) -> None:
         """It was taken, and goes out now."""

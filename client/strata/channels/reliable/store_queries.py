@@ -85,6 +85,8 @@ class StoreQueries:
         self._woken = Alarm()
         self._connected = False
         self._read_range = ReadRange()
+        self._has_places = False
+        """Whether the store is known to tell places in it, from which a reading can go on."""
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
@@ -176,6 +178,7 @@ class StoreQueries:
         """Read everything from the mark on (C-171, C-172); a new participant reads as it wants to join."""
         engine = self._engine
         began_at = self._now_ms()
+        engine.catching_up.ahead_ms = max(0, began_at - self._stores_now_ms())
         since = engine.catching_up.begin(began_at)
         before = self._delivered_before = engine.sds.statistics.delivered
         self.is_reading = True
@@ -184,9 +187,9 @@ class StoreQueries:
             if self._begins_here:
                 await self._begin_here()
                 self._begins_here = False
-                if began_at - engine.catching_up.from_ms < _OVERLAP_MS // 2:
+                if self._stores_now_ms() - engine.catching_up.from_ms < _OVERLAP_MS // 2:
                     # What was said since then is heard: a subscription looks back further.
-                    self._read_range.covered(since, began_at)
+                    self._read_range.covered(since, self._stores_now_ms())
                     engine.catching_up.succeeded(began_at, self._now_ms())
                     return
                 since = engine.catching_up.since(began_at)
@@ -205,7 +208,7 @@ class StoreQueries:
 
     async def _read_on(self, since: int, *, settle: bool) -> None:
         """Read from where the store was last read, or from `since` on, to the end."""
-        engine, began_at = self._engine, self._now_ms()
+        engine, began_at = self._engine, self._stores_now_ms()
         after = engine.catching_up.position
         async with aclosing(self._pages("asc", since, after=after)) as pages:
             while (page := await _next_page(pages)) is not None:
@@ -260,7 +263,7 @@ class StoreQueries:
                 return  # a single message: others may have it
             if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
                 # On their way: they are missing as others are, until they are old.
-                self._settle_at = self._now_ms() + engine.settles_in(self._now_ms())
+                self._settle_at = self._now_ms() + engine.settles_in(self._stores_now_ms())
                 return
             engine.go_on_without(gone, self._now_ms())
             self._flush()
@@ -300,6 +303,12 @@ class StoreQueries:
         if len(named) < len(entries):
             await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
 
+    def _stores_now_ms(self) -> int:
+        """The time by the clocks of the stores; by ours where they have not told theirs."""
+        tell = getattr(self._node, "store_time", None)  # nodes of other authors may lack the method
+        told = None if tell is None else tell()
+        return self._now_ms() if told is None else int(1000 * told)
+
     def _reads_all(self) -> bool:
         """Whether a reading finds what was stored a moment ago: by its place, or by clocks that are right."""
         first, now = self._engine.sds.first_waiting(), self._now_ms()
@@ -320,8 +329,8 @@ class StoreQueries:
         """
         engine = self._engine
         front = self._unknown_before(heard)
-        if not heard and not self._is_young():
-            front = engine.front(heard=False, said_before=engine.settled_ms(self._now_ms()))
+        if not self._is_young():
+            front = engine.front(heard=heard, said_before=engine.settled_ms(self._stores_now_ms()))
         return [each.message_id for each in front if each.message_id in sought]
 
     def _unknown_before(self, heard: bool) -> list[HistoryEntry]:
@@ -389,8 +398,16 @@ class StoreQueries:
         return bool(getattr(self._node, "finds_by_hash", True))
 
     async def _read_rest(self, oldest: int) -> None:
+        """Read what is unread of the topic: on from a place, or by time where none is known.
+
+        A topic that was empty when it was read gave no place, though its store has places: what is new since
+        then is read forwards, so that the next time there is one.
+        """
+        unread = self._read_range.unread(oldest, self._stores_now_ms())
         if self._engine.catching_up.position is not None:
             await self._read_on(oldest, settle=False)
+        elif self._has_places and len(unread) == 1 and unread[0][0] > oldest:
+            await self._read_on(unread[0][0], settle=False)
         else:
             await self._read_unread(oldest)
 
@@ -402,13 +419,14 @@ class StoreQueries:
 
     async def _read_unread(self, oldest: int) -> None:
         """Newest first, for a store without cursors, until nothing is missing or so much is read."""
-        now = self._now_ms()
+        now = self._stores_now_ms()
         pages_read = 0
         for since, until in self._read_range.unread(oldest, now):
             reached = now if until is None else until
             async with aclosing(self._pages("desc", since, until=until)) as pages:
                 while (page := await _next_page(pages)) is not None:
                     pages_read += 1
+                    self._has_places |= page.position is not None
                     await self._take(reversed(page.messages))
                     self._flush()
                     reached = _last_sent(page.messages[-1:]) or reached

@@ -22,6 +22,7 @@ __all__ = [
     "MissingFound",
     "Origin",
     "PossiblyAcknowledged",
+    "RefusedOld",
     "Retransmit",
     "SdsEvent",
     "SdsStatistics",
@@ -54,6 +55,8 @@ class Origin(msgspec.Struct, frozen=True):
     """When its author says it was sent, in Unix seconds."""
     meta: bytes | None = None
     """What the transport carried beside it; forgotten while the message waits over a restart."""
+    stored_at: int | None = None
+    """When the store got it, by the store's clock, in Unix seconds."""
 
 
 NO_ORIGIN = Origin()
@@ -68,6 +71,19 @@ class Delivered(msgspec.Struct, frozen=True):
     lamport_timestamp: int
     retrieval_hint: bytes | None
     origin: Origin = NO_ORIGIN
+
+
+class RefusedOld(msgspec.Struct, frozen=True):
+    """A message of so long ago that nobody knows any more whether it was delivered: it is dropped.
+
+    It comes once for each of the last thousand such messages.
+    """
+
+    message_id: str
+    sender_id: str
+    retrieval_hint: bytes | None
+    stored: bool
+    """It was read from a store, and not heard."""
 
 
 class WaitingMessage(msgspec.Struct, frozen=True):
@@ -168,6 +184,7 @@ SdsEvent = (
     | DeliveryFailed
     | MissingFound
     | Lost
+    | RefusedOld
     | Retransmit
     | SendSync
     | SendRepair

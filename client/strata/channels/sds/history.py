@@ -5,6 +5,9 @@ third of three messages sent at once is never named by another message. A partic
 gap, and the logs differ for good. But a filter never denies what it holds: if the filter of a received sync
 lacks such an id, the peer lacks the message. The next own sync then names the message beside the most recent
 ones, and the peer's ordinary detection of gaps does the rest.
+
+For that the peer has to speak, and in a crowd each one seldom does. `Unheard` makes it speak: others list
+receipts of messages that it has not.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,9 +24,14 @@ from strata.channels.sds.log import KnownIds, LoggedMessage, MessageLog
 from strata.channels.sds.outgoing import OutgoingBuffer
 from strata.channels.sds.receipts import receipt
 
-__all__ = ["History", "Unreferenced"]
+__all__ = ["History", "Unheard", "Unreferenced"]
 
 _MAX_UNREFERENCED = 1_024
+_MAX_UNHEARD = 1_024
+_NOTICED = 4_096
+"""Receipts of own messages that are compared with those of others, at least; twice as many at most."""
+_TRIES = 4
+"""How often a participant speaks for the sake of one receipt: some are of messages that it does not want."""
 
 
 class History:
@@ -54,6 +62,7 @@ class History:
             limit=config.max_repair_requests,
             mark=mark,
         )
+        self.unheard = Unheard(2 * config.acknowledgement_timeout_ms)
 
     def add(
         self,
@@ -85,6 +94,7 @@ class History:
         self.log.add(logged)
         self.known.add(message_id, lamport, logged.arrival)
         self.unreferenced.logged(message_id, history, now)
+        self.unheard.logged(message_id)
         self._mark("log", message_id)
         while len(self.log) > self._config.max_history or (
             self.archive.size_bytes > self._config.max_history_bytes and len(self.log) > 1
@@ -252,3 +262,52 @@ class Unreferenced:
         for message_id in named:
             lacked.pop(message_id, None)
         return [message_id for message_id in lacked if message_id in self._log][: self._limit]
+
+
+class Unheard:
+    """Receipts that others list, of messages that this participant has not.
+
+    `grace` is how many milliseconds a message may be on its way. Nothing of this is stored.
+    """
+
+    def __init__(self, grace: int) -> None:
+        self._grace = grace
+        self._noticed: dict[bytes, None] = {}
+        self._noticed_before: dict[bytes, None] = {}
+        """Receipts of logged messages, in two parts: the older one goes when the newer one is full."""
+        self._since: dict[bytes, tuple[int, int]] = {}
+        """Since when each receipt is unheard of, and how often that was said."""
+
+    def logged(self, message_id: str) -> None:
+        """A message was logged: its receipt is no news."""
+        noticed = receipt(message_id)
+        if len(self._noticed) >= _NOTICED:
+            self._noticed_before, self._noticed = self._noticed, {}
+        self._noticed[noticed] = None
+        self._since.pop(noticed, None)
+
+    def listed(self, receipts: frozenset[bytes], now: int) -> None:
+        """Another participant lists these, and has no other message that nobody names."""
+        unknown = receipts.difference(self._noticed).difference(self._noticed_before)
+        # Whoever does not list one lacks it as well, and has just said so for all.
+        self._since = {each: kept for each, kept in self._since.items() if each in unknown}
+        for each in unknown:
+            if len(self._since) < _MAX_UNHEARD:
+                self._since.setdefault(each, (now, 0))
+
+    def is_due(self, now: int, sought: Iterable[str]) -> bool:
+        """Whether this participant is to say that it lacks something, which is none of these."""
+        if not self._due(now):
+            return False
+        for message_id in sought:
+            self._since.pop(receipt(message_id), None)
+        return bool(self._due(now))
+
+    def said(self, now: int) -> None:
+        """An own sync went out: whoever has the messages sees what is lacked."""
+        for each in self._due(now):
+            self._since[each] = (now, self._since[each][1] + 1)
+
+    def _due(self, now: int) -> list[bytes]:
+        grace = self._grace
+        return [each for each, (at, said) in self._since.items() if now - at >= grace and said < _TRIES]

@@ -76,6 +76,12 @@ class Waiting:
         self.received_at = received_at
         self.origin = origin
 
+    @property
+    def said_at(self) -> int:
+        """When it was said, at the latest, in milliseconds: by its store's clock, else by its sender's."""
+        stored_at = self.origin.stored_at
+        return self.lamport if stored_at is None else 1000 * stored_at
+
 
 class Missing:
     """A message that others name, and that has not arrived."""
@@ -191,14 +197,14 @@ class IncomingBuffer:
 
         A message that names one missing message and one that is known has a hole before it, and no front;
         unless its Lamport time is at most `edge`, where a front was found before: many talk at a time.
-        Messages that were heard count with `heard`, those that were read from a store always, and those
-        alone whose Lamport time is below `said_before`.
+        Messages that were read from a store count if they were said before `said_before`. Those that were
+        heard count with `heard`, whenever they were said.
         """
         at_front: set[str] = set()
         found: dict[str, HistoryEntry] = {}
         for waiting in sorted(self.waiting.values(), key=_log_order):
-            if waiting.lamport >= said_before:
-                break
+            if waiting.said_at >= said_before and (waiting.stored or not heard):
+                continue
             if not ((waiting.alone and (waiting.stored or heard)) or waiting.lamport <= edge):
                 continue
             named = [each for each in waiting.unmet if each not in self.waiting]

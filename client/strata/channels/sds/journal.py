@@ -151,6 +151,7 @@ def _waiting_record(key: str, incoming: IncomingBuffer) -> Record | None:
         waiting.origin.sent_at,
         waiting.alone,
         waiting.stored,
+        waiting.origin.stored_at,
     )
 
 
@@ -215,7 +216,7 @@ def restore(
                 set(waiting.unmet),
                 hint=waiting.retrieval_hint,
                 received_at=min(waiting.received_at, now),
-                origin=Origin(waiting.author, waiting.sent_at),
+                origin=Origin(waiting.author, waiting.sent_at, stored_at=waiting.stored_at),
                 alone=waiting.alone,
                 stored=waiting.stored,
             )

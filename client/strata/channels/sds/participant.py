@@ -26,17 +26,18 @@ from strata.channels.sds.events import (
     DeliveryFailed,
     EphemeralReceived,
     Origin,
+    RefusedOld,
     SdsEvent,
     SdsStatistics,
     SenderShared,
     SendRepair,
     SendSync,
-    WaitingMessage,
 )
 from strata.channels.sds.history import History
-from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver, Waiting
+from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
 from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.looking import Looking
 from strata.channels.sds.messages import (
     NO_CHANNEL,
     HistoryEntry,
@@ -46,7 +47,7 @@ from strata.channels.sds.messages import (
     message_id,
     person_of,
 )
-from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState, WireCache
+from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, WireCache
 from strata.channels.sds.own_name import OwnName
 from strata.channels.sds.receipts import (
     LATEST,
@@ -69,6 +70,9 @@ _LIVE_MS = 30_000
 """What was said longer ago comes from a store: it does not tell who is here now."""
 _FILTER_EVERY_MS = 120_000
 """While all list, one sync in so long carries a filter, whoever sends it."""
+_COMPARED = 4_096
+"""Messages of an earlier run whose receipts are known: what others list was said lately."""
+_MAX_REFUSED_OLD = 1_000
 _SMALL_BYTES = 16_384
 """Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
 
@@ -77,7 +81,7 @@ class OutgoingFull(StrataError):
     """Too many own messages await acknowledgement: wrap again when some are acknowledged."""
 
 
-class Participant:
+class Participant(Looking):
     """A sender's part in a channel.
 
     `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
@@ -117,6 +121,8 @@ class Participant:
         """Until when, by Lamport time, somebody was heard who lists nothing."""
         self._filter_passed_at = self._clock.now
         """When somebody last sent a filter."""
+        self._refused_old: dict[str, None] = {}
+        """Messages of which it was told that they are too old; the last ones."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -149,6 +155,8 @@ class Participant:
         stored = restore(state, self._parameters, self._clock.now, *parts)
         # Lamport time never goes back, whatever the wall clock does.
         self._lamport.follow(stored.lamport)
+        for known in reversed([*self._history.known.latest(_COMPARED)]):
+            self._history.unheard.logged(known)
         self._own_count = stored.own_count
 
     @property
@@ -376,8 +384,15 @@ class Participant:
         self._sync.received_sync(now)
         unreferenced = self._history.unreferenced
         unreferenced.named_by_other(message.history_ids)
-        if unreferenced.some_lacked:
-            self._sync.others_lack(now)
+        if unreferenced.some_lacked or self._lacks_unseen(message, now):
+            self._sync.speak_for_all(now)
+
+    def _lacks_unseen(self, sync: SdsMessage, now: int) -> bool:
+        """Whether others list messages that are not here, and that nobody names."""
+        unheard, incoming = self._history.unheard, self._incoming
+        if self._lists and sync.receipts is not None and self._is_live(sync):
+            unheard.listed(read_receipts(sync.receipts), now)
+        return unheard.is_due(now, chain(incoming.missing, incoming.waiting, incoming.lost))
 
     def _receive_content(
         self,
@@ -396,6 +411,8 @@ class Participant:
             self._review(message, now, origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
             self.statistics.refused_old += 1
+            if not own:
+                self._tell_refused_old(message, hint, stored=stored)
             return
         unmet = self._receiver.unmet(message)
         wanted = id_ in self._incoming.missing
@@ -413,11 +430,22 @@ class Participant:
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, hint, origin, stored=stored)
 
+    def _tell_refused_old(self, message: SdsMessage, hint: bytes | None, *, stored: bool) -> None:
+        """A message is refused for its age, as one from a long partition is: the program must hear of it."""
+        id_ = message.message_id
+        if id_ not in self._refused_old:
+            self._refused_old[id_] = None
+            if len(self._refused_old) > _MAX_REFUSED_OLD:
+                del self._refused_old[next(iter(self._refused_old))]
+            self._events.append(RefusedOld(id_, message.sender_id, hint, stored))
+
     def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
         """Count the sender as present, unless this was said long ago and comes from a store."""
-        lamport = message.lamport_timestamp or 0
-        if abs(self._clock.wall - lamport) <= _LIVE_MS:
-            self._sync.live(message.sender_id, now, lamport, needless=needless)
+        if self._is_live(message):
+            self._sync.live(message.sender_id, now, message.lamport_timestamp or 0, needless=needless)
+
+    def _is_live(self, message: SdsMessage) -> bool:
+        return abs(self._clock.wall - (message.lamport_timestamp or 0)) <= _LIVE_MS
 
     def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
@@ -520,26 +548,6 @@ class Participant:
         for id_ in ids:
             self._receiver.pass_over(id_)
 
-    def last_before(self, lamport: int) -> LoggedMessage | None:
-        """The latest logged message of an earlier Lamport time."""
-        found = self._history.log.recent(1, lamport - 1, dispatched_only=False)
-        return found[0] if found else None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether any received message waits for others."""
-        return bool(self._incoming.waiting)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether little room is left for messages that wait for others."""
-        return self._incoming.is_crowded
-
-    def first_waiting(self) -> Waiting | None:
-        """The first message, in the order that all share, that waits for others."""
-        waiting = self._incoming.waiting.values()
-        return min(waiting, key=lambda each: (each.lamport, each.message_id), default=None)
-
     # Timers.
 
     def get_timer(self) -> float:
@@ -594,6 +602,7 @@ class Participant:
         needless = not self._sync.debts and not lacked and not asks
         named = [entry.message_id for entry in entries]
         self._sync.sent(self._paid(named, listed), now, with_filter=with_filter, needless=needless)
+        self._history.unheard.said(now)
         if entries or asks:  # else the sync would be empty (C-137)
             id_ = message_id(self.sender_id, self._lamport.time, b"sync")
             self.statistics.syncs_sent += 1
@@ -698,94 +707,6 @@ class Participant:
             self._lamport.time, self._own_count, history.log.last_arrival, history.known.horizon
         )
         return self._journal.take(clock)
-
-    def log(self) -> list[HistoryEntry]:
-        """The whole log, in the order that all participants share. The cost is the length of the log."""
-        return [entry.as_history() for entry in self._history.log.ordered()]
-
-    def encoded(self, message_id: str) -> bytes | None:
-        """A logged or unacknowledged message as it travels, byte for byte; None if it is unknown.
-
-        After a restart these are the bytes to send for own messages that had not been dispatched.
-        """
-        if (data := self._wire_cache.get(message_id)) is not None:
-            return data
-        kept = self._outgoing.get(message_id) or self._history.log.get(message_id)
-        return None if kept is None else kept.body.restore()
-
-    def place(self, message_ids: Iterable[str]) -> tuple[int, str] | None:
-        """Where the first of these messages stands in the order of `log`: its Lamport time, then its id.
-
-        None if none of them is remembered.
-        """
-        known = ((self._history.known.get(each), each) for each in message_ids)
-        return min(((found[0], each) for found, each in known if found is not None), default=None)
-
-    def counts(self) -> tuple[int, int, int]:
-        """Messages of others received so far (held ones among them), missing ones, and those given up."""
-        incoming = self._incoming
-        return (
-            self.statistics.delivered + len(incoming.waiting),
-            len(incoming.missing),
-            len(incoming.lost),
-        )
-
-    def retrieval_hint(self, message_id: str) -> bytes | None:
-        """The hint that finds a logged message in a store; None if it is not known."""
-        entry = self._history.log.get(message_id)
-        return None if entry is None else entry.hint
-
-    def knows(self, message_id: str) -> bool:
-        """Whether a message is in the log, or was."""
-        return message_id in self._history.known
-
-    def missing(self) -> list[HistoryEntry]:
-        """Messages that others name and that have not arrived, longest missing first."""
-        return [missing.entry for missing in self._incoming.missing.values()]
-
-    def released(self) -> frozenset[str]:
-        """Those of the missing messages that nobody waits for any more."""
-        return frozenset(id_ for id_, missing in self._incoming.missing.items() if missing.released)
-
-    def missing_since(self) -> dict[str, int]:
-        """When each missing message was first found missing, in wall milliseconds."""
-        return {
-            message_id: self._clock.was_at(missing.first_missing_at)
-            for message_id, missing in self._incoming.missing.items()
-        }
-
-    def waiting(self) -> list[WaitingMessage]:
-        """Received messages that wait for others, in the order of their arrival."""
-        return [
-            WaitingMessage(
-                each.message_id,
-                each.sender_id,
-                each.lamport,
-                tuple(sorted(each.unmet)),
-                self._clock.was_at(each.received_at),
-            )
-            for each in self._incoming.waiting.values()
-        ]
-
-    def repair_requests(self) -> dict[str, int]:
-        """`T_req` of each missing message: when to request it from others, in wall milliseconds (C-156)."""
-        return {key: self._clock.was_at(at) for key, at in self._repair.requests.times().items()}
-
-    def repair_responses(self) -> dict[str, int]:
-        """`T_resp` of each requested message: when to send it again, in wall milliseconds (C-157)."""
-        return {key: self._clock.was_at(at) for key, at in self._repair.responses.times().items()}
-
-    def outgoing(self) -> dict[str, OutgoingState]:
-        """Own messages that are not acknowledged, and the state of each."""
-        return self._outgoing.states()
-
-    def is_outgoing(self, message_id: str) -> bool:
-        """Whether this is an own message that is not acknowledged."""
-        return message_id in self._outgoing
-
-    def undispatched(self) -> list[str]:
-        """Own messages that have never gone out, in the order they were wrapped."""
-        return self._outgoing.undispatched()
 
 
 def _ignore(kind: str, key: str) -> None:

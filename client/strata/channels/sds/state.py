@@ -130,6 +130,7 @@ class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
     sent_at: int | None = None
     alone: bool = False
     stored: bool = False
+    stored_at: int | None = None
 
 
 class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):

@@ -107,8 +107,8 @@ class SyncSchedule:
         self._tell_by = now + _MIN_GAP_MS * (1 + self._random()) if self._tells else math.inf
         self.at = min(self.at, self._tell_by)
 
-    def others_lack(self, now: int) -> None:
-        """Others lack a message that a sync of this participant would name: one of all is to say so."""
+    def speak_for_all(self, now: int) -> None:
+        """A sync of this participant would tell who lacks what: one of all who know it is to say so."""
         if self._interval:
             self.at = min(self.at, now + self._pace.within(self._interval, self._random()))
 

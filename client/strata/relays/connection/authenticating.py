@@ -107,6 +107,10 @@ class Authenticating:
         """Whether authentication is under way: asked for, possible, and neither granted nor failed."""
         self.decisions = 0
         """How often it has been granted or has failed; the owner compares."""
+        self.relay_ahead: float | None = None
+        """How far the relay's clock, in Unix seconds, is ahead of our monotonic one, at the most.
+
+        None while it has sent no challenge."""
         self._address = address
         self._met = met
         self._signer = signer
@@ -186,6 +190,8 @@ class Authenticating:
         left = _seconds_left(message.expires_at, now + self._clock_offset)
         is_short = left < auth.MIN_LIFETIME_SECONDS - _CLOCK_ERROR_SECONDS
         self._statistics.challenges_short += is_short
+        # A relay gives at least this long for an answer (R-273).
+        self.relay_ahead = min(max(message.expires_at, 0), 2**53) - auth.MIN_LIFETIME_SECONDS - now
         # The relay owes us the least lifetime. If there seems to be less our clock may be wrong, and trying
         # costs one attempt.
         lifetime = min(max(left, auth.MIN_LIFETIME_SECONDS), auth.MAX_LIFETIME_SECONDS)

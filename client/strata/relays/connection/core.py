@@ -293,6 +293,11 @@ class Core:
         return self._authenticating.error
 
     @property
+    def relay_ahead(self) -> float | None:
+        """See `Authenticating`."""
+        return self._authenticating.relay_ahead
+
+    @property
     def server_id(self) -> str | None:
         """The DID the relay is held to (R-298); None while it has shown none."""
         return self._authenticating.server_id

@@ -220,6 +220,12 @@ class Driver:
         return self._core.session
 
     @property
+    def latest_time(self) -> float | None:
+        """The time by the relay's clock, at the latest, in Unix seconds; None while it has told nothing."""
+        ahead = self._core.relay_ahead
+        return None if ahead is None else self.loop.time() + ahead
+
+    @property
     def relay_id(self) -> str | None:
         """The DID the relay is held to (R-298); None while it has shown none."""
         return self._core.server_id

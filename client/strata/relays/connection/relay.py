@@ -359,6 +359,14 @@ class PacketRelay:
         return self._driver.session
 
     @property
+    def latest_time(self) -> float | None:
+        """The time by the relay's clock, at the latest, in Unix seconds; it is earlier by minutes at most.
+
+        None while the relay has sent no challenge, by which it is known.
+        """
+        return self._driver.latest_time
+
+    @property
     def relay_id(self) -> str | None:
         """The relay's DID, as it is expected or was first shown; None while neither is so (R-298)."""
         return self._driver.relay_id

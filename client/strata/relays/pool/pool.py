@@ -367,6 +367,12 @@ class PacketPool:
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
+    def latest_time(self) -> float | None:
+        """The time by the slowest clock of the connected relays, at the latest; see `Relay.latest_time`."""
+        times = [getattr(relay, "latest_time", None) for relay in self._connections()]
+        return min((at for at in times if at is not None), default=None)
+
+    @property
     def unsettled(self) -> int:
         """Packets published whose presence on enough relays has not been seen yet (C-274)."""
         return self._checks.unsettled

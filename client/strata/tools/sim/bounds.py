@@ -19,6 +19,8 @@ class Bounds:
 
     agree_within: float = 3600.0
     """Virtual seconds from the last fault until all agree."""
+    rest_minutes: float = 0.0
+    """How long nobody says anything before the quiet minutes are counted."""
     idle_minutes: float = 0.0
     """For how long, after all agree, nobody says anything while the traffic is counted."""
     idle_syncs_per_minute: float | None = None

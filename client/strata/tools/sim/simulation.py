@@ -29,6 +29,7 @@ TAPE_BEGINS_AT = 600.0
 
 _LOOK_SECONDS = 5.0
 _CLAIM_SECONDS = 1.0
+_ASLEEP_SECONDS = 20.0
 _TOLD = 5
 """How many participants' standing a failure tells."""
 _WEIGHED = 2
@@ -98,6 +99,7 @@ class Simulation:
         self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told, is_served=self._is_served)
         # A write waits for the one before it, and both take their time.
         self.evidence.write_seconds = 2 * faults.disk_delay[1]
+        self._answer_seconds = 2 * faults.latency[1]
         self.options = dict(options or {})
         self.evidence.max_log = self._setting("max_history")
         self.missed = 0
@@ -182,6 +184,8 @@ class Simulation:
     async def _watch_claims(self) -> None:
         """Ask one participant after the other what it says of itself."""
         while True:
+            if all(each.asleep for each in self.participants):
+                await asyncio.sleep(_ASLEEP_SECONDS)
             for participant in list(self.participants):
                 await asyncio.sleep(_CLAIM_SECONDS / max(1, min(4, len(self.participants))))
                 if participant.asleep:
@@ -227,19 +231,21 @@ class Simulation:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 
     def _is_served(self, name: str, message_id: str) -> bool:
-        return message_id in self._stored_at(self.network.reachable(name))
+        """What a relay stored while its answer was on its way, or was being written down, it did not have."""
+        asked = self.network.time() - self.evidence.write_seconds - self._answer_seconds
+        return message_id in self._stored_at(self.network.reachable(name), before=asked)
 
     def _stored(self) -> set[str]:
         """The SDS messages that relays serve."""
         return self._stored_at(self.network.relays)
 
-    def _stored_at(self, relays: Iterable[SimRelay]) -> set[str]:
+    def _stored_at(self, relays: Iterable[SimRelay], *, before: float = math.inf) -> set[str]:
         now, packet_id = self.network.time(), self.evidence.packet_id
         found = {
             packet_id(event)
             for relay in relays
             for event in relay.stored.values()
-            if relay.serves(event.message_hash, now)
+            if relay.serves(event.message_hash, now) and relay.stored_at[event.message_hash] < before
         }
         return {each for each in found if each is not None}
 
@@ -269,6 +275,7 @@ class Simulation:
             self._most_entries = max(self._most_entries, weight.entries)
         if not bounds.idle_minutes:
             return
+        await asyncio.sleep(60 * bounds.rest_minutes)
         idle = await self._idle(bounds.idle_minutes)
         self._idles.append(idle)
         self.evidence.checks.idle_minutes += idle.minutes

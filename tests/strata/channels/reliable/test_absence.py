@@ -21,6 +21,7 @@ from tests.support.scripted_node import (
     TOPIC,
     Query,
     ScriptedNode,
+    elapsed,
     opened,
     said,
     segments,
@@ -39,6 +40,10 @@ class PagingNode(ScriptedNode):
     log: list[NodeMessageReceived] = field(default_factory=list)
     fails_after: int | None = None
     """The relay goes away after so many pages."""
+    relay_ahead: float = 0.0
+    """How far the relay's clock is ahead."""
+    tells_time: bool = False
+    """Whether the relay tells what its clock shows, and when it got each message."""
     reads: int = 0
     """Messages that were read, by whatever question."""
     pages_read: int = 0
@@ -87,10 +92,14 @@ class PagingNode(ScriptedNode):
         event = NodeMessageReceived(
             self.hash_of(payload),
             ReceivedEnvelope(content_topic=TOPIC, payload=payload, timestamp=int(START + at)),
+            received_at=int(START + at + self.relay_ahead) if self.tells_time else None,
         )
         self.stored[event.message_hash] = event
         self.log.append(event)
         return event
+
+    def store_time(self) -> float | None:
+        return START + 100 + elapsed() + self.relay_ahead if self.tells_time else None
 
     def expire(self, count: int) -> None:
         """The relay has the oldest messages no more."""
@@ -377,6 +386,81 @@ async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | N
         assert told.of(IrretrievableMessage) == [] and len(told.of(HistoryGap)) == 1
 
 
+@pytest.mark.parametrize("relay_ahead", [0, -3_000, 3_000])
+@pytest.mark.parametrize("ahead", [1_200, -1_200, 90_000])
+@virtually
+async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, relay_ahead: float) -> None:
+    """Neither the reader's, nor the relay's: it dates the messages too."""
+    node = PagingNode(tells_time=True, relay_ahead=relay_ahead)
+    messages = talk(node, 60)
+    node.expire(30)
+    async with opened(at(node, 100 + ahead)) as (channel, told):
+        await asyncio.sleep(500)
+        assert told.payloads == [] and told.of(HistoryGap) == []
+        assert not channel.sync_status().is_synced
+        await asyncio.sleep(60)  # the first message that is there was said 600 s ago
+        assert told.payloads == payloads(messages[30:])
+        (gap,) = told.of(HistoryGap)
+        assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
+
+
+@virtually
+async def test_a_message_from_so_long_ago_that_it_may_have_been_delivered_is_told_once() -> None:
+    """What was said in a long partition comes behind more messages than ids are remembered."""
+    node = at(PagingNode(), 1_000)
+    async with opened(node, max_known_ids=20, max_history=10) as (channel, told):
+        await synced(channel)
+        for n in range(60):
+            await node.deliver(node.keep(said(n, lamport=START_MS + 900_000 + n), at=900))
+        assert len(told.payloads) == 60
+        late = said(99, sender="carol", lamport=START_MS + 800_000)
+        for _ in range(3):
+            await node.deliver(node.keep(late, at=800))
+        assert channel.statistics.sds.refused_old == 3
+        (refused,) = told.of(IrretrievableMessage)
+        assert (refused.message_id, refused.sender_id) == (late.message_id, "carol")
+        assert channel.sync_status().is_synced
+
+
+@virtually
+async def test_a_newcomer_whose_clock_is_ahead_drops_nothing_of_what_is_said_from_now_on() -> None:
+    node = at(PagingNode(tells_time=True), 1_200)
+    async with opened(node, join="now") as (channel, told):
+        await synced(channel)
+        await node.disconnect()
+        missed = said(1, lamport=START_MS + 120_000)
+        node.keep(missed, at=120)
+        await asyncio.sleep(60)
+        await node.reconnect()
+        await asyncio.sleep(30)
+        assert told.payloads == [b"bob 1"]
+
+
+@virtually
+async def test_what_had_no_room_and_expired_before_it_was_read_again_is_told() -> None:
+    node = at(PagingNode(), 100)
+    messages = talk(node, 60)
+    node.expire(10)
+    async with opened(node, max_waiting=10) as (channel, told):
+        await asyncio.sleep(100)
+        assert told.payloads == [] and channel.statistics.sds.refused_full > 0
+        node.expire(40)  # while what follows the beginning waits, nearly all the rest goes as well
+        await asyncio.sleep(1_500)
+        had = {
+            each.message_id
+            for gap in told.of(HistoryGap)
+            for each in messages
+            if each.message_id in gap.message_ids
+        }
+        handed = set(told.payloads)
+        lacked = {m.message_id for m, p in zip(messages, payloads(messages), strict=True) if p not in handed}
+        assert lacked - had == {each.message_id for each in messages[:8]}, "nobody names the first ones"
+        assert channel.sync_status().is_synced
+        told_times = len(told.of(HistoryGap))
+        await asyncio.sleep(3_000)
+        assert len(told.of(HistoryGap)) == told_times and told.of(IrretrievableMessage) == []
+
+
 @pytest.mark.parametrize("hints", [True, False])
 @virtually
 async def test_a_relay_that_comes_back_is_asked_before_anything_is_called_gone(hints: bool) -> None:
@@ -521,6 +605,19 @@ async def test_forged_dependencies_cost_no_second_reading() -> None:
         await node.deliver(sync(99, sender="mallory", follows=[HistoryEntry("none-99", None, "x")]))
         await asyncio.sleep(600)
         assert node.reads <= 121, "but what is new is"
+
+
+@virtually
+async def test_nor_in_a_room_that_was_empty_when_it_was_first_read() -> None:
+    node = PagingNode()
+    async with opened(node, retrieve_frequency_ms=1_000) as (channel, _):
+        await synced(channel)
+        for n in range(110):
+            await node.deliver(node.keep(said(n, lamport=START_MS + n), at=1))
+        for n in range(20):
+            await node.deliver(sync(n, sender="mallory", follows=[HistoryEntry(f"none-{n}", None, "x")]))
+            await asyncio.sleep(20)
+        assert node.reads <= 2 * 110, "the first of them has no place to go on from, and the next have one"
 
 
 @virtually

@@ -123,5 +123,12 @@ async def test_syncs_are_kept_by_stores_for_an_hour_and_content_as_long_as_they_
     await short.send(b"gone soon")
     await asyncio.sleep(300)
     assert {each.envelope.retention_seconds for each in world.nodes["short"].sendings} == {60}
-    for channel in (alice, bob, short):
+    for channel in (bob, short):
         await channel.close()
+    await alice.send(b"nobody hears this")
+    await asyncio.sleep(60)
+    repeated = [each for each in world.nodes["alice"].sendings if each.kind is Kind.CONTENT][2:]
+    assert repeated and {each.envelope.retention_seconds for each in repeated} == {30 * 86_400}, (
+        "a repeat is kept for as long as anybody reads back"
+    )
+    await alice.close()

@@ -160,6 +160,60 @@ def stranger(message_id: str, lamport: int = T, receipts: bytes | None = b"") ->
 
 
 @pytest.mark.req("C-302")
+def test_whoever_lacks_what_others_list_says_so_however_many_there_are() -> None:
+    """In a crowd each one seldom syncs; and what nobody names, nobody knows to be missing."""
+    alice, bob = join("alice"), join("bob")
+    third = SdsMessage("mallory", "m1", "room", T, content=b"x", receipts=b"")
+    others = [SdsMessage(f"p{n}", f"p{n}", "room", T + n, content=b"x", receipts=b"") for n in range(100)]
+    for each in (third, *others):
+        alice.receive(each.encode(), T + 100)
+        if each is not third:  # which nobody names, for all were said at once
+            bob.receive(each.encode(), T + 100)
+
+    def listing(lamport: int, *messages: SdsMessage) -> bytes:
+        listed = write_receipts([each.message_id for each in (*others, *messages)])
+        return SdsMessage("p0", f"sync {lamport}", "room", lamport, receipts=listed).encode()
+
+    next_sync(bob)  # the messages of the others are acknowledged
+    bob.receive(listing(T + 20_000, third), T + 20_000)
+    bob.receive(listing(T + 25_000, third), T + 25_000)
+    assert bob.get_timer() > T + 60_000, "it may be on its way"
+    bob.receive(listing(T + 31_000, third), T + 31_000)
+    assert bob.get_timer() <= T + 61_000
+    sync = next_sync(bob, now=T + 31_000)
+    alice.receive(sync.encode(), T + 60_000)
+    named = next_sync(alice, now=T + 60_000)
+    bob.receive(named.encode(), T + 90_000)
+    assert third.message_id in {each.message_id for each in bob.missing()}
+
+
+def test_nobody_speaks_for_what_all_lack_nor_again_and_again_for_one_receipt() -> None:
+    bob = join("bob")
+    others = [SdsMessage(f"p{n}", f"p{n}", "room", T, content=b"x", receipts=b"") for n in range(100)]
+    for each in others:
+        bob.receive(each.encode(), T)
+    next_sync(bob)
+    here = write_receipts([each.message_id for each in others])
+
+    def sync(lamport: int, receipts: bytes) -> None:
+        message = SdsMessage("p0", f"sync {lamport}", "room", lamport, receipts=here + receipts)
+        bob.receive(message.encode(), lamport)
+
+    for n in range(10):
+        sync(T + 20_000 * (n + 1), b"forged")
+        sync(T + 20_000 * (n + 1) + 100, b"")  # somebody else lacks it too, and has said so
+    assert bob.get_timer() > T + 260_000
+    spoken = 0
+    for n in range(12):
+        now = T + 230_000 + 30_000 * n
+        sync(now, b"forged")
+        hastened = bob.get_timer() <= now + 30_000
+        spoken += hastened
+        if hastened:
+            next_sync(bob, now=now)
+    assert 0 < spoken <= 4
+
+
 @pytest.mark.parametrize("size", [1, 5, 7, 6 * 2_001, 600_000])
 def test_a_list_that_makes_no_sense_says_nothing(size: int) -> None:
     alice = join("alice")

@@ -1,8 +1,7 @@
 """Worlds, drawn from a seed: small and wild, with long absences, crowds, sleeping laptops, forgers and more.
 
 `run_world` runs one of a kind, or one of the mix. A kind that no channel survives yet is not in the mix, and
-says why (`WorldKind.open_because`). `strict` holds a world to everything that is wanted of a channel, also
-where today's channel is known to fall short.
+says why (`WorldKind.open_because`). A world is held to everything that is wanted of a channel.
 """
 
 from __future__ import annotations
@@ -71,9 +70,11 @@ def kind_of(seed: int) -> str:
 
 
 def run_world(
-    seed: int, kind: str | None = None, *, size: WorldSize | None = None, strict: bool = False
+    seed: int, kind: str | None = None, *, size: WorldSize | None = None, strict: bool = True
 ) -> Report:
     """The world of a seed: of the mix, or of a kind. The same arguments run it again.
+
+    `strict` changes nothing any more: every world is held to all that is wanted of a channel.
 
     Raises `SimulationFailed`, and `KeyError` for a kind there is not.
     """
@@ -81,4 +82,4 @@ def run_world(
     if name == WILD:
         return run_chaos(seed)
     rng = random.Random(f"{name} world {seed}")
-    return KINDS[name].make(rng, size or WorldSize(), strict).run(seed, name)
+    return KINDS[name].make(rng, size or WorldSize()).run(seed, name)

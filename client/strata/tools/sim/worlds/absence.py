@@ -113,7 +113,7 @@ def _bounds(gap: int) -> Bounds:
     )
 
 
-def absence(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def absence(rng: random.Random, size: WorldSize) -> World:
     """A gap that the relays have whole."""
     gap = _gap(rng, size)
     scenario = Away(gap, 1.0, rng.choice((0, 0, 1, 3)))
@@ -126,10 +126,10 @@ def absence(rng: random.Random, size: WorldSize, strict: bool) -> World:
     )
 
 
-def short_retention(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def short_retention(rng: random.Random, size: WorldSize) -> World:
     """A gap whose beginning the relays have forgotten: long ago, as the channel asked, or all too soon."""
     gap = _gap(rng, size)
-    world = absence(rng, size, strict)
+    world = absence(rng, size)
     rest, options = _expiry(rng)
     bounds = _bounds(gap)
     if _is_early(rest, options):
@@ -188,7 +188,7 @@ class Newcomer:
                 return
 
 
-def newcomers(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def newcomers(rng: random.Random, size: WorldSize) -> World:
     """A newcomer sees what is said now at once, or when it is sure that what came before it is gone."""
     gap = _gap(rng, size)
     remembered = rng.choice((1.0, rng.uniform(0.2, 0.9)))

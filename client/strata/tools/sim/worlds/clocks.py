@@ -46,12 +46,12 @@ class Laptops:
         await talk(run, 3, 20)
 
 
-def laptops(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def laptops(rng: random.Random, size: WorldSize) -> World:
     """Sleeping laptops: monotonic time stops, wall time goes on."""
     lossy = rng.random() < 0.5
     return World(
         Laptops(rng.randint(1, 3), rng.choice((60.0, 400.0)), rng.choice((0.0, 8.0, 60.0))),
-        Bounds(agree_within=1_800, entries=1_500, says_synced_after=5.0 if strict and not lossy else None),
+        Bounds(agree_within=1_800, entries=1_500, says_synced_after=None if lossy else 5.0),
         faults=Faults(loss=0.1) if lossy else NO_FAULTS,
         participants=rng.randint(2, 4),
         relays=rng.randint(1, 2),
@@ -66,8 +66,6 @@ class ClockSteps:
     steps: int
     furthest: float
     boots_early: bool
-    follows: bool
-    """Whether channel time must follow a clock that was put right."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -87,20 +85,17 @@ class ClockSteps:
                 await stepped.start()
             stepped.set_clock(0.0)
             await asyncio.sleep(rng.uniform(0, 120))
-        if self.follows:
-            await asyncio.sleep(120)
-            run.evidence.clocks_are_right = True
+        await asyncio.sleep(120)
+        run.evidence.clocks_are_right = True  # channel time follows a clock that was put right
         await talk(run, 2 * len(run.participants), 60)
         run.evidence.clocks_are_right = False
 
 
-def clock_steps(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def clock_steps(rng: random.Random, size: WorldSize) -> World:
     """Clocks that are set while everything runs."""
     lossy = rng.random() < 0.5
     return World(
-        ClockSteps(
-            rng.randint(1, 3), rng.choice((5.0, 3_600.0, 40 * 3_600.0)), rng.random() < 0.3, follows=strict
-        ),
+        ClockSteps(rng.randint(1, 3), rng.choice((5.0, 3_600.0, 40 * 3_600.0)), rng.random() < 0.3),
         Bounds(agree_within=1_800, entries=1_500),
         faults=Faults(loss=0.1) if lossy else NO_FAULTS,
         participants=rng.randint(2, 4),

@@ -35,7 +35,7 @@ class Devices:
         await talk(run, 4, 30)
 
 
-def devices(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def devices(rng: random.Random, size: WorldSize) -> World:
     """Devices that are added and lost."""
     return World(
         Devices(rng.randint(1, 3), rng.randint(2, 7)),

@@ -54,15 +54,15 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WorldKind:
-    """A kind of world. `make` draws one; `strict` holds it to everything that is wanted of a channel."""
+    """A kind of world. `make` draws one; its bounds are all that is wanted of a channel."""
 
     name: str
     about: str
-    make: Callable[[random.Random, WorldSize, bool], World]
+    make: Callable[[random.Random, WorldSize], World]
     weight: int
     """How many of a thousand worlds of the mix are of this kind."""
     open_because: str = ""
-    """Why it is not in the mix: what no channel keeps yet. With `strict` it is the list of what fails."""
+    """Why it is not in the mix: what no channel keeps yet."""
 
 
 async def talk(run: Simulation, messages: int, seconds: float, *, sizes: tuple[int, ...] = (10, 60)) -> None:

@@ -94,7 +94,7 @@ class Mixed:
                 task.cancel()
 
 
-def mixed(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def mixed(rng: random.Random, size: WorldSize) -> World:
     """Sleep, clocks, crashes, devices, relays and cuts in one world, over a bad network."""
     faults = replace(
         HARSH,

@@ -55,7 +55,7 @@ def lose_a_part(run: Simulation, relay: SimRelay) -> None:
     relay.forget(lost)
 
 
-def returning_relays(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def returning_relays(rng: random.Random, size: WorldSize) -> World:
     """Relays that drop and return with part of their log."""
     return World(
         ReturningRelays(rng.randint(1, 4)),

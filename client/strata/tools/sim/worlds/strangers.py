@@ -113,12 +113,12 @@ def _replay(run: Simulation, rng: random.Random) -> bytes:
     return rng.choice(stored).message.payload if stored else b"\0"
 
 
-def forged(rng: random.Random, size: WorldSize, strict: bool) -> World:
+def forged(rng: random.Random, size: WorldSize) -> World:
     """Forged syncs and dependencies, foreign names, garbage, and replays."""
-    past = rng.randint(20, max(21, size.gap // 2)) if strict else 0
+    past = rng.choice((0, rng.randint(20, max(21, size.gap // 2))))
     bounds = Bounds(
         agree_within=3_000,
-        reads_per_missed=4.0 if strict else None,
+        reads_per_missed=4.0,
         entries=1_500,
         idle_minutes=1.0,
         idle_repeats_per_minute=2.0,

@@ -104,7 +104,13 @@ def open_session(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-pipeline-"))
             session.addArtifacts(str(code_archive(Path(folder))), pyfile=True)
         RelayLog.register(session)
-        yield session
+        try:
+            yield session
+        except KeyboardInterrupt:
+            # Java writes a page for each task that the end of the session cuts short.
+            with contextlib.suppress(Exception):
+                session.sparkContext.setLogLevel("OFF")
+            raise
 
 
 def java_options(asked: str, *, local: bool, cores: int = _SERIAL_CORES) -> str:

@@ -15,7 +15,10 @@ from strata_pipeline.cli import app
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-COMMANDS = ("archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake")
+COMMANDS = (
+    "archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake",
+    "publish-delta",
+)  # fmt: skip
 
 
 def pipeline(*arguments: str, **options):

@@ -88,7 +88,7 @@ def test_the_reader_is_not_made_without_a_password(log_url):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_units_are_what_systemd_understands(tmp_path):
-    assert len(UNITS) == 6
+    assert len(UNITS) == 8
     for unit in UNITS:
         (tmp_path / unit.name).write_text(unit.read_text())
     units = [tmp_path / unit.name for unit in UNITS]
@@ -124,7 +124,7 @@ def test_commands_told_exist():
     told = _told_commands()
     assert {where for where, _, _ in told} == {
         "README.md", "docker-compose.yml", "strata-pipeline-archive.service", "strata-pipeline-audit.service",
-        "strata-pipeline-compact.service",
+        "strata-pipeline-audit-since.service", "strata-pipeline-compact.service",
     }  # fmt: skip
     for where, command, options in told:
         known = {option for parameter in commands[command].params for option in parameter.opts}

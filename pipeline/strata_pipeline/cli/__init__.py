@@ -6,6 +6,7 @@ from strata_pipeline.cli.app import app, main
 from strata_pipeline.cli.archive import archive_command
 from strata_pipeline.cli.audit import audit_command
 from strata_pipeline.cli.compact import compact_command
+from strata_pipeline.cli.delta import delta_command
 from strata_pipeline.cli.migrate import migrate_command
 from strata_pipeline.cli.reliability import reliability_command
 from strata_pipeline.cli.reputation import reputation_command
@@ -22,3 +23,4 @@ app.command("traffic")(traffic_command)
 app.command("reputation")(reputation_command)
 app.command("restore")(restore_command)
 app.command("migrate-lake")(migrate_command)
+app.command("publish-delta")(delta_command)

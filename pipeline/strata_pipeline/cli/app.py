@@ -4,12 +4,16 @@
 1  the job cannot go on, or a check found a fault
 2  usage
 3  the database cannot be reached
+130 and 143 stopped by Ctrl-C, by SIGTERM
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -30,6 +34,7 @@ __all__ = [
     "SparkConf",
     "Url",
     "app",
+    "exit_code",
     "failures_told",
     "main",
     "say",
@@ -108,19 +113,69 @@ def say(text: str, as_json: bool, **members: object) -> None:
     print(json.dumps(members) if as_json else text, flush=True)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, for a job that ends at once."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of the program for what has ended it."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case UsageError():
+            return 2
+        case LogUnavailable():
+            return 3
+        case _Terminated():
+            return 128 + signal.SIGTERM
+        case KeyboardInterrupt():
+            return 128 + signal.SIGINT
+        case _:
+            return 1
+
+
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """End the program with one line on stderr and an exit code, never with a traceback."""
+    """End the program with one line on stderr and an exit code, never with a traceback.
+
+    SIGTERM ends it as Ctrl-C does, unless the command has a better use for it.
+    """
+    with _terminating():
+        try:
+            yield
+        except (PipelineError, LakeError) as error:
+            _end(error, exit_code(error))
+        except KeyboardInterrupt as error:
+            _end("stopped; run it again to go on", exit_code(error))
+        except BrokenPipeError:
+            raise  # whoever read our output has gone, and is not told
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _end(f"{where}{error.strerror or error}", 1)
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # py4j logs a page for each call to Java that a signal cuts short.
+    logging.getLogger().addFilter(_is_news)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
-    except UsageError as error:
-        _end(error, 2)
-    except LogUnavailable as error:
-        _end(error, 3)
-    except (PipelineError, LakeError) as error:
-        _end(error, 1)
-    except KeyboardInterrupt:
-        _end("stopped; run it again to go on", 130)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        logging.getLogger().removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"
 
 
 def _end(why: object, code: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strata_pipeline.cli.app import (
     Json,
@@ -22,10 +20,14 @@ from strata_pipeline.cli.app import (
     say,
     spark_conf,
 )
+from strata_pipeline.cli.progress import rows_shown
+from strata_pipeline.cli.watching import MetricsFile, watched
+from strata_pipeline.errors import UsageError
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.archive import Archived
+    from strata_pipeline.metrics import JobMetrics
 
 __all__ = ["archive_command"]
 
@@ -43,6 +45,15 @@ def archive_command(
     batch_rows: Annotated[
         int, typer.Option(metavar="N", help="The most packets in a batch.", min=1)
     ] = DEFAULT_BATCH_ROWS,
+    delta: Annotated[
+        bool,
+        typer.Option("--delta", help="Publish the lake as a Delta table, once a minute and at the end."),
+    ] = False,
+    metrics_file: MetricsFile = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="With --continuous: answer Prometheus here, at /metrics."),
+    ] = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -60,26 +71,31 @@ def archive_command(
     def follow() -> bool:
         return continuous and not stopped.wait(interval)
 
-    with failures_told(), open_session("archive", master=master, conf=spark_conf(conf)) as spark:
-        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-        signal.signal(signal.SIGINT, lambda *_: stopped.set())
-        with _progress_bar(enabled=not json) as bar:
-            task = bar.add_task("archiving", total=None)
-            told = 0
+    with failures_told():
+        if metrics_listen is not None and not continuous:
+            raise UsageError("--metrics-listen needs --continuous; use --metrics-file for a run that ends")
+        with (
+            watched("archive", lake, metrics_file, metrics_listen) as metrics,
+            open_session("archive", master=master, conf=spark_conf(conf)) as spark,
+            rows_shown("archiving", json) as show,
+        ):
+            signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+            signal.signal(signal.SIGINT, lambda *_: stopped.set())
+            counting = _Counting(metrics)
 
             def progress(done: Archived) -> None:
-                nonlocal told
                 rows = done.packets + done.quarantined
-                bar.update(task, completed=rows, total=rows + done.behind)
-                if json and done.batches > told:
+                show(rows, rows + done.behind)
+                if json and done.batches > counting.batches:
                     say("", json, event="batch", **msgspec.to_builtins(done))
-                told = done.batches
+                counting.update(done)
 
             done = archive(
                 spark,
                 database_url,
                 lake,
                 batch_rows=batch_rows,
+                delta=delta,
                 follow=follow,
                 stopped=stopped.is_set,
                 progress=progress,
@@ -87,12 +103,30 @@ def archive_command(
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
 
 
-def _progress_bar(*, enabled: bool) -> Progress:
-    console = Console(stderr=True)
-    if not (enabled and console.is_terminal):  # a log gets nothing, not even the sequence that hides the bar
-        console = Console(file=io.StringIO())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
+class _Counting:
+    """Adds to the metrics what a run has done since the last look."""
+
+    def __init__(self, metrics: JobMetrics) -> None:
+        self._metrics = metrics
+        self._told: dict[str, int] = {}
+
+    @property
+    def batches(self) -> int:
+        """The batches of which the metrics know."""
+        return self._told.get("batches", 0)
+
+    def update(self, done: Archived) -> None:
+        """Take over the progress, and write."""
+        for name in ("batches", "packets", "quarantined", "body_bytes"):
+            value = getattr(done, name)
+            self._metrics.add(f"strata_archive_{name}", value - self._told.get(name, 0))
+            self._told[name] = value
+        self._metrics.set("strata_archive_behind_packets", done.behind)
+        self._metrics.set("strata_archive_moved_aside", len(done.moved_aside))
+        self._metrics.set("strata_lake_broken", 0)
+        if not done.behind:
+            self._metrics.set("strata_archive_head_reached_seconds", time.time())
+        self._metrics.write()
 
 
 def _told(done: Archived) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from strata.protocol.lake import GENESIS
 
 from strata_pipeline.cli.app import (
@@ -18,9 +18,14 @@ from strata_pipeline.cli.app import (
     failures_told,
     spark_conf,
 )
+from strata_pipeline.cli.progress import steps_shown
+from strata_pipeline.cli.tips import read_tip, write_tip
+from strata_pipeline.cli.watching import MetricsFile, watched
+from strata_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.audit import Audited
+    from strata_pipeline.metrics import JobMetrics
 
 __all__ = ["audit_command"]
 
@@ -52,6 +57,16 @@ def audit_command(
             help="Read only what was added after this tip of an earlier audit, or this number of a manifest.",
         ),
     ] = None,
+    tip_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read only what was added after the tip in this file, and write the new one there when all "
+            "of it holds. The first time, when there is no such file, the whole lake is read.",
+            dir_okay=False,
+        ),
+    ] = None,
+    metrics_file: MetricsFile = None,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -65,28 +80,47 @@ def audit_command(
     from strata_pipeline.jobs.audit import audit
     from strata_pipeline.session import open_session
 
-    console = Console(stderr=True)
-    with failures_told(), open_session("audit", master=master, conf=spark_conf(conf)) as spark:
-        with console.status("auditing") as status:
+    with failures_told():
+        if since is not None and tip_file is not None:
+            raise UsageError("--since and --tip-file both say where to begin: leave one out")
+        begin = since if tip_file is None else read_tip(tip_file)
+        command = "audit" if begin is None and tip_file is None else "audit-since"
+        with (
+            watched(command, lake, metrics_file) as metrics,
+            open_session("audit", master=master, conf=spark_conf(conf)) as spark,
+            steps_shown("auditing", json, spark) as show,
+        ):
 
             def progress(step: str, audited: Audited) -> None:
-                if step in _STEPS and not json:
-                    status.update(_STEPS[step].format(audited))
+                if step in _STEPS:
+                    show(_STEPS[step].format(audited))
 
             audited = audit(
                 spark,
                 lake,
                 url=database_url,
                 bootstrap=bootstrap_file,
-                since=since or GENESIS,
+                since=begin or GENESIS,
                 progress=progress,
             )
-    if json:
-        told = msgspec.to_builtins(audited) | {"event": "audit", "holds": audited.holds}
-        print(msgspec.json.encode(told).decode())
-    else:
-        _tell(audited)
-    raise typer.Exit(0 if audited.holds else 1)
+            _note(metrics, audited)
+            if json:
+                told = msgspec.to_builtins(audited) | {"event": "audit", "holds": audited.holds}
+                print(msgspec.json.encode(told).decode(), flush=True)
+            else:
+                _tell(audited)
+            if not audited.holds:
+                raise typer.Exit(1)
+            if tip_file is not None:
+                write_tip(tip_file, audited.tip)
+
+
+def _note(metrics: JobMetrics, audited: Audited) -> None:
+    metrics.set("strata_audit_holds", float(audited.holds))
+    for name in ("batches", "packets", "quarantined"):
+        metrics.set(f"strata_audit_{name}", getattr(audited, name))
+    metrics.set_findings(audited.counts)
+    metrics.set("strata_lake_broken", 0)
 
 
 def _tell(audited: Audited) -> None:

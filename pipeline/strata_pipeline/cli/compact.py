@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.progress import steps_shown
 
 if TYPE_CHECKING:
     from strata_pipeline.jobs.compact import Compacted
@@ -26,6 +26,12 @@ def compact_command(
         float,
         typer.Option(metavar="SECONDS", help="How long to wait for jobs that read the lake.", min=0),
     ] = 600.0,
+    delta: Annotated[
+        bool,
+        typer.Option(
+            "--delta", help="Publish the lake as a Delta table; one that is there is kept in step anyway."
+        ),
+    ] = False,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -40,12 +46,12 @@ def compact_command(
     from strata_pipeline.session import open_session
 
     with failures_told(), open_session("compact", master=master, conf=spark_conf(conf)) as spark:
-        with Console(stderr=True).status("compacting") as status:
+        with steps_shown("compacting", json, spark) as show:
 
             def progress(done: Compacted) -> None:
-                status.update(f"compacting: {done.days} days done")
+                show(f"{done.days} days done")
 
-            done = compact(spark, lake, grace=grace, patience=patience, progress=progress)
+            done = compact(spark, lake, grace=grace, patience=patience, delta=delta, progress=progress)
     text = f"compacted {done.days} days: {done.files_before} files became {done.files_after}"
     if done.sealed:
         text += f"; {done.sealed} finished days have a summary now"

@@ -17,7 +17,7 @@ from strata_pipeline.cli.app import (
     say,
     spark_conf,
 )
-from strata_pipeline.cli.reporting import steps_shown
+from strata_pipeline.cli.progress import steps_shown
 
 __all__ = ["migrate_command"]
 
@@ -47,7 +47,7 @@ def migrate_command(
     from strata_pipeline.session import open_session
 
     with failures_told(), open_session("migrate-lake", master=master, conf=spark_conf(conf)) as spark:
-        with steps_shown("migrating", json) as progress:
+        with steps_shown("migrating", json, spark) as progress:
             done = migrate_lake(spark, lake, url=database_url, bootstrap=bootstrap_file, progress=progress)
     text = f"{done.batches:,} batches are of format 2 now; the tip was {done.tip_before} and is {done.tip}"
     if not done.batches:

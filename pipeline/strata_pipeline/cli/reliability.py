@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
-from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
+from strata_pipeline.cli.progress import steps_shown
+from strata_pipeline.cli.reporting import Days, Output, print_row, print_table
 from strata_pipeline.reports.reliability import ReliabilityFigures
 from strata_pipeline.reports.text import count_text, seconds_text, share_text
 
@@ -29,7 +30,7 @@ def reliability_command(
     from strata_pipeline.session import open_session
 
     with failures_told(), open_session("reliability", master=master, conf=spark_conf(conf)) as spark:
-        with steps_shown("reliability", json) as progress:
+        with steps_shown("reliability", json, spark) as progress:
             figures = reliability(spark, lake, days=days, output=output, progress=progress)
     if json:
         for row in figures.channel_days:

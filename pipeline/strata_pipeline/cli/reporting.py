@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from strata_pipeline.reports.text import visible
 
-__all__ = ["Days", "Output", "print_row", "print_table", "steps_shown"]
+__all__ = ["Days", "Output", "print_row", "print_table"]
 
 _MIN_TEXT = 12
 _FILE_WIDTH = 160
@@ -27,17 +26,6 @@ Output = Annotated[
     str | None,
     typer.Option("--output", metavar="DIR", help="Write tables (Parquet) and the report to this folder."),
 ]
-
-
-@contextmanager
-def steps_shown(name: str, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A function that shows the current step on a terminal."""
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda step: None
-        return
-    with console.status(name) as status:
-        yield lambda step: status.update(f"{name}: {step}")
 
 
 def print_row(event: str, row: Mapping[str, object]) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from strata_pipeline.cli.app import Json, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ def reputation_command(
     from strata_pipeline.jobs.reputation import reputation
     from strata_pipeline.session import open_session
 
-    console = Console(stderr=True)
     with failures_told():
         moment = _moment(at)
         with (
             open_session("reputation", master=master, conf=spark_conf(conf)) as spark,
-            console.status("scoring relays"),
+            steps_shown("scoring relays", json, spark),
         ):
             scored = reputation(spark, probes, at=moment, output=output)
     if json:

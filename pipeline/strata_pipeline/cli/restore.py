@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from strata.protocol.lake import parse_day
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.progress import rows_shown
 from strata_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,28 +49,20 @@ def restore_command(
     from strata_pipeline.jobs.restore import restore
     from strata_pipeline.session import open_session
 
-    console = Console(stderr=True)
     with failures_told():
         last_day = _day(until)
-        with open_session("restore", master=master, conf=spark_conf(conf)) as spark:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            with Progress(
-                *columns, console=console, transient=True, disable=json or not console.is_terminal
-            ) as bar:
-                task = bar.add_task("restoring", total=None)
+        with (
+            open_session("restore", master=master, conf=spark_conf(conf)) as spark,
+            rows_shown("restoring", json) as show,
+        ):
 
-                def progress(done: Restored) -> None:
-                    bar.update(task, completed=done.packets, total=done.packets + done.left)
-                    if json:
-                        told = {"event": "progress", **msgspec.to_builtins(done)}
-                        print(msgspec.json.encode(told).decode(), flush=True)
+            def progress(done: Restored) -> None:
+                show(done.packets, done.packets + done.left)
+                if json:
+                    told = {"event": "progress", **msgspec.to_builtins(done)}
+                    print(msgspec.json.encode(told).decode(), flush=True)
 
-                done = restore(spark, database_url, lake, until=last_day, progress=progress)
+            done = restore(spark, database_url, lake, until=last_day, progress=progress)
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
 
 

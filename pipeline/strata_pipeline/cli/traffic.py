@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
-from strata_pipeline.cli.reporting import Days, Output, print_row, print_table, steps_shown
+from strata_pipeline.cli.progress import steps_shown
+from strata_pipeline.cli.reporting import Days, Output, print_row, print_table
 from strata_pipeline.errors import UsageError
 from strata_pipeline.reports.text import count_text, shortened, size_text
 from strata_pipeline.reports.traffic import TrafficFigures
@@ -95,7 +96,7 @@ def traffic_command(
         )
         with (
             open_session("traffic", master=master, conf=spark_conf(conf)) as spark,
-            steps_shown("traffic", json) as progress,
+            steps_shown("traffic", json, spark) as progress,
         ):
             figures = traffic(
                 spark,

@@ -21,6 +21,7 @@ from strata.protocol.lake import FORMAT, Manifest, Span
 
 from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.publishing import DeltaFollower
 from strata_pipeline.lake import files
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.contents import contents_of
@@ -62,20 +63,23 @@ def archive(
     *,
     batch_rows: int = DEFAULT_BATCH_ROWS,
     partitions: int | None = None,
+    delta: bool = False,
     follow: Callable[[], bool] = lambda: False,
     stopped: Callable[[], bool] = lambda: False,
     progress: Callable[[Archived], None] = lambda done: None,
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    A batch is read in `partitions` parts; by default in one for each core, and none below 10,000 rows. At the
-    head, `follow` may wait, and returns whether to look again. After each batch, `stopped` returns
-    whether to end there. `progress` is called after each batch and at the head. Raises `PipelineError` and
-    `LakeError`; whatever happened, the next run completes the work.
+    A batch is read in `partitions` parts; by default in one for each core, and none below 10,000 rows. With
+    `delta` the Delta log is brought up to the lake, once a minute and at the end. At the head, `follow` may
+    wait, and returns whether to look again. After each batch, `stopped` returns whether to end there.
+    `progress` is called after each batch and at the head. Raises `PipelineError` and `LakeError`; whatever
+    happened, the next run completes the work.
     """
     done = Archived()
     cores = parallelism(spark)
     with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
+        published = DeltaFollower(lake.root) if delta else None
         done.moved_aside = [str(path) for path in lake.moved]
         _check_same_log(lake, connection)
         while True:
@@ -87,8 +91,10 @@ def archive(
             if span is None:
                 done.reached, done.tip = lake.reached, lake.tip
                 progress(done)
+                if published is not None:
+                    published.look(lake.reached)
                 if not follow():
-                    return done
+                    break
                 continue
             parts = partitions or min(cores, -(-span.ordinals // _MIN_PART_ROWS))
             manifest = _archive_batch(spark, url, lake, span, state, parts)
@@ -99,8 +105,13 @@ def archive(
             done.reached, done.tip = manifest.up_to, manifest.hash
             done.behind -= manifest.packets + manifest.quarantined
             progress(done)
+            if published is not None:
+                published.look(lake.reached)
             if stopped():
-                return done
+                break
+        if published is not None:
+            published.look(lake.reached, at_once=True)
+    return done
 
 
 def _archive_batch(

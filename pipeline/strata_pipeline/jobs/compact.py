@@ -20,6 +20,7 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake import files
+from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.schemas import schema
@@ -53,13 +54,15 @@ def compact(
     file_bytes: int = DEFAULT_FILE_BYTES,
     grace: int = DEFAULT_GRACE,
     patience: float = DEFAULT_PATIENCE,
+    delta: bool = False,
     progress: Callable[[Compacted], None] = lambda done: None,
 ) -> Compacted:
     """Compact every finished day of more than one batch. A day is finished when the lake has begun the next.
 
     `file_bytes` is the approximate size of the bodies in a file. Files that were replaced `grace` seconds ago
     are deleted. The files of a day change places while no other job of ours reads the lake; when the jobs do
-    not end within `patience` seconds, the day waits for the next run. Raises `LakeError`, `LakeBusy`.
+    not end within `patience` seconds, the day waits for the next run. A Delta log is told of each day; with
+    `delta` there is one afterwards. Raises `LakeError`, `LakeBusy`.
     Whenever the job is cut off, each day is whole, in its old files or in its new ones.
     """
     done = Compacted()
@@ -67,15 +70,19 @@ def compact(
         done.deleted = delete_retired(lake, int(time.time()), grace)
         for day in lake.days():
             if day < day_of(lake.reached) and len(lake.batches(day)) > 1:
-                _compact_day(spark, lake, day, file_bytes, patience, done)
+                if _compact_day(spark, lake, day, file_bytes, patience, done) and is_published(lake):
+                    publish(Lake.open(path), days=[day])
                 progress(done)
         done.sealed = lake.chain.seal()
+        if delta:
+            publish(Lake.open(path))
     return done
 
 
 def _compact_day(
     spark: SparkSession, lake: Lake, day: int, file_bytes: int, patience: float, done: Compacted
-) -> None:
+) -> bool:
+    """Whether the day could be compacted."""
     body_bytes = sum(manifest.body_bytes for manifest in lake.chain.of_day(day))
     staged = staged_day(lake, day)
     with translate_failures(f"compacting {day_text(day)}"):
@@ -95,7 +102,8 @@ def _compact_day(
         files.remove(staged.parent)
         files.remove_if_empty(lake.staging)
         done.waiting += 1
-        return
+        return False
     done.files_before += before
     done.files_after += after
     done.days += 1
+    return True

@@ -123,6 +123,10 @@ class Chain:
         for summary in reversed(self.sealed):
             yield from reversed(self.of_day(summary.day))
 
+    def one(self, number: int) -> Manifest:
+        """The manifest of a number. Raises `LakeError` where it cannot be read."""
+        return next(iter(self._read([manifest_name(number)])))
+
     def after(self, tip: str) -> list[Manifest]:
         """What the chain gained after a manifest, named by its hash or its number.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from strata_pipeline.errors import LakeBusy, LakeError
 
 __all__ = [
+    "awaited",
     "count",
     "exchange",
     "locked",
@@ -51,6 +52,14 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise LakeBusy(f"another process writes into {path.parent}; wait for it, or stop it") from None
+        yield
+
+
+@contextlib.contextmanager
+def awaited(path: Path) -> Iterator[None]:
+    """Hold a lock of a lake, once whoever holds it has let go."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -1,0 +1,39 @@
+"""`strata-pipeline publish-delta`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from strata_pipeline.cli.app import Json, LakeFolder, failures_told, say
+
+__all__ = ["delta_command"]
+
+
+def delta_command(
+    lake: LakeFolder,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Move the Delta log into _aside, and make another from the chain."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Publish the lake as a Delta table, in packets/_delta_log.
+
+    Readers of Delta (DuckDB, Polars, Trino, Spark with Delta, …) then find a consistent table, and skip files
+    by sequence and time. The log names the files that are there, and copies none. It can be removed and made
+    again at any time: the chain of manifests counts. A run too many changes nothing. After the first run,
+    compact keeps the log in step, and archive does with --delta.
+    """
+    from strata_pipeline.lake.delta import publish
+    from strata_pipeline.lake.lake import Lake
+
+    with failures_told():
+        done = publish(Lake.open(lake), rebuild=rebuild)
+    text = (
+        f"version {done.version} of the Delta table tells of manifests up to {done.manifest}: "
+        f"{done.added:,} files added, {done.removed:,} taken out, {done.rows:,} rows"
+    )
+    say(text, json, event="published", **msgspec.to_builtins(done))

@@ -1,0 +1,33 @@
+"""The Delta log kept in step by a job that changes the lake."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from strata_pipeline.lake.delta import publish
+from strata_pipeline.lake.lake import Lake
+
+__all__ = ["DeltaFollower"]
+
+_PAUSE_SECONDS = 60.0
+"""Each commit is a file that readers of the table read: a chain of small batches must not make as many."""
+
+
+class DeltaFollower:
+    """Publishes what a lake gains, at most once a minute."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._reached = -1
+        self._next_at = 0.0
+
+    def look(self, reached: int, *, at_once: bool = False) -> None:
+        """The lake reaches up to this sequence: publish, if it is new and time for it.
+
+        Raises `LakeError`: a log that does not fit is for a person to look at.
+        """
+        if reached in (self._reached, 0) or (not at_once and time.monotonic() < self._next_at):
+            return
+        publish(Lake.open(self._root), days=())
+        self._reached, self._next_at = reached, time.monotonic() + _PAUSE_SECONDS

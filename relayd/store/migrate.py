@@ -16,7 +16,7 @@ from relayd.store.types import UnsafeDatabase
 
 __all__ = ["REVISION", "check_revision", "current_revision", "latest_revision", "migrate", "read_revision"]
 
-REVISION = "0003"
+REVISION = "0004"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
 
 _CONNECT_TIMEOUT = 10.0

@@ -1,5 +1,7 @@
-"""Relays that read from each other on one made clock, around the daemon's own core: `Mesh`, `Intake`, `Standing`
-and the rules for ages and witnesses. What is made here is the log, the network and time."""
+"""Relays that read from each other on one made clock, around the daemon's own core.
+
+`Mesh`, `Intake`, `Standing` and the rules for ages and witnesses are the real ones. What is made here is the
+log, the network and time."""
 
 from __future__ import annotations
 

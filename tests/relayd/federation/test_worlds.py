@@ -57,6 +57,34 @@ def test_cuts_kills_and_absences(seed):
     assert world.received == received, "a converged world is silent"
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(seed):
+    """What a survivor has, all have in the end, though one is killed while it waits for the dead one."""
+    world = SimulatedWorld(seed, 4)
+    gone, *rest = world.dids
+    for _ in range(30):
+        world.publish(world.random.choice(world.dids))
+        world.run(world.random.choice([5, 15]))
+    for did in world.random.sample(rest, world.random.randrange(1, 3)):
+        world.cuts[frozenset((gone, did))] = float("inf")
+    for _ in range(world.random.randrange(1, 9)):
+        world.publish(gone)
+        world.publish(world.random.choice(rest))
+        world.run(5)
+    world.relays[gone].up = False
+    for _ in range(world.random.randrange(12)):
+        world.publish(world.random.choice(rest))
+        if world.random.random() < 0.2:
+            world.relays[world.random.choice(rest)].start()
+        world.run(world.random.choice([5, 20]))
+    world.run(400)
+    held = world.sets(but=gone)
+    assert held == [set.union(*held)] * len(rest)
+    received = world.received
+    world.run(300)
+    assert world.received == received
+
+
 @pytest.mark.parametrize("seed", range(SEEDS // 3))
 def test_clocks_an_hour_apart(seed):
     world = SimulatedWorld(seed, 3, skews=(0, 3600, -3600))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -13,10 +14,21 @@ from typing import Any
 
 from strata.protocol.ids import Identity
 
+from relayd.config import Settings
+from relayd.federation.overview import peer_rows
 from tests.support.bare_client import Message, open_client
 from tests.support.relay_process import RelayProcess, environment
 
-__all__ = ["Federated", "eventually", "federated", "holds", "ids_at", "peers_command"]
+__all__ = [
+    "Federated",
+    "eventually",
+    "federated",
+    "holds",
+    "ids_at",
+    "peer_comes_to",
+    "peer_of",
+    "peers_command",
+]
 
 TIMEOUT = 90.0
 
@@ -84,7 +96,9 @@ def federated(
     made = Federated(folder, names, links, group=group, per_relay=per_relay or {}, **settings)
     try:
         for relay in made.relays.values():
-            relay.start()
+            relay.spawn()
+        for relay in made.relays.values():
+            relay.ready = relay.await_ready()
         yield made
     finally:
         for relay in made.relays.values():
@@ -125,10 +139,28 @@ async def holds(
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until this holds of other processes; asking takes a while, so it is not asked often."""
+    """Wait until this holds of other processes; asking takes a while, so a thread asks, and not often."""
     async with asyncio.timeout(TIMEOUT):
-        while not condition():  # noqa: ASYNC110 -- other processes
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- other processes
             await asyncio.sleep(0.3)
+
+
+async def peer_of(relay: RelayProcess) -> dict[str, Any]:
+    """What `relayd peers list` says of the relay's first peer, without a process for each question."""
+    settings = dataclasses.replace(
+        Settings(),
+        data_dir=Path(str(relay.settings["data_dir"])),
+        peers_file=Path(str(relay.settings["peers_file"])),
+    )
+    return (await peer_rows(settings))[0]
+
+
+async def peer_comes_to(relay: RelayProcess, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Wait until this holds of the relay's first peer."""
+    async with asyncio.timeout(TIMEOUT):
+        while not holds(peer := await peer_of(relay)):  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.2)
+    return peer
 
 
 def _free_ports(count: int) -> list[int]:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from strata.protocol.ids import Identity
 
 from tests.support.bare_client import open_client
-from tests.support.federations import Federated, eventually, federated, holds, ids_at, peers_command
+from tests.support.federations import (
+    Federated,
+    eventually,
+    federated,
+    holds,
+    ids_at,
+    peer_comes_to,
+    peer_of,
+    peers_command,
+)
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import http_get
 
+pytestmark = pytest.mark.timeout(400)  # three relays, each with a PostgreSQL of its own
 RING = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"), ("c", "a"), ("a", "c")]
 
 
@@ -40,10 +51,10 @@ def is_linked(relays: Federated, name: str, peers: int) -> bool:
     return sum(line.endswith(" 1.0") for line in connected) == peers
 
 
-@pytest.mark.req("R-350", "R-353", "R-360", "R-367", "R-371", "R-373", "R-374")
+@pytest.mark.req("R-350", "R-351", "R-353", "R-360", "R-367", "R-371", "R-373", "R-374")
 async def test_each_packet_goes_once_to_each_relay_of_a_ring(ring: Federated):
     for name in "abc":
-        await eventually(lambda name=name: is_linked(ring, name, 2))
+        await eventually(partial(is_linked, ring, name, 2))
     authors = {name: new_identity() for name in "abc"}
     dids = [author.did for author in authors.values()]
     made = {name: [make(authors[name], n=n) for n in range(20)] for name in "abc"}
@@ -131,9 +142,10 @@ async def test_an_author_blocked_here_is_not_replicated_in(tmp_path):
             await client.publish_all([make(fine, n=n) for n in range(3)])
         await holds(relays["a"], [fine.did], lambda found: len(found) == 3)
         assert await ids_at(relays["a"], [blocked.did]) == []
-        await eventually(lambda: _peers(relays)[0]["skipped"] == 3)
-        assert _peers(relays)[0]["state"] == "connected"
-        assert _peers(relays)[0]["offences"] == 0
+        peer = await peer_comes_to(relays["a"], lambda peer: peer["skipped"] == 3)
+        assert (peer["state"], peer["offences"]) == ("connected", 0)
+        (listed,) = _peers(relays)
+        assert listed == peer
         await _paused(relays)
 
 
@@ -151,13 +163,13 @@ async def _paused(relays: Federated) -> None:
     await eventually(lambda: is_linked(relays, "a", 0))
     async with open_client(relays["b"].ws) as client:
         await client.publish_all([make(author, n=n) for n in range(3)])
-    assert _peers(relays)[0]["state"] == "paused"
+    assert (await peer_of(relays["a"]))["state"] == "paused"
     assert await ids_at(relays["a"], [author.did]) == []
     assert peers_command(relays["a"], "resume", did).returncode == 0
     await holds(relays["a"], [author.did], lambda found: len(found) == 3)
     assert peers_command(relays["a"], "reset-cursor", did).returncode == 0
     assert peers_command(relays["a"], "forgive", "did:strata:zNobody").returncode == 2
-    await eventually(lambda: _peers(relays)[0]["state"] == "connected")
+    await peer_comes_to(relays["a"], lambda peer: peer["state"] == "connected")
 
 
 @pytest.mark.req("R-290", "R-356", "R-358")
@@ -166,7 +178,7 @@ async def test_a_relay_that_the_upstream_does_not_list_reads_nothing(tmp_path):
     with federated(tmp_path, "ab", [("a", "b")], per_relay={"b": {"replication_peers": []}}) as relays:
         async with open_client(relays["b"].ws) as client:
             await client.publish_all([make(author, n=0)])
-        await eventually(lambda: "replication_peers" in str(_peers(relays)[0]["problem"]))
+        await peer_comes_to(relays["a"], lambda peer: "replication_peers" in str(peer["problem"]))
         assert await ids_at(relays["a"], [author.did]) == []
         manifest = json.loads(http_get(f"{relays['b'].http}/.well-known/strata-relay.json")[2])
         assert manifest["replication"]["accepts_peer_subscriptions"] is False

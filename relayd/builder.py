@@ -10,7 +10,7 @@ connection ─ Admission ─ Writer ─ store
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strata.protocol.ids import Identity
@@ -21,6 +21,7 @@ from relayd.access.limits import SessionLimits
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.commits import Commits
 from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
+from relayd.admission.request import marks_of
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.faults import Faults
@@ -58,8 +59,10 @@ def build_relay(
     trust: ProvenanceTrust = ProvenanceTrust(),  # noqa: B008 - immutable
     plugins: Plugins | None = None,
     clock: Callable[[], int] = lambda: int(time.time()),
+    peers: Mapping[str, int] | None = None,
 ) -> Relay:
-    """Put a relay together on the running loop; `head` is the log's last sequence.
+    """Put a relay together on the running loop; `head` is the log's last sequence, `peers` the numbers of the
+    relays that this one has read from.
 
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
@@ -127,12 +130,13 @@ def build_relay(
         publish_timeout=settings.publish_timeout,
         clock=clock,
         keys=_KeyWatch(lambda: fanout.position, admission.still_admitted, tail.reach),
+        marks=marks_of,
         faults=faults,
     )
     relay = Relay(
         relay_id=relay_identity(settings, store).did,
         settings=settings,
-        limits=_session_limits(settings),
+        limits=_session_limits(settings, peers or {}),
         clock=clock,
         metrics=metrics,
         tally=tally,
@@ -158,7 +162,7 @@ def relay_identity(settings: Settings, store: Store) -> Identity:
     return Identity.from_seed(bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed)
 
 
-def _session_limits(settings: Settings) -> SessionLimits:
+def _session_limits(settings: Settings, peers: Mapping[str, int]) -> SessionLimits:
     return SessionLimits(
         default_limit=settings.default_limit,
         max_limit=settings.max_limit,
@@ -167,6 +171,7 @@ def _session_limits(settings: Settings) -> SessionLimits:
         max_filter_bytes=settings.max_filter_bytes,
         malformed_limit=settings.malformed_limit,
         malformed_window=settings.malformed_window,
+        peers=peers,
     )
 
 

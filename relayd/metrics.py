@@ -236,6 +236,7 @@ class Metrics:
         self._add_publishing(registry)
         self._add_delivery(registry)
         self._add_store(registry)
+        self._add_federation(registry)
 
     def _add_connections(self, registry: CollectorRegistry) -> None:
         self.connections = _gauge(registry, "relayd_connections", "WebSocket connections open now.")
@@ -400,6 +401,35 @@ class Metrics:
             multiprocess_mode="livemostrecent",
         )
         self.retention_waiting = {reason: waiting.labels(reason) for reason in (*RETENTION_REASONS, OTHER)}
+
+    def _add_federation(self, registry: CollectorRegistry) -> None:
+        # The label holds the DIDs of `peers_file` and no others.
+        self.peer_packets = Counter(
+            "relayd_peer_packets_total",
+            "Packets that came from peers, by what became of them.",
+            ["peer", "outcome"],
+            registry=registry,
+        )
+        self.peer_witnesses_refused = Counter(
+            "relayd_peer_witnesses_refused_total",
+            "Packets of peers whose `received_at` cannot be true: local time counts.",
+            ["peer"],
+            registry=registry,
+        )
+        self.peer_connected = Gauge(
+            "relayd_peer_connected",
+            "1 while this relay reads from the peer, else 0.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.peer_last_witness = Gauge(
+            "relayd_peer_last_witness_seconds",
+            "The latest Unix time at which a packet that came from the peer was first received anywhere.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
 
     def retention_waits(self, days: int, reason: str | None) -> None:
         """So many days past retention wait for the archive, for a reason of `RETENTION_REASONS` if any do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relayd.config import ConfigurationError, Settings
+from relayd.federation.peers_file import read_peers
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.policy.plugins import load_plugins
 from relayd.tls import TlsError, read_tls_files, tls_files
@@ -19,7 +20,7 @@ def check_references(settings: Settings) -> None:
             read_tls_files(files.cert, files.key)
     except TlsError as error:
         problems.append(str(error))
-    for check in (_identities, _plugins):
+    for check in (_identities, _plugins, _peers):
         try:
             check(settings)
         except ConfigurationError as error:
@@ -30,6 +31,10 @@ def check_references(settings: Settings) -> None:
 
 def _identities(settings: Settings) -> None:
     trust_of(settings, read_bootstrap(settings.bootstrap_file))
+
+
+def _peers(settings: Settings) -> None:
+    read_peers(settings.peers_file)
 
 
 def _plugins(settings: Settings) -> None:

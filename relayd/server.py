@@ -27,9 +27,11 @@ import structlog
 from relayd import failpoints
 from relayd.accepting import Listener, bind
 from relayd.access.memory import MemoryCeiling, Pressure
-from relayd.builder import build_relay
+from relayd.builder import build_relay, relay_identity
 from relayd.config import ConfigurationError, Settings
 from relayd.database_watch import watch_database
+from relayd.federation.peers_file import read_peers
+from relayd.federation.service import Federation
 from relayd.files import room_for_sockets
 from relayd.gauges import Gauges
 from relayd.http.api import HttpApi, MetricsApi
@@ -51,6 +53,7 @@ from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.migrate import migrate
+from relayd.store.peers import register_peers
 from relayd.store.types import AbuseEntry, StoreError, StoreUnavailable
 from relayd.tls import ServerTls, TlsError, make_certificate, read_tls_files
 
@@ -238,17 +241,36 @@ async def _serve(
         await store.begin([claim for claim in claims if claim is not None])
         if not settings.retention_requires_archive:
             await store.maintain(int(time.time()))
+        identity = relay_identity(settings, store)
+        upstreams = read_peers(settings.peers_file, own_id=identity.did)
+        named = [(peer.relay_id, peer.url) for peer in upstreams]
+        numbers = await register_peers(database_url, named)
         relay = build_relay(
             settings,
             store,
             metrics,
+            peers=numbers,
             head=await store.head(),
             bootstrap=bootstrap,
             trust=trust_of(settings, bootstrap),
             plugins=plugins,
         )
         await relay.identities.open()
-        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports)
+        federation = None
+        if upstreams:
+            federation = Federation(
+                upstreams,
+                numbers,
+                url=database_url,
+                identity=identity,
+                store=store,
+                admission=relay.admission,
+                metrics=metrics,
+                faults=relay.faults,
+                clock=relay.clock,
+                max_backfill_seconds=settings.max_backfill_seconds,
+            )
+        process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports, federation)
         try:
             await process.run(announce, stop, shared_port, leaves_port)
             return _Served(process.settings, store.known.claim)
@@ -286,8 +308,10 @@ class _Process:
         bootstrap: Bootstrap,
         guard: Guard,
         ports: dict[str, int],
+        federation: Federation | None,
     ) -> None:
         self._settings = settings
+        self._federation = federation
         self._ports = ports
         self._guard = guard
         self._guard_failed = False
@@ -344,6 +368,10 @@ class _Process:
                 ("gauges", self._gauges.run()),
             )
         ]
+        reading = None
+        if self._federation is not None:
+            reading = asyncio.create_task(self._federation.run(), name="federation")
+            jobs.append(reading)
         try:
             announce(self._listen(shared_port))
             _calm_the_collector()
@@ -363,6 +391,10 @@ class _Process:
             if leaves_port():
                 for listener in self._listeners:
                     listener.close()
+            if reading is not None:  # what peers send would be publishes under way, without end
+                jobs.remove(reading)
+                reading.cancel()
+                await asyncio.wait([reading])
             await self._drain()
             await self._write_guard()
         finally:

@@ -19,6 +19,9 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
+# Nothing that programs of the revision before use has changed.
+keeps_older_programs = True
+
 _TABLES = """
 CREATE TABLE moderation (
     kind       text NOT NULL CHECK (kind IN ('author', 'packet', 'media', 'type', 'network')),

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLimits", "purse"]
@@ -296,3 +296,5 @@ class SessionLimits:
     max_filter_bytes: int = 2 * 2**20
     malformed_limit: int = 20
     malformed_window: float = 60.0
+    peers: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of the relays that this one has read from, by DID: what `not_via` may name."""

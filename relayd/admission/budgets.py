@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -100,8 +101,9 @@ class TrustBudgets:
         # In order of last use.
         self._known: OrderedDict[str, _Acts] = OrderedDict()
 
-    async def take(self, packet: Packet) -> None:
-        """Count a trust packet, until `settled` says what became of it.
+    async def take(self, packet: Packet, at: int | None = None) -> None:
+        """Count a trust packet, until `settled` says what became of it; `at` is when another relay received
+        it, so that a peer's backlog of days counts for the days it is of.
 
         Raises `InvalidPacket` with `rate_limited`, when nothing is counted, and what reading the log raises.
         Cancelling counts nothing.
@@ -115,7 +117,7 @@ class TrustBudgets:
         mine[packet.digest] = budget
         before = {packet_id for packet_id, act in mine.items() if act is budget}
         try:
-            received = await self._received(packet.author_id, budget)
+            received = await self._received(packet.author_id, budget, at)
             if len(before | received.keys()) > limit:
                 times = sorted(received.values())
                 raise _over(limit, times, len(before - received.keys()), self._clock())
@@ -149,7 +151,7 @@ class TrustBudgets:
     def _observe(self, entry: LogEntry) -> None:
         new = entry.packet
         strength = fields.number(_EDGE_DECODER.decode(new.body).content.strength)
-        self._count(new.author_id, new.packet_id, entry.received_at, _act(new.content_type, strength))
+        self._count(new.author_id, new.packet_id, entry.told_at, _act(new.content_type, strength))
 
     async def close(self) -> None:
         """End the reads under way."""
@@ -158,8 +160,8 @@ class TrustBudgets:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _received(self, author: str, budget: TrustAct) -> dict[bytes, int]:
-        """The packets that count against this budget, and when they were received."""
+    async def _received(self, author: str, budget: TrustAct, at: int | None) -> dict[bytes, int]:
+        """The packets that count against this budget at this time, and when they were received."""
         acts = self._known.get(author) or self._begin(author)
         self._known.move_to_end(author)
         if (task := acts.reading) is not None:
@@ -168,11 +170,12 @@ class TrustBudgets:
                 task.result()
             finally:
                 del task  # it holds what it raised, whose frames would hold it
-        since = self._clock() - WINDOW_SECONDS
+        until = math.inf if at is None else at
+        since = (self._clock() if at is None else at) - WINDOW_SECONDS
         return {
             packet_id: received_at
             for packet_id, (received_at, act) in acts.received.items()
-            if act is budget and received_at > since
+            if act is budget and since < received_at <= until
         }
 
     def _begin(self, author: str) -> _Acts:

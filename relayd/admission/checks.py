@@ -24,10 +24,11 @@ from strata.protocol.provenance import judge as judge_provenance
 from strata.protocol.typed import check_content, has_checks
 
 from relayd.admission.knowledge import Known
+from relayd.admission.origin import PeerOrigin, check_age
 from relayd.policy import Policy
 from relayd.store.types import EXEMPT_TYPES, NewPacket
 
-__all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh"]
+__all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh", "weigh_replicated"]
 
 _CHAIN_PACKETS = 64
 """So many packets of the largest size make the longest chain; usual ones are a thirtieth of that size."""
@@ -67,8 +68,19 @@ def weigh(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> 
     check_freshness(packet, now, max_age_seconds=max_age_seconds)
 
 
-def judge(packet: Packet, known: Known, now: int) -> bool:
+def weigh_replicated(
+    packet: Packet, policy: Policy, origin: PeerOrigin, witness: int | None, now: int, *, max_age_seconds: int
+) -> None:
+    """Checks 9 and 10 for a packet of a peer: policy is the same (R-379). Raises `InvalidPacket`."""
+    policy.check(packet)
+    check_age(packet, origin, witness, now, max_age_seconds=max_age_seconds)
+
+
+def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> bool:
     """Checks 11 and 12; whether the packet is valid and yet has no effect for now (R-088).
+
+    With `ingest=False` what was known at `now`, a time in the past, counts alone: for a packet that another
+    relay took then (R-370).
 
     Raises `InvalidPacket` for the first that fails. For a plain packet it costs a signature check and little
     more.
@@ -85,7 +97,7 @@ def judge(packet: Packet, known: Known, now: int) -> bool:
     elif packet.content_type in IDENTITY_TYPES:
         queued = _change(packet, known.chain, now)
     else:
-        known.chain.verify(packet, now)
+        known.chain.verify(packet, now, ingest=ingest)
     if has_checks(packet):
         check_content(packet, known.author_keys(packet.author_id, now))
     return queued
@@ -111,7 +123,9 @@ def _change(packet: Packet, chain: KeyChain, now: int) -> bool:
     return changed.is_pending(packet.packet_id, now)
 
 
-def to_store(packet: Packet, downgrade: Downgrade | None) -> NewPacket:
+def to_store(
+    packet: Packet, downgrade: Downgrade | None, origin: PeerOrigin | None = None, witness: int | None = None
+) -> NewPacket:
     """The row of a packet that passed: its signed bytes, and beside them what was found (R-208)."""
     return NewPacket(
         packet_id=packet.digest,
@@ -122,4 +136,6 @@ def to_store(packet: Packet, downgrade: Downgrade | None) -> NewPacket:
         body=packet.canonical,
         equivalence_key=equivalence_key(packet),
         annotation=None if downgrade is None else downgrade.encode(),
+        witnessed_at=witness,
+        ingest_peer=None if origin is None else origin.peer_id,
     )

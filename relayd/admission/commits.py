@@ -76,7 +76,10 @@ class Commits:
             failpoints.hit("admission.answer")
         outcome, _, received_at, duplicate_of = place
         if outcome is Outcome.STORED:
-            self._admission.committed(request, received_at, duplicate=False)
+            witnessed_at = packet.witnessed_at
+            self._admission.committed(
+                request, received_at if witnessed_at is None else witnessed_at, duplicate=False
+            )
         elif outcome is Outcome.DUPLICATE:
             self._admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
         else:

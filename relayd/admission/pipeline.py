@@ -43,9 +43,18 @@ from strata.protocol.provenance import ProvenanceTrust
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
-from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace, weigh
+from relayd.admission.checks import (
+    judge,
+    require_chain_room,
+    require_room,
+    to_store,
+    trace,
+    weigh,
+    weigh_replicated,
+)
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Known, known_of, missing_for
+from relayd.admission.origin import witness_of
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
 from relayd.config import Settings
@@ -206,9 +215,18 @@ class Admission:
         try:
             request.parsed(limits.parse(request.raw))
             require_room(request.packet, limits.max_identity_bytes)
-            weigh(request.packet, self.policy, self._clock(), max_age_seconds=limits.max_packet_age_seconds)
+            self._weigh(request)
         except InvalidPacket as error:
             request.refuse(error)
+
+    def _weigh(self, request: PublishRequest) -> None:
+        packet, origin, now = request.packet, request.origin, self._clock()
+        max_age = self._limits.max_packet_age_seconds
+        if origin is None:
+            weigh(packet, self.policy, now, max_age_seconds=max_age)
+        else:
+            request.witness = witness_of(packet, origin, now)
+            weigh_replicated(packet, self.policy, origin, request.witness, now, max_age_seconds=max_age)
 
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
@@ -239,9 +257,9 @@ class Admission:
         if not request.is_parsed:
             self._examine(request)
             return
-        now = self._clock()
+        now = request.judged_at(self._clock())
         try:
-            request.queued = judge(request.packet, request.known, now)
+            request.queued = judge(request.packet, request.known, now, ingest=request.witness is None)
             require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
@@ -287,7 +305,7 @@ class Admission:
         packet = request.packet
         try:
             if packet.content_type in BUDGETED_TYPES:
-                await self._budgets.take(packet)
+                await self._budgets.take(packet, request.witness)
                 request.is_charged = True
             if request.origin_refusal is not None:
                 request.refuse(request.origin_refusal)
@@ -452,7 +470,7 @@ class Admission:
         if packet.content_type in IDENTITY_TYPES:
             self._changing[packet.author_id] = request
         try:
-            self._enqueue(to_store(packet, request.downgrade), request)
+            self._enqueue(to_store(packet, request.downgrade, request.origin, request.witness), request)
         except StoreUnavailable:
             self.failed(request, _QUEUE_FULL)
 
@@ -565,7 +583,8 @@ class Admission:
             request.known = fresh
             try:
                 # An identity packet that a lost append has stored holds: it is in the chain by now.
-                request.queued = judge(packet, fresh, self._clock())
+                at = request.judged_at(self._clock())
+                request.queued = judge(packet, fresh, at, ingest=request.witness is None)
                 return True
             except InvalidPacket as error:
                 request.refuse(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from strata.protocol.errors import InvalidPacket
@@ -11,8 +12,10 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance import Downgrade
 
 from relayd.admission.knowledge import Known
+from relayd.admission.origin import PeerOrigin
+from relayd.store.types import PeerMark
 
-__all__ = ["Lane", "PublishRequest", "PublishVerdict", "Publisher"]
+__all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Publisher", "marks_of"]
 
 
 class Publisher(Protocol):
@@ -65,6 +68,7 @@ class PublishRequest:
         "is_parsed",
         "known",
         "lane",
+        "origin",
         "origin_refusal",
         "packet",
         "queued",
@@ -72,13 +76,25 @@ class PublishRequest:
         "refusal",
         "started_at",
         "verdict",
+        "witness",
     )
 
-    def __init__(self, raw: bytes, client_msg_id: str | None, lane: Lane, started_at: float) -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        client_msg_id: str | None,
+        lane: Lane,
+        started_at: float,
+        origin: PeerOrigin | None = None,
+    ) -> None:
         self.raw = raw
         self.client_msg_id = client_msg_id
         self.lane = lane
         self.started_at = started_at
+        self.origin = origin
+        """The peer that it comes from, where it was not published here."""
+        self.witness: int | None = None
+        """When the first relay received it, where the peer's word for that counts."""
         self.is_parsed = False
         self.packet: Packet
         """Unset until `parsed`."""
@@ -99,6 +115,10 @@ class PublishRequest:
         self.is_ended = False
         """It has left admission, and what it held is given back. Whoever still has it passes it over."""
         self.verdict = PublishVerdict.PENDING
+
+    def judged_at(self, now: int) -> int:
+        """The time at which it is judged."""
+        return now if self.witness is None else self.witness
 
     def parsed(self, packet: Packet) -> None:
         """The bytes hold a packet."""
@@ -125,17 +145,34 @@ def _bare(error: InvalidPacket) -> InvalidPacket:
     return error
 
 
+Marker = Callable[[Sequence[PublishRequest]], PeerMark | None]
+
+
+def marks_of(requests: Sequence[PublishRequest]) -> list[PeerMark]:
+    """How far peers have been read once these are stored; nothing where all were published here."""
+    by_marker: dict[Marker, list[PublishRequest]] = {}
+    for request in requests:
+        if request.origin is not None and request.lane.marker is not None:
+            by_marker.setdefault(request.lane.marker, []).append(request)
+    marks = [marker(some) for marker, some in by_marker.items()]
+    return [mark for mark in marks if mark is not None]
+
+
 class Lane:
     """The publishes of one session that have no verdict yet, or wait for one before them.
 
     `identity` is the DID that the session has authenticated as, if any.
     """
 
-    __slots__ = ("identity", "is_advancing", "publisher", "requests")
+    __slots__ = ("identity", "is_advancing", "marker", "publisher", "requests")
 
-    def __init__(self, publisher: Publisher, identity: str | None = None) -> None:
+    def __init__(
+        self, publisher: Publisher, identity: str | None = None, marker: Marker | None = None
+    ) -> None:
         self.publisher = publisher
         self.identity = identity
+        self.marker = marker
+        """For packets of a peer: how far the peer has been read once these are stored."""
         self.requests: deque[PublishRequest] = deque()
         self.is_advancing = False
         """Requests are leaving it in this very step."""

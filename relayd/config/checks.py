@@ -38,6 +38,7 @@ def contradictions(settings: Settings) -> list[str]:
             f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
             f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
         )
+    problems += _federation_problems(settings)
     if settings.retention_requires_archive and settings.archive_manifests is None:
         problems.append(
             "retention_requires_archive needs archive_manifests: the folder _manifests of the lake that"
@@ -59,6 +60,25 @@ def contradictions(settings: Settings) -> list[str]:
         problems.append("metrics_listen: expected host:port")
     elif settings.metrics_listen is not None and _is_main_port(settings):
         problems.append("metrics_listen is the relay's own address; choose another port, or leave it out")
+    return problems
+
+
+def _federation_problems(settings: Settings) -> list[str]:
+    """What must be remembered for as long as peers may send it (R-370)."""
+    if settings.peers_file is None:
+        return []
+    backfill = settings.max_backfill_seconds
+    problems = []
+    if settings.dedup_window_seconds < backfill:
+        problems.append(
+            f"dedup_window_seconds ({settings.dedup_window_seconds}) is below"
+            f" max_backfill_seconds ({backfill})"
+        )
+    if settings.retention_days and settings.retention_days * 86_400 < backfill + 86_400:
+        problems.append(
+            f"retention_days ({settings.retention_days}) is less than"
+            f" max_backfill_seconds ({backfill}) and a day"
+        )
     return problems
 
 

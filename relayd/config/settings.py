@@ -261,6 +261,17 @@ class Settings:
         reload=True,
     )
 
+    peers_file: Path | None = _setting(
+        None,
+        "TOML file with the URL and the DID of each relay that this one replicates from; without it this"
+        " relay replicates from none.",
+    )
+    max_backfill_seconds: _LongSeconds = _setting(
+        604_800,
+        "Oldest packet that is taken from a relay in `peers_file`; packets that carry keys may have any age.",
+        unit="seconds",
+    )
+
     trusted_proxies: tuple[str, ...] = _setting(
         (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."
     )

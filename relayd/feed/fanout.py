@@ -66,7 +66,7 @@ class _Tail:
         return made
 
     def _make(self, with_cursor: bool, signed: bool) -> bytes:
-        packet, received_at = self._entry.packet, self._entry.received_at
+        packet, received_at = self._entry.packet, self._entry.told_at
         cursor = self._cursors.encode_bytes(self._entry.sequence) if with_cursor else None
         if packet.annotation is None:
             return event_tail(packet.body, received_at, cursor)

@@ -10,6 +10,7 @@ subscribers who want the same packets cost one match.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from strata.protocol.errors import InvalidMessage
@@ -38,6 +39,8 @@ class CompiledFilter:
     since: int | None = None
     received_since: int | None = None
     received_until: int | None = None
+    not_peers: frozenset[int] = frozenset()
+    """Peers whose packets the subscriber gets from elsewhere (`not_via`)."""
     kept_bytes: int = field(default=_FILTER_BYTES, compare=False)
     """About what it takes in memory while it is open. One character outside Latin-1 doubles or quadruples
     what a string takes, so this is no multiple of what was sent."""
@@ -52,6 +55,7 @@ class CompiledFilter:
             and (self.since is None or packet.timestamp >= self.since)
             and (self.received_since is None or entry.received_at >= self.received_since)
             and (self.received_until is None or entry.received_at <= self.received_until)
+            and packet.ingest_peer not in self.not_peers
         )
 
     def query(
@@ -69,17 +73,21 @@ class CompiledFilter:
             until=until,
             received_since=self.received_since,
             received_until=self.received_until,
+            not_peers=self.not_peers,
         )
 
 
-def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
-    """Compile the filters of a SUBSCRIBE.
+def compile_filter(
+    filters: Filters, *, max_values: int, peers: Mapping[str, int] | None = None
+) -> CompiledFilter:
+    """Compile the filters of a SUBSCRIBE. `peers` has the number of each relay that this one reads from,
+    where the subscriber may leave out their packets with `not_via`.
 
     Raises `InvalidMessage` (without ids: the caller knows them) for a malformed packet id, for an author or a
     type that is too long, or for more than `max_values` values in all.
     """
     authors, types, packet_ids = filters.authors or (), filters.types or (), filters.packet_ids or ()
-    if len(authors) + len(types) + len(packet_ids) > max_values:
+    if len(authors) + len(types) + len(packet_ids) + len(filters.not_via or ()) > max_values:
         raise InvalidMessage(
             f"more than {max_values} authors, types and packet ids", detail="too_many_filter_values"
         )
@@ -101,4 +109,7 @@ def compile_filter(filters: Filters, *, max_values: int) -> CompiledFilter:
         since=filters.since,
         received_since=filters.received_since,
         received_until=filters.received_until,
+        not_peers=frozenset(peers[did] for did in filters.not_via or () if did in peers)
+        if peers
+        else frozenset(),
     )

@@ -209,7 +209,7 @@ class Subscription:
     ) -> tuple[bytes, int]:
         """Take the log's entries from `self.position` up to `position` out of memory, as `rows_read` does."""
         rows = [
-            StoredPacket(entry.sequence, entry.received_at, entry.packet.body, entry.packet.annotation)
+            StoredPacket(entry.sequence, entry.told_at, entry.packet.body, entry.packet.annotation)
             for entry in entries
             if self.filter.matches(entry) and not _is_expired(entry, now)
         ]

@@ -15,6 +15,7 @@ from strata.protocol.wire import EXTENSIONS
 
 from relayd.access.auth import CAPABILITIES, OPERATE
 from relayd.config import Settings
+from relayd.feed.profiles import PROFILES
 from relayd.version import VERSION
 
 __all__ = ["build_manifest"]
@@ -47,9 +48,18 @@ def build_manifest(
         "limits": {**_limits(settings), "rates": _rates(settings)},
         "auth": _auth(settings),
         "policy": _policy(settings),
-        # Peers are served as ordinary subscribers; nothing is promised beyond that yet (R-357).
-        "replication": {"accepts_peer_subscriptions": False, "supported_profiles": [], "requires_auth": True},
+        "replication": _replication(settings),
         "did_docs": [{"did": document.did, "did_doc_hash": document.hash} for document in newest],
+    }
+
+
+def _replication(settings: Settings) -> dict[str, object]:
+    """R-389: whether peers may replicate from here; not which ones, and not whom this one reads."""
+    accepts = bool(settings.replication_peers)
+    return {
+        "accepts_peer_subscriptions": accepts,
+        "supported_profiles": list(PROFILES) if accepts else [],
+        "requires_auth": True,
     }
 
 

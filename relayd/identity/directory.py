@@ -295,7 +295,7 @@ class Identities:
         if packet.content_type == _MANIFEST:
             self._observe_manifest(packet, entry.received_at)
         else:
-            self._observe_event(packet, entry.received_at)
+            self._observe_event(packet, entry.told_at)
 
     def _tell(self, author: str, digest: bytes) -> None:
         try:

@@ -38,6 +38,7 @@ from relayd.access.auth import OPERATE, PUBLISH, REPLICATE, SUBSCRIBE, Attempt, 
 from relayd.access.limits import Budget, Excess, Purse, Quota, SessionLimits, purse
 from relayd.cursor import CursorCodec, InvalidCursor
 from relayd.feed.filters import compile_filter
+from relayd.feed.profiles import UNSUPPORTED_PROFILE, of_profile
 from relayd.feed.subscription import Subscription, SubscriptionRequest
 from relayd.lineage import Mark
 from relayd.sessions.answers import (
@@ -386,9 +387,18 @@ class Session:
                 cursor = self._cursors.open(filters.cursor, ascending=ascending)
             except InvalidCursor as error:
                 raise InvalidMessage(str(error), code=ErrorCode.INVALID_CURSOR) from None
+        if message.replication_profile == UNSUPPORTED_PROFILE:
+            reason = "this relay has no trust engine to tell such packets by"
+            raise InvalidMessage(reason, code=ErrorCode.UNSUPPORTED_PROFILE)
+        if self._replicates:
+            filters = of_profile(filters, message.replication_profile)
         return SubscriptionRequest(
             subscription_id=message.subscription_id,
-            filter=compile_filter(filters, max_values=limits.max_filter_values),
+            filter=compile_filter(
+                filters,
+                max_values=limits.max_filter_values,
+                peers=limits.peers if self._replicates else None,
+            ),
             until=filters.until,
             limit=None if gapless else limit,
             ascending=ascending,

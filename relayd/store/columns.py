@@ -6,6 +6,8 @@ long to be indexed; then the string itself is in the body.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from strata.protocol.lake import HASHED, string_key
 
@@ -39,14 +41,25 @@ def is_storable(packet: NewPacket) -> bool:
     return packet.timestamp in _INT64 and (expires_at is None or expires_at in _INT64)
 
 
-def entry(row: tuple[int, int, bytes, bytes, bytes, int, int | None, bytes, bytes | None]) -> LogEntry:
-    """A row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body and
-    annotation."""
-    sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body, annotation = row
+def entry(row: tuple[Any, ...]) -> LogEntry:
+    """A row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body,
+    annotation, and perhaps witnessed_at and ingest_peer."""
+    sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body, annotation = row[:9]
+    witnessed_at, ingest_peer = row[9:] or (None, None)
     if author.startswith(HASHED) or content_type.startswith(HASHED):
         view = _VIEW_DECODER.decode(body)
         author_id, type_ = view.author_id, view.content.type
     else:
         author_id, type_ = author.decode(), content_type.decode()
-    packet = NewPacket(packet_id, author_id, type_, timestamp, expires_at, body, annotation=annotation)
+    packet = NewPacket(
+        packet_id,
+        author_id,
+        type_,
+        timestamp,
+        expires_at,
+        body,
+        annotation=annotation,
+        witnessed_at=witnessed_at,
+        ingest_peer=ingest_peer,
+    )
     return LogEntry(sequence, received_at, packet)

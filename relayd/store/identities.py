@@ -32,7 +32,7 @@ SELECT author_id, sequence FROM packets WHERE content_type = $1 AND sequence > $
 _ONE_BODY: Final = f"SELECT body FROM packets WHERE author_id = $1 AND {INDEXED} LIMIT 1"
 
 _PACKETS: Final = f"""
-SELECT p.sequence, p.received_at, p.body
+SELECT p.sequence, coalesce(p.witnessed_at, p.received_at), p.body
 FROM unnest($1::bytea[]) AS wanted (author) CROSS JOIN LATERAL
     (SELECT * FROM packets WHERE author_id = wanted.author AND {INDEXED}
      AND content_type = ANY ($2::bytea[]) AND sequence > $3 OFFSET 0) AS p
@@ -54,7 +54,8 @@ CROSS JOIN LATERAL (SELECT sequence, received_at, body FROM packets
 # R-236: of the last second's manifests the one with the smallest id. A second lies within one day.
 
 _BY_KEY: Final = """
-SELECT p.sequence, p.received_at, p.body FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
+SELECT p.sequence, coalesce(p.witnessed_at, p.received_at), p.body
+FROM packet_ids AS i JOIN packets AS p ON p.sequence = i.sequence
 WHERE i.packet_id = $1
 """
 
@@ -62,7 +63,7 @@ _MAX_NUMBER: Final = 32
 """Characters of the longest number in canonical form, and some."""
 
 _TRUST: Final = f"""
-SELECT packet_id, received_at, content_type,
+SELECT packet_id, coalesce(witnessed_at, received_at), content_type,
     CASE WHEN content_type = 'TRUST_EDGE'::bytea
         THEN left(
             (replace(convert_from(body, 'UTF8'), '\\u0000', '\\u0001')::json #> '{{content,strength}}')::text,

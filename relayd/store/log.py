@@ -22,6 +22,7 @@ from relayd.store.types import (
     LogLost,
     NewPacket,
     Outcome,
+    PeerMark,
     StoreError,
     StoreUnavailable,
 )
@@ -31,6 +32,10 @@ __all__ = ["Log"]
 _Result = TypeVar("_Result")
 
 _APPEND = "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_APPEND_REPLICATED = (
+    "SELECT * FROM relay_append_replicated($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
+    " $14, $15, $16, $17, $18, $19, $20, $21)"
+)
 
 _SESSION = {
     # The plans do not depend on the values, and planning a partitioned INSERT costs more than running it.
@@ -97,7 +102,13 @@ class Log:
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection.get_server_pid()
 
-    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
+    async def append(
+        self,
+        batch: Sequence[NewPacket],
+        now: int,
+        followed: int | None = None,
+        marks: Sequence[PeerMark] = (),
+    ) -> Appended:
         """Append a batch in one transaction, durable when this returns (R-189).
 
         Each packet gets a sequence, or DUPLICATE with the place of its first copy, or INVALID where the
@@ -107,16 +118,18 @@ class Log:
 
         `followed` is the sequence up to which the caller has applied identity packets; None where keys do
         not matter. Raises `IdentitiesMoved`, with nothing appended, when the log holds later ones.
+
+        `marks` say how far peers have been read once the batch is in: they are stored with it (R-364).
         """
         fresh, repeated = _distinct(batch)
         try:
-            row = await self._run(list(fresh.values()), now, followed)
+            row = await self._run(list(fresh.values()), now, followed, marks)
         except StoreError as error:
             if not _blames_a_row(error):
                 raise
             for packet_id in await self._refused(list(fresh.values()), now):
                 del fresh[packet_id]
-            row = await self._run(list(fresh.values()), now, followed)
+            row = await self._run(list(fresh.values()), now, followed, marks)
         if row[1] is None:
             raise IdentitiesMoved(row[0])
         return Appended(row[0], _in_order(batch, _places(fresh, row), repeated))
@@ -128,7 +141,7 @@ class Log:
         them that the batch's owner does not know of.
         """
         try:
-            await self._run(batch, now, None, keep=False)
+            await self._run(batch, now, None, (), keep=False)
             return []
         except StoreError as error:
             if not _blames_a_row(error):
@@ -139,7 +152,13 @@ class Log:
         return await self._refused(batch[:middle], now) + await self._refused(batch[middle:], now)
 
     async def _run(
-        self, batch: list[NewPacket], now: int, followed: int | None, *, keep: bool = True
+        self,
+        batch: list[NewPacket],
+        now: int,
+        followed: int | None,
+        marks: Sequence[PeerMark],
+        *,
+        keep: bool = True,
     ) -> asyncpg.Record:
         keys = [packet.equivalence_key for packet in batch]
         annotations = [packet.annotation for packet in batch]
@@ -156,38 +175,55 @@ class Log:
             followed,
             any(packet.content_type in IDENTITY_TYPES for packet in batch),
         )
+        peers: tuple[object, ...] = ()
+        if marks or any(packet.ingest_peer is not None for packet in batch):
+            peers = (
+                [packet.witnessed_at for packet in batch],
+                [packet.ingest_peer for packet in batch],
+                *([mark[n] for mark in marks] for n in range(len(PeerMark._fields))),
+            )
 
         async def run() -> asyncpg.Record:
             connection = await self._connected()
             if keep:
                 # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
-                return await self._commit(connection, now, columns)
+                return await self._commit(connection, now, columns, peers)
             trial = connection.transaction()
             await trial.start()
             try:
-                return await self._stand_and_append(connection, now, columns)
+                return await self._stand_and_append(connection, now, columns, peers)
             finally:
                 await trial.rollback()
 
         return await self._alone(run)
 
     async def _commit(
-        self, connection: asyncpg.Connection[Any], now: int, columns: tuple[object, ...]
+        self,
+        connection: asyncpg.Connection[Any],
+        now: int,
+        columns: tuple[object, ...],
+        peers: tuple[object, ...],
     ) -> asyncpg.Record:
         if failpoints.ARMED:
             await failpoints.reached("store.append.before_commit")
-        row = await self._stand_and_append(connection, now, columns)
+        row = await self._stand_and_append(connection, now, columns, peers)
         if failpoints.ARMED:
             await failpoints.reached("store.append.after_commit")
         return row
 
     async def _stand_and_append(
-        self, connection: asyncpg.Connection[Any], now: int, columns: tuple[object, ...]
+        self,
+        connection: asyncpg.Connection[Any],
+        now: int,
+        columns: tuple[object, ...],
+        peers: tuple[object, ...],
     ) -> asyncpg.Record:
-        """Append under the current term, whoever has opened it."""
+        """Append under the current term, whoever has opened it; `peers` is what peers' packets add."""
         known = self._known
+        statement = _APPEND_REPLICATED if peers else _APPEND
         for _ in range(_TERM_CHANGES):
-            row = await connection.fetchrow(_APPEND, now, *columns, known.lineage.current.tag, known.seen)
+            tag = known.lineage.current.tag
+            row = await connection.fetchrow(statement, now, *columns, tag, known.seen, *peers)
             if row[0] is not None:
                 return row
             await agree(connection, known)

@@ -25,7 +25,7 @@ __all__ = [
     "serves_us",
 ]
 
-REVISION = "0004"
+REVISION = "0005"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
 
 SERVES = "for programs of "

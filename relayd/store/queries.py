@@ -123,7 +123,8 @@ def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
 
 
 _TAIL_COLUMNS = (
-    'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
+    'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation,'
+    " witnessed_at, ingest_peer"
 )
 
 _TAIL_ROWS = _bounded(
@@ -158,6 +159,7 @@ _CONDITIONS = {
     "received_until": "received_at <= {}",
 }
 _CONDITIONS = {name: "p." + condition for name, condition in _CONDITIONS.items()} | DECLINED_CONDITIONS
+_CONDITIONS["not_peers"] = "(p.ingest_peer <> ALL ({}::integer[])) IS NOT FALSE"
 
 
 def page_statement(
@@ -195,6 +197,8 @@ def page_statement(
         bound = getattr(query, name)
         if bound is not None:
             filters[name] = bound
+    if query.not_peers:
+        filters["not_peers"] = list(query.not_peers)
     if declined:
         filters |= declined_parameters(declined)
     several = way is Way.IDS or len(values) > 1
@@ -223,7 +227,7 @@ def _text(shape: _Shape) -> str:
     matches = " AND ".join(conditions)
     if shape.way is Way.IDS:
         rows = (
-            f"SELECT {_qualified(_COLUMNS)} FROM packet_ids AS i"
+            f"SELECT {_SHOWN} FROM packet_ids AS i"
             " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
             f" WHERE i.packet_id = ANY (${value}::bytea[]) AND {within} AND {matches} {order} LIMIT $4"
         )
@@ -234,9 +238,9 @@ def _text(shape: _Shape) -> str:
 
 
 _COLUMNS = "sequence, received_at, body, annotation"
-_LOOKED_AT = (
-    'sequence, received_at, packet_id, author_id, content_type, "timestamp", expires_at, body, annotation'
-)
+_SHOWN = "p.sequence, coalesce(p.witnessed_at, p.received_at) AS received_at, p.body, p.annotation"
+"""The same as readers are shown them: with the earliest witness (R-367)."""
+_LOOKED_AT = _TAIL_COLUMNS
 
 
 def _qualified(columns: str) -> str:
@@ -249,7 +253,7 @@ def _of_one(shape: _Shape, within: str, matches: str, direction: str, value: str
     column = "" if shape.way is Way.LOG else f"p.{shape.way.value} = {value} AND "
     return (
         "SELECT sequence, received_at, CASE WHEN n <= $6 THEN body END AS body, annotation FROM"
-        f" (SELECT {_COLUMNS}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
+        f" (SELECT {_SHOWN}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
         f" (SELECT {_qualified(_LOOKED_AT)} FROM packets AS p WHERE {column}{within}"
         f" {order} LIMIT $6::bigint + 1) AS p) AS candidates"
         f" WHERE matches OR n > $6 {order} LIMIT $4"
@@ -265,7 +269,7 @@ def _of_several(shape: _Shape, within: str, matches: str, direction: str, value:
         f" annotation FROM (SELECT {_COLUMNS}, matches,"
         f" {nearest}(sequence) FILTER (WHERE n > $6) OVER () AS cut FROM"
         f" unnest({value}::bytea[]) AS wanted (value) CROSS JOIN LATERAL"
-        f" (SELECT {_COLUMNS}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
+        f" (SELECT {_SHOWN}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
         f" (SELECT {_qualified(_LOOKED_AT)} FROM packets AS p WHERE p.{shape.way.value} = wanted.value"
         f" AND {within} {order} LIMIT $6::bigint + 1) AS p) AS candidates) AS merged"
         f" WHERE (matches AND (cut IS NULL OR sequence {before} cut)) OR sequence = cut {order} LIMIT $4"

@@ -89,6 +89,16 @@ PACKETS = sa.Table(
         sa.LargeBinary,
         comment="What the relay found about the provenance, where it matters.",
     ),
+    sa.Column(
+        "witnessed_at",
+        sa.BigInteger,
+        comment="When the first relay received it, by the word of the peer.",
+    ),
+    sa.Column(
+        "ingest_peer",
+        sa.Integer,
+        comment="The peer that delivered it; NULL for what was published here.",
+    ),
     sa.Index("packets_author", "author_id", "sequence"),
     sa.Index("packets_type", "content_type", "sequence"),
     sa.Index("packets_timestamp", "timestamp", postgresql_using="brin"),
@@ -163,6 +173,53 @@ TOMBSTONES = sa.Table(
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("tombstones_sequence", "sequence"),
     comment="What was erased: a statement for each packet, signed by the relay.",
+)
+
+PEERS = sa.Table(
+    "peers",
+    METADATA,
+    sa.Column("peer_id", sa.Integer, sa.Identity(always=True), primary_key=True),
+    sa.Column("relay_id", sa.Text, nullable=False, unique=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("paused", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column(
+        "fence",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Counts the processes that have held the link: only the last may write.",
+    ),
+    sa.Column("offences", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("bars", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("barred_until", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("state", sa.Text, nullable=False, server_default="new"),
+    sa.Column("state_at", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("problem", sa.Text),
+    comment="The relays that this one reads from.",
+)
+
+PEER_CURSORS = sa.Table(
+    "peer_cursors",
+    METADATA,
+    sa.Column("peer_id", sa.ForeignKey("peers.peer_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "stream", sa.Text, primary_key=True, comment="What was asked for; another selection begins anew."
+    ),
+    sa.Column("cursor", sa.Text),
+    sa.Column("oldest_witness", sa.BigInteger),
+    sa.Column("last_witness", sa.BigInteger),
+    comment="How far each peer was read: all up to the cursor is stored or refused.",
+)
+
+PEER_SKIPS = sa.Table(
+    "peer_skips",
+    METADATA,
+    sa.Column("peer_id", sa.ForeignKey("peers.peer_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("packet_id", sa.LargeBinary, primary_key=True),
+    sa.Column("timestamp", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Index("peer_skips_timestamp", "peer_id", "timestamp"),
+    comment="What a peer serves and this relay would not take, and why.",
 )
 
 

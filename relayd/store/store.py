@@ -36,6 +36,7 @@ from relayd.store.types import (
     LogQuery,
     NewPacket,
     Page,
+    PeerMark,
     RelaySecrets,
     StoredPacket,
 )
@@ -248,10 +249,16 @@ class Store:
         """The last sequence given out, 0 in an empty log."""
         return await self._reader.head()
 
-    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None = None) -> Appended:
+    async def append(
+        self,
+        batch: Sequence[NewPacket],
+        now: int,
+        followed: int | None = None,
+        marks: Sequence[PeerMark] = (),
+    ) -> Appended:
         """Append a batch in one transaction; it is durable when this returns (R-189). See `Log.append`."""
         try:
-            appended = await self._log.append(batch, now, followed)
+            appended = await self._log.append(batch, now, followed, marks)
         except IdentitiesMoved:
             raise  # nothing was appended, and that is certain
         except BaseException:

@@ -32,6 +32,7 @@ __all__ = [
     "NewPacket",
     "Outcome",
     "Page",
+    "PeerMark",
     "RelaySecrets",
     "StoreError",
     "StoreTimeout",
@@ -111,6 +112,11 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     annotation: bytes | None = None
     """What this relay found about the packet's provenance, where it serves another origin than the signed
     one (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
+    witnessed_at: int | None = None
+    """When the first relay received it, by the word of the peer that delivered it; None where it was
+    published here, or where that word does not count (R-367, R-369)."""
+    ingest_peer: int | None = None
+    """The number of the peer that delivered it; None where it was published here (R-375)."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +124,27 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     sequence: int
     received_at: int
+    """When this relay received it: what days, cursors and retention go by."""
     packet: NewPacket
+
+    @property
+    def told_at(self) -> int:
+        """When the first relay received it: what readers are shown and keys are judged by."""
+        witnessed_at = self.packet.witnessed_at
+        return self.received_at if witnessed_at is None else witnessed_at
+
+
+class PeerMark(NamedTuple):
+    """How far a peer has been read: all it sent up to `cursor` is in the log or was refused."""
+
+    peer_id: int
+    fence: int
+    """Which holder of the link says so; a mark of an earlier one changes nothing."""
+    stream: str
+    """What was asked for."""
+    cursor: str | None
+    oldest_witness: int | None
+    last_witness: int | None
 
 
 class Outcome(enum.Enum):
@@ -154,7 +180,7 @@ class Appended(NamedTuple):
 
 
 class StoredPacket(NamedTuple):
-    """One row of a page."""
+    """One row of a page; `received_at` is the one that readers are shown."""
 
     sequence: int
     received_at: int
@@ -253,3 +279,5 @@ class LogQuery:
     until: int | None = None
     received_since: int | None = None
     received_until: int | None = None
+    not_peers: frozenset[int] = frozenset()
+    """Peers whose packets are left out."""

@@ -19,6 +19,7 @@ from relayd.store.types import (
     Appended,
     IdentitiesMoved,
     NewPacket,
+    PeerMark,
     StoreError,
     StoreTimeout,
     StoreUnavailable,
@@ -35,7 +36,9 @@ _BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class _Appender(Protocol):
-    async def append(self, batch: Sequence[NewPacket], now: int, followed: int | None) -> Appended: ...
+    async def append(
+        self, batch: Sequence[NewPacket], now: int, followed: int | None, marks: Sequence[PeerMark] = ()
+    ) -> Appended: ...
 
 
 class KeyWatch(Protocol[_Watched]):
@@ -68,6 +71,8 @@ class Writer(Generic[Ticket]):
     two, unless `run` is cancelled. Neither may block or raise. A fault of ours fails the batch that met it,
     and the next one is tried.
 
+    `marks(tickets)` says how far peers will have been read once these are in; it is stored with them.
+
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
 
@@ -83,9 +88,11 @@ class Writer(Generic[Ticket]):
         publish_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
         keys: KeyWatch[Ticket] | None = None,
+        marks: Callable[[Sequence[Ticket]], Sequence[PeerMark]] = lambda tickets: (),
         faults: Faults | None = None,
     ) -> None:
         self._store = store
+        self._marks = marks
         self._keys = keys
         self._faults = faults or Faults()
         self._on_commit = on_commit
@@ -162,10 +169,12 @@ class Writer(Generic[Ticket]):
                 return
             started_at = time.perf_counter()
             try:
+                marks = self._marks([waiting.ticket for waiting in self._batch])
                 appended = await self._store.append(
                     [waiting.packet for waiting in self._batch],
                     int(self._clock()),
                     None if self._keys is None else self._keys.followed(),
+                    *((marks,) if marks else ()),
                 )
             except IdentitiesMoved as moved:
                 await self._follow(moved.sequence)

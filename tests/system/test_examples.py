@@ -27,6 +27,17 @@ def test_the_demo_kills_a_relay_and_loses_nothing():
     assert (counts["lost"], counts["doubled"], counts["out_of_order"]) == (0, 0, 0)
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.req("R-371", "R-373")
+def test_relays_of_different_owners_hold_the_same_after_a_kill_and_a_cut():
+    command = [sys.executable, str(ROOT / "examples" / "federation.py"), "--packets", "18", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert (counts["acknowledged"], counts["missing"]) == (18, 0)
+    assert counts["held"] == {"anna": 18, "bert": 18, "cleo": 18}
+
+
 @pytest.mark.timeout(120)
 def test_the_upgrade_renews_workers_under_load_and_nobody_loses_anything():
     command = [sys.executable, str(ROOT / "examples" / "upgrade.py"), "--rounds", "1", "--json"]

@@ -58,6 +58,7 @@ def test_the_manifest_announces_the_additions_and_the_limits(relay: RelayProcess
         "gapless",
         "http_packets",
         "log_reset",
+        "not_via",
     ]
     assert manifest["limits"]["max_packet_bytes"] == 262_144
     assert manifest["limits"]["max_limit"] == 500

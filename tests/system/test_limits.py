@@ -147,7 +147,20 @@ async def test_one_address_holds_only_so_many_connections(tmp_path: Path):
                 assert refused.value.response.status_code == status
 
 
-@pytest.mark.req("R-317")
+@pytest.mark.req("R-377")
+async def test_a_peer_over_its_limit_is_told_when_to_come_back(tmp_path: Path):
+    peer = new_identity()
+    settings: dict[str, Any] = {"subscribe_limit": 1, "limit_window_seconds": HOUR}
+    settings |= {"unlimited_addresses": [NOWHERE], "replication_peers": [peer.did]}
+    with running(RelayProcess(tmp_path, **settings)) as process:
+        async with open_client(process.ws) as client:
+            answer = await client.authenticate(peer, capabilities=["subscribe", "replicate"])
+            assert "replicate" in answer["capabilities"]
+            assert (await client.subscribe("s"))[1]["type"] == "END_OF_HISTORY"
+            assert_limited((await client.subscribe("t"))[1], 1, "subscribe_limit")
+
+
+@pytest.mark.req("R-317", "R-380")
 async def test_history_over_the_byte_budget_comes_later_and_whole(tmp_path: Path):
     """A stream that is open takes its time and loses nothing; a new one is refused meanwhile."""
     settings: dict[str, Any] = {"anonymous_backfill_limit_bytes": 40_000, "limit_window_seconds": 1}

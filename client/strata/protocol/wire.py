@@ -52,7 +52,15 @@ __all__ = [
 MAX_ID_BYTES = 128
 """Most UTF-8 bytes in a `client_msg_id` or `subscription_id` (R-136, R-141)."""
 
-EXTENSIONS = ("packet_ids", "received_range", "history_marker", "gapless", "http_packets", "log_reset")
+EXTENSIONS = (
+    "packet_ids",
+    "received_range",
+    "history_marker",
+    "gapless",
+    "http_packets",
+    "log_reset",
+    "not_via",
+)
 """The additions a relay of this project announces (R-139, decision A-050)."""
 
 _Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
@@ -67,7 +75,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
     Values inside one member are alternatives, members combine with AND; absent, null and empty restrict
     nothing (A-051). All times are Unix seconds and inclusive; `since` holds in history and live, `until`
-    in history alone (A-042).
+    in history alone (A-042). `not_via` is for relays that replicate (additive, decision 64): it leaves out
+    what the upstream got from these relays, which the downstream reads by itself.
     """
 
     authors: list[str] | None = None
@@ -80,6 +89,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     packet_ids: list[str] | None = None
     received_since: _Seconds | None = None
     received_until: _Seconds | None = None
+    not_via: list[str] | None = None
 
 
 class Subscribe(_Message, frozen=True, kw_only=True, tag="SUBSCRIBE"):

@@ -29,6 +29,7 @@ def test_every_setting_can_be_given_in_each_way(toml):
         "bootstrap_file": "bootstrap.json",
         "archive_manifests": "lake/_manifests",
         "log_guard": "log-guard",
+        "peers_file": "peers.toml",
         "blocked_authors": ["did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"],
         "blocked_packet_ids": ["0x" + "0" * 64, "0x" + "1" * 64],
         "blocked_media_hashes": ["0x" + "2" * 64],

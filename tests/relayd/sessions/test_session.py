@@ -367,6 +367,7 @@ def test_auth_ok_states_the_capabilities_and_the_extensions():
             "gapless",
             "http_packets",
             "log_reset",
+            "not_via",
         ],
     }
     assert peer.identity == ALICE.did

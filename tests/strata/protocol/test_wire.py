@@ -398,6 +398,7 @@ def test_the_announced_additions() -> None:
         "gapless",
         "http_packets",
         "log_reset",
+        "not_via",
     }
 
 

@@ -365,6 +365,7 @@ class Stream:
         return wire.Subscribe(
             subscription_id=wire_id,
             filters=filters,
+            replication_profile=self.query.replication_profile,
             history_marker=True if self._marked else None,
             gapless=True if self._gapless else None,
             # A plain relay names the request, not the subscription, in its ERROR.

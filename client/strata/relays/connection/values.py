@@ -168,6 +168,10 @@ class Query:
     order: Order = "asc"
     limit: int | None = None
     live: bool = True
+    not_via: tuple[str, ...] = ()
+    """For relays that replicate: leave out what the relay got from these relays."""
+    replication_profile: str | None = None
+    """For relays that replicate: what kind of packets they ask for (RFC-0007 §6.2)."""
 
     @classmethod
     def of(cls, options: PacketSelection) -> Self:
@@ -205,6 +209,7 @@ class Query:
             packet_ids=list(self.packet_ids) or None if by_id else None,
             received_since=self.received_since if by_receipt else None,
             received_until=self.received_until if by_receipt else None,
+            not_via=list(self.not_via) or None if "not_via" in announced.extensions else None,
         )
 
     def is_served_by(self, announced: Announced) -> bool:

@@ -1,0 +1,245 @@
+"""Three relays of different owners replicate while one is killed and one is cut off.
+
+    make demo DEMO=federation
+    python examples/federation.py --packets 60 --json
+
+Each relay has a database and an identity of its own, and reads from both others. Packets are published at
+all three, in turn. After a third of them one relay is killed with -9 and stays away for a while; another is
+cut off from both others, though its publishers still reach it. At the end a table shows what each relay
+holds, where that came from, and whether all hold the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import strata
+from rich.console import Console
+from rich.table import Table
+from strata.protocol import packets
+
+NAMES = ("anna", "bert", "cleo")
+
+
+class Wire:
+    """What one relay reads another through: a forwarder that can be cut."""
+
+    def __init__(self, to_port: int) -> None:
+        self.port = free_port()
+        self.is_cut = False
+        self._to_port = to_port
+        self._open: set[asyncio.StreamWriter] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Accept connections, until the program ends."""
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        """End it, and all that it carries."""
+        self._server.close()
+        self.cut()
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._carry(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if self.is_cut:
+                writer.close()
+                return
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+            self._open |= {writer, far_writer}
+            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                target.write(data)
+                await target.drain()
+        target.close()
+        self._open.discard(target)
+
+    def cut(self) -> None:
+        """Let nothing through from now on, nor what is under way."""
+        self.is_cut = True
+        for writer in self._open:
+            writer.transport.abort()
+        self._open.clear()
+
+
+class Relay:
+    """`relayd serve` of one owner."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.seed = bytes([number + 1]) * 32
+        self.did = strata.Identity.from_seed(self.seed).did
+        self.port, self.metrics_port = free_port(), free_port()
+        self.url = f"ws://127.0.0.1:{self.port}/strata"
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, wires: dict[str, Wire], dids: dict[str, str]) -> None:
+        """A URL and a DID for each relay to read from, and the DIDs of those that may read from this one."""
+        self.folder.mkdir()
+        lines = [
+            f'[[peer]]\nurl = "ws://127.0.0.1:{wire.port}/strata"\n'
+            f'relay_id = "{dids[name]}"\ngroup = "demo"\n'
+            for name, wire in wires.items()
+        ]
+        (self.folder / "peers.toml").write_text("\n".join(lines))
+        settings = {
+            "port": self.port,
+            "metrics_listen": f"127.0.0.1:{self.metrics_port}",
+            "data_dir": str(self.folder / "data"),
+            "identity_seed": self.seed.hex(),
+            "peers_file": str(self.folder / "peers.toml"),
+            "replication_peers": [dids[name] for name in wires],
+        }
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        (self.folder / "relayd.toml").write_text(text)
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        command = [sys.executable, "-m", "relayd", "serve", "--config", str(self.folder / "relayd.toml")]
+        with (self.folder / "relay.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            sys.exit((self.folder / "relay.log").read_text())
+
+    def kill(self) -> None:
+        """End it with -9."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
+
+    async def holds(self, author: str) -> set[str]:
+        """The ids of all packets of this author that it serves."""
+        async with strata.connect(self.url) as relay:
+            return {each.packet.packet_id async for each in relay.fetch(authors=[author])}
+
+    def came(self) -> dict[str, int]:
+        """How many packets came from its peers since it was last started, by what became of them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        counts: dict[str, int] = {}
+        for line in lines:
+            if line.startswith("relayd_peer_packets_total{"):
+                outcome = line.split('outcome="')[1].split('"')[0]
+                counts[outcome] = counts.get(outcome, 0) + int(float(line.rsplit(" ", 1)[1]))
+        return counts
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def run(folder: Path, count: int, say: Console) -> dict[str, object]:
+    """Publish, kill, cut, heal, and compare."""
+    relays = {name: Relay(folder / name, number) for number, name in enumerate(NAMES)}
+    dids = {name: relay.did for name, relay in relays.items()}
+    wires = {(one, other): Wire(relays[other].port) for one in NAMES for other in NAMES if one != other}
+    for wire in wires.values():
+        await wire.start()
+    for name, relay in relays.items():
+        relay.configure({other: wires[one, other] for one, other in wires if one == name}, dids)
+    try:
+        await asyncio.gather(*(asyncio.to_thread(relay.start) for relay in relays.values()))
+        return await _story(relays, wires, count, say)
+    finally:
+        for relay in relays.values():
+            relay.kill()
+        for wire in wires.values():
+            await wire.stop()
+
+
+async def _story(
+    relays: dict[str, Relay], wires: dict[tuple[str, str], Wire], count: int, say: Console
+) -> dict[str, object]:
+    me = strata.Identity.generate()
+    acknowledged: set[str] = set()
+    killed, alone = NAMES[1], NAMES[2]
+    for number in range(count):
+        if number == count // 3:
+            say.print(f"kill -9 {killed}; {alone} is cut off from both others")
+            relays[killed].kill()
+            for ends, wire in wires.items():
+                if alone in ends:
+                    wire.cut()
+        if number == 2 * count // 3:
+            say.print(f"{killed} is back, and {alone} is reachable again")
+            await asyncio.to_thread(relays[killed].start)
+            for wire in wires.values():
+                wire.is_cut = False
+        name = NAMES[number % 3]
+        if relays[name].process is None:
+            name = NAMES[0]
+        packet = packets.build(
+            me, {"type": "POST", "text": f"number {number}"}, timestamp=int(time.time()), nonce=str(number)
+        )
+        async with strata.connect(relays[name].url) as relay:
+            acknowledged.add((await relay.publish(packet)).packet_id)
+    say.print(f"{len(acknowledged)} packets acknowledged; waiting until all relays hold them")
+    held: dict[str, set[str]] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(120):
+            while held != dict.fromkeys(NAMES, acknowledged):
+                await asyncio.sleep(0.3)
+                held = {name: await relay.holds(me.did) for name, relay in relays.items()}
+    return {
+        "acknowledged": len(acknowledged),
+        "held": {name: len(some) for name, some in held.items()},
+        "missing": sum(len(acknowledged - some) for some in held.values()),
+        "came": {name: relay.came() for name, relay in relays.items()},
+    }
+
+
+def main() -> None:
+    """Entry point of the example."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--packets", type=int, default=90, help="how many packets are published")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    arguments = parser.parse_args()
+    say = Console(quiet=arguments.json)
+    with tempfile.TemporaryDirectory(prefix="strata-federation-") as folder:
+        counts = asyncio.run(run(Path(folder), arguments.packets, say))
+    if arguments.json:
+        print(json.dumps(counts))
+    else:
+        table = Table("relay", "holds", "came from peers since its last start")
+        held, came = counts["held"], counts["came"]
+        assert isinstance(held, dict) and isinstance(came, dict)
+        for name in NAMES:
+            table.add_row(
+                name, str(held.get(name)), ", ".join(f"{k} {v}" for k, v in came[name].items() if v)
+            )
+        say.print(table)
+        say.print(f"{counts['acknowledged']} acknowledged, {counts['missing']} missing")
+    sys.exit(1 if counts["missing"] else 0)
+
+
+if __name__ == "__main__":
+    main()

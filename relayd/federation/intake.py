@@ -1,0 +1,151 @@
+"""What came from one peer and has no verdict yet, and how far the peer has been read.
+
+A peer's packets are judged by the same checks as everybody's, and verdicts come out of order: a refusal may
+be there before the packet ahead of it is stored, and a packet that the database could not take is tried
+again. The cursor that is kept never passes a packet without a verdict (R-364):
+
+    settled  settled  waiting  settled  settled
+                   ▲ up to here; with the batch that stores the one that waits, up to the end
+
+The window is bounded, and a full one stops reading: the peer's store is the buffer.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Collection
+
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet, id_holds
+
+__all__ = ["MAX_ATTEMPTS", "Intake", "Item", "PeerVerdict", "judge_refusal", "retry_delay"]
+
+MAX_ATTEMPTS = 5
+"""How often a packet is tried that this relay fails on, before it is passed over with a reason."""
+_WINDOW_PACKETS = 256
+"""Half of what the writer commits at once: local publishers keep the other half."""
+_WINDOW_BYTES = 8 * 2**20
+_RETRY_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 2 * 3600
+
+
+class PeerVerdict(enum.StrEnum):
+    """What became of a packet that a peer sent."""
+
+    STORED = "stored"
+    KNOWN = "known"
+    """The log had it: from a publisher or another peer."""
+    SKIPPED = "skipped"
+    """Refused by a rule of this relay or of time, which is no fault of the peer's."""
+    FORGED = "forged"
+    """Not what its author signed: only the peer can account for that."""
+    KEYS = "keys"
+    """Refused for want of the author's keys: they are fetched, and the packet is judged once more."""
+    LATER = "later"
+    """Not judged: this relay could not, or the packet is of a moment to come."""
+
+
+class Item:
+    """One packet of the peer's, from its arrival to its verdict."""
+
+    __slots__ = ("attempts", "cursor", "has_keys", "is_settled", "raw", "received_at")
+
+    def __init__(self, raw: bytes, received_at: int, cursor: str | None) -> None:
+        self.raw = raw
+        self.received_at = received_at
+        self.cursor = cursor
+        self.attempts = 0
+        self.has_keys = False
+        """The author's keys were fetched for it."""
+        self.is_settled = False
+
+
+class Intake:
+    """The window of one subscription to one peer."""
+
+    def __init__(
+        self, cursor: str | None, *, oldest_witness: int | None = None, last_witness: int | None = None
+    ) -> None:
+        self.cursor = cursor
+        """Everything up to here has its verdict."""
+        self.oldest_witness = oldest_witness
+        self.last_witness = last_witness
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be taken."""
+        return len(self._items) < _WINDOW_PACKETS and self._bytes < _WINDOW_BYTES
+
+    def add(self, raw: bytes, received_at: int, cursor: str | None) -> Item:
+        """Take the peer's next packet."""
+        item = Item(raw, received_at, cursor)
+        self._items.append(item)
+        self._bytes += len(raw)
+        return item
+
+    def settle(self, item: Item) -> None:
+        """The item has its verdict; the cursor follows as far as it may. Idempotent."""
+        item.is_settled = True
+        items = self._items
+        while items and items[0].is_settled:
+            first = items.popleft()
+            self._bytes -= len(first.raw)
+            self.cursor = first.cursor or self.cursor
+            self._witness(first)
+
+    def cursor_with(self, batch: Collection[Item]) -> str | None:
+        """How far the cursor comes once all of `batch` is stored."""
+        cursor = self.cursor
+        for item in self._items:
+            if not item.is_settled and item not in batch:
+                break
+            cursor = item.cursor or cursor
+        return cursor
+
+    def _witness(self, item: Item) -> None:
+        at = item.received_at
+        if 0 <= at < 2**53:  # a peer may send any integer
+            self.oldest_witness = at if self.oldest_witness is None else min(self.oldest_witness, at)
+            self.last_witness = at if self.last_witness is None else max(self.last_witness, at)
+
+
+_FORGERIES = frozenset({None, "packet_id_mismatch"})
+_KEY_CODES = frozenset({ErrorCode.KEY_EXPIRED, ErrorCode.KEY_REVOKED, ErrorCode.KEY_NOT_YET_VALID})
+_PASSING = frozenset({"store_unavailable", "queue_full", "keys_changed"})
+"""Details of `internal_error` that say: the packet is fine, and this relay is not."""
+
+
+def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
+    """What a refusal means for the peer, and for how far it has been read."""
+    match error.code:
+        case ErrorCode.INTERNAL_ERROR:
+            if error.detail not in _PASSING and item.attempts >= MAX_ATTEMPTS:
+                return PeerVerdict.SKIPPED  # one packet that we fail on must not hold up all behind it
+            return PeerVerdict.LATER
+        case ErrorCode.TIMESTAMP_IN_FUTURE:
+            return PeerVerdict.LATER if item.attempts < MAX_ATTEMPTS else PeerVerdict.SKIPPED
+        case ErrorCode.INVALID_SIGNATURE if error.detail in _FORGERIES:
+            return PeerVerdict.FORGED
+        case ErrorCode.INVALID_SCHEMA if not id_holds(item.raw):
+            return PeerVerdict.FORGED
+        case ErrorCode.INVALID_SIGNATURE | ErrorCode.KEY_EXPIRED | ErrorCode.KEY_REVOKED:
+            return PeerVerdict.SKIPPED if item.has_keys else PeerVerdict.KEYS
+        case code if code in _KEY_CODES:
+            return PeerVerdict.SKIPPED if item.has_keys else PeerVerdict.KEYS
+        case _:
+            return PeerVerdict.SKIPPED
+
+
+def retry_delay(item: Item, packet: Packet | None, error: InvalidPacket, now: int) -> float:
+    """Seconds until a packet that was not judged is tried again: the next time it can be."""
+    if error.code is ErrorCode.TIMESTAMP_IN_FUTURE and packet is not None:
+        return float(max(1, min(packet.timestamp - MAX_FUTURE_SECONDS - now, _LONGEST_WAIT_SECONDS)))
+    return _RETRY_SECONDS * float(2 ** min(item.attempts, 6))

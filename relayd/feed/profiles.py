@@ -1,0 +1,44 @@
+"""Replication profiles: what kind of packets a peer asks for (RFC-0007 §6.2, decision A-096)."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.wire import Filters
+
+__all__ = ["PROFILES", "UNSUPPORTED_PROFILE", "of_profile"]
+
+FULL_ARCHIVE: Final = "FULL_ARCHIVE"
+PUBLIC_SOCIAL: Final = "PUBLIC_SOCIAL"
+PROFILES: Final = (FULL_ARCHIVE, PUBLIC_SOCIAL)
+"""The profiles that a peer may ask for; an unknown one says nothing (R-362)."""
+
+UNSUPPORTED_PROFILE: Final = "HIGH_TRUST_ONLY"
+"""The one that is refused: a peer that took everything for trusted would be misled."""
+
+_SOCIAL: Final = (
+    "POST",
+    "PROFILE",
+    "SOCIAL_EDGE",
+    "REACTION",
+    "GROUP",
+    "GROUP_MEMBERSHIP",
+    "CONSENSUS_METRIC",
+    "ATTESTATION",
+)
+
+
+def of_profile(filters: Filters, profile: str | None) -> Filters:
+    """The filters with what the profile adds. Raises `InvalidMessage` where nothing could match both."""
+    if profile != PUBLIC_SOCIAL:
+        return filters
+    types = [name for name in _SOCIAL if not filters.types or name in filters.types]
+    if not types:
+        raise InvalidMessage(
+            f"no type of {PUBLIC_SOCIAL} is in filters.types", code=ErrorCode.UNSUPPORTED_PROFILE
+        )
+    return replace(filters, types=types)

@@ -1,0 +1,200 @@
+"""What the database remembers of peers: who they are, how far each was read, how each stands.
+
+One connection, held for as long as a process reads from peers: the advisory lock on it says which process
+that is. A process that loses the connection has lost the lock, and `fence` makes what it writes afterwards
+count for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.types import StoreUnavailable
+
+__all__ = ["PeerPlace", "PeerRow", "PeerStore", "register_peers"]
+
+_LOCK: Final = 0x72656C6179_0001
+"""The key of the advisory lock under which one process reads from peers."""
+
+_ROWS: Final = """
+SELECT p.peer_id, p.relay_id, p.url, p.paused, p.fence, p.offences, p.bars, p.barred_until, p.state,
+    p.state_at, p.problem, c.last_witness, (SELECT count(*) FROM peer_skips s WHERE s.peer_id = p.peer_id)
+FROM peers p LEFT JOIN LATERAL
+    (SELECT max(last_witness) AS last_witness FROM peer_cursors WHERE peer_id = p.peer_id) AS c ON true
+ORDER BY p.peer_id
+"""
+_SKIP: Final = """
+INSERT INTO peer_skips (peer_id, packet_id, "timestamp", reason)
+SELECT $1, i, t, r FROM unnest($2::bytea[], $3::bigint[], $4::text[]) AS new (i, t, r) ON CONFLICT DO NOTHING
+"""
+_TRIM: Final = """
+DELETE FROM peer_skips WHERE peer_id = $1 AND "timestamp" <
+    (SELECT "timestamp" FROM peer_skips WHERE peer_id = $1 ORDER BY "timestamp" DESC OFFSET $2 LIMIT 1)
+"""
+
+
+class PeerRow(NamedTuple):
+    """One relay that is, or was, read from."""
+
+    peer_id: int
+    relay_id: str
+    url: str
+    paused: bool
+    fence: int
+    offences: int
+    bars: int
+    barred_until: int
+    state: str
+    state_at: int
+    problem: str | None
+    last_witness: int | None
+    """The latest time at which a packet that was read here was first received anywhere."""
+    skipped: int
+    """Packets of this peer that were refused and are remembered."""
+
+
+class PeerPlace(NamedTuple):
+    """How far a peer was read."""
+
+    cursor: str | None
+    oldest_witness: int | None
+    last_witness: int | None
+
+
+async def register_peers(
+    url: str, peers: Sequence[tuple[str, str]], *, connect_timeout: float = 5.0
+) -> dict[str, int]:
+    """Give each of `peers`, a DID and a URL, its number; returns the numbers of all that were ever read from.
+
+    Raises `StoreUnavailable`.
+    """
+    connection = await connect(url, name="relayd peers", connect_timeout=connect_timeout)
+    try:
+        with translate_errors():
+            for relay_id, address in peers:
+                await connection.execute(
+                    "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
+                    " ON CONFLICT (relay_id) DO UPDATE SET url = excluded.url",
+                    relay_id,
+                    address,
+                )
+            rows = await connection.fetch("SELECT relay_id, peer_id FROM peers")
+    finally:
+        await close_quietly(connection)
+    return dict(map(tuple, rows))
+
+
+class PeerStore:
+    """The tables of peers, over one connection. Every method raises `StoreUnavailable` where it is lost."""
+
+    def __init__(self, url: str, *, connect_timeout: float = 5.0) -> None:
+        self._url = url
+        self._connect_timeout = connect_timeout
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def take_lead(self) -> bool:
+        """Become the process that reads from peers, with a fence of its own; False while another process is.
+        The lead is lost with the connection, and by `close`."""
+        async with self._turn:
+            connection = await self._connected()
+            with translate_errors():
+                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+                    return False
+                await connection.execute("UPDATE peers SET fence = fence + 1")
+        return True
+
+    async def rows(self) -> list[PeerRow]:
+        """All that were ever read from."""
+        return [PeerRow._make(row) for row in await self._run("fetch", _ROWS)]
+
+    async def place(self, peer_id: int, stream: str) -> PeerPlace:
+        """How far this selection of a peer's packets was read."""
+        found = await self._run(
+            "fetch",
+            "SELECT cursor, oldest_witness, last_witness FROM peer_cursors"
+            " WHERE peer_id = $1 AND stream = $2",
+            peer_id,
+            stream,
+        )
+        return PeerPlace._make(found[0]) if found else PeerPlace(None, None, None)
+
+    async def report(self, peer_id: int, state: str, problem: str | None, now: int) -> None:
+        """Write down how the link stands, for people."""
+        await self._run(
+            "execute",
+            "UPDATE peers SET state = $2, problem = $3, state_at = $4 WHERE peer_id = $1",
+            peer_id,
+            state,
+            None if problem is None else problem[:500],
+            now,
+        )
+
+    async def hold_against(self, peer_id: int, offences: int, bars: int, barred_until: int) -> None:
+        """Write down a peer's standing."""
+        await self._run(
+            "execute",
+            "UPDATE peers SET offences = $2, bars = $3, barred_until = $4 WHERE peer_id = $1",
+            peer_id,
+            offences,
+            bars,
+            barred_until,
+        )
+
+    async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
+        """Remember packets of a peer that were refused: id, timestamp, reason; the newest `most` are kept."""
+        columns = [list(column) for column in zip(*skips, strict=True)] or [[], [], []]
+        await self._run("execute", _SKIP, peer_id, *columns)
+        await self._run("execute", _TRIM, peer_id, most)
+
+    async def pause(self, relay_id: str, paused: bool) -> bool:
+        """Stop or go on reading from a peer; whether there is such a peer."""
+        return await self._changed("UPDATE peers SET paused = $2 WHERE relay_id = $1", relay_id, paused)
+
+    async def forgive(self, relay_id: str) -> bool:
+        """Forget what is held against a peer; whether there is such a peer."""
+        return await self._changed(
+            "UPDATE peers SET offences = 0, bars = 0, barred_until = 0 WHERE relay_id = $1", relay_id
+        )
+
+    async def reset_cursor(self, relay_id: str) -> bool:
+        """Read all of a peer's log again; whether there is such a peer. What was read already is known.
+
+        The link that is under way is cut off from its place: it begins anew.
+        """
+        return await self._changed(
+            "WITH gone AS (DELETE FROM peer_cursors c USING peers p"
+            " WHERE p.peer_id = c.peer_id AND p.relay_id = $1)"
+            " UPDATE peers SET fence = fence + 1, state = 'reset' WHERE relay_id = $1",
+            relay_id,
+        )
+
+    async def close(self) -> None:
+        """End the connection, and the lead with it. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close_quietly(connection)
+
+    async def _changed(self, statement: str, *arguments: object) -> bool:
+        return not str(await self._run("execute", statement, *arguments)).endswith(" 0")
+
+    async def _run(self, how: str, statement: str, *arguments: object) -> Any:
+        async with self._turn:
+            connection = await self._connected()
+            with translate_errors():
+                return await getattr(connection, how)(statement, *arguments)
+
+    async def _connected(self) -> asyncpg.Connection[Any]:
+        if self._connection is not None and self._connection.is_closed():
+            self._connection = None  # with it went the lead: the caller must know
+            raise StoreUnavailable("the connection for peers was lost")
+        if self._connection is None:
+            self._connection = await connect(
+                self._url, name="relayd peers", connect_timeout=self._connect_timeout
+            )
+        return self._connection

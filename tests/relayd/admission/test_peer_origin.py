@@ -1,0 +1,72 @@
+"""At which time a packet of a peer is judged (R-369, R-370)."""
+
+from __future__ import annotations
+
+import pytest
+from strata.protocol import packets
+from strata.protocol.errors import InvalidPacket
+
+from relayd.admission.origin import PeerOrigin, check_age, witness_of
+from tests.support.made_packets import new_identity
+
+NOW = 1_760_000_000
+DAY = 86_400
+
+
+def packet(age: int, kind: str = "POST", expires_in: int | None = None):
+    return packets.build(
+        new_identity(),
+        {"type": kind, "text": "x"},
+        timestamp=NOW - age,
+        expires_at=None if expires_in is None else NOW + expires_in,
+    )
+
+
+def origin(received_at: int, *, trusted: bool = True) -> PeerOrigin:
+    return PeerOrigin(1, received_at, trusted, 7 * DAY)
+
+
+@pytest.mark.req("R-369")
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (NOW - DAY, NOW - DAY),
+        (NOW - DAY - 300, NOW - DAY - 300),
+        (NOW - DAY - 301, None),
+        (NOW + 300, NOW),  # the peer's clock is fast: nothing was received in the future
+        (NOW + 301, None),
+        (0, None),
+        (-(2**70), None),
+        (2**70, None),
+    ],
+)
+def test_a_peers_word_counts_within_bounds(said, counts):
+    assert witness_of(packet(DAY), origin(said), NOW) == counts
+    assert witness_of(packet(DAY), origin(said, trusted=False), NOW) is None
+
+
+def judged(age: int, said: int, **members) -> str | None:
+    made = packet(age, **members)
+    from_peer = origin(said)
+    witness = witness_of(made, from_peer, NOW)
+    try:
+        check_age(made, from_peer, witness, NOW, max_age_seconds=DAY)
+    except InvalidPacket as error:
+        return str(error.code.value)
+    return None
+
+
+@pytest.mark.req("R-370")
+def test_age_is_judged_when_the_first_relay_received_it():
+    assert judged(3 * DAY, NOW - 3 * DAY) is None
+    assert judged(8 * DAY, NOW - 8 * DAY) == "timestamp_too_old"
+    # It was too old when the peer says it was received, or the peer's word does not count.
+    assert judged(3 * DAY, NOW - DAY) == "timestamp_too_old"
+    assert judged(3 * DAY, 0) == "timestamp_too_old"
+    assert judged(3 * DAY, NOW - 3 * DAY, expires_in=-1) == "packet_expired"
+    assert judged(-301, NOW) == "timestamp_in_future"
+
+
+def test_packets_that_carry_keys_may_have_any_age():
+    assert judged(400 * DAY, NOW - 400 * DAY, kind="KEY_EVENT") is None
+    assert judged(400 * DAY, 0, kind="KEY_EVENT") is None

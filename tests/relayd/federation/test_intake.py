@@ -1,0 +1,119 @@
+"""How far a peer was read, and what each refusal means for it."""
+
+from __future__ import annotations
+
+import pytest
+from strata.protocol.errors import ErrorCode, InvalidPacket
+
+from relayd.federation.intake import MAX_ATTEMPTS, Intake, Item, PeerVerdict, judge_refusal, retry_delay
+from relayd.federation.standing import Standing
+from tests.support.made_packets import make, new_identity
+
+
+@pytest.mark.req("R-364")
+def test_the_cursor_passes_nothing_without_a_verdict():
+    intake = Intake("0")
+    items = [intake.add(b"%d" % n, 100 + n, str(n)) for n in range(1, 6)]
+    intake.settle(items[1])
+    intake.settle(items[3])
+    assert intake.cursor == "0"
+    # With the batch that stores the first it comes to the third, which waits; with both to the end.
+    assert intake.cursor_with({items[0]}) == "2"
+    assert intake.cursor_with({items[0], items[2]}) == "4"
+    assert intake.cursor_with(set(items)) == "5"
+    intake.settle(items[0])
+    assert (intake.cursor, len(intake)) == ("2", 3)
+    assert (intake.oldest_witness, intake.last_witness) == (101, 102)
+    intake.settle(items[0])
+    assert intake.cursor == "2"
+
+
+def test_an_event_without_a_cursor_moves_none():
+    intake = Intake(None)
+    first, second = intake.add(b"", 2**60, None), intake.add(b"", -(2**70), "b")
+    intake.settle(first)
+    assert intake.cursor is None
+    intake.settle(second)
+    assert (intake.cursor, intake.last_witness) == ("b", None)
+
+
+def test_the_window_is_bounded_by_packets_and_by_bytes():
+    intake = Intake(None)
+    while intake.has_room:
+        intake.add(b"x", 1, None)
+    assert len(intake) == 256
+    intake = Intake(None)
+    intake.add(bytes(8 * 2**20), 1, None)
+    assert not intake.has_room
+
+
+PACKET = make(new_identity())
+
+
+def refusal(code: ErrorCode, detail: str | None = None) -> InvalidPacket:
+    return InvalidPacket(code, "because", detail=detail)
+
+
+@pytest.mark.req("R-381")
+@pytest.mark.parametrize(
+    ("error", "raw", "verdict"),
+    [
+        # Only the peer can account for these.
+        (refusal(ErrorCode.INVALID_SIGNATURE), PACKET.canonical, PeerVerdict.FORGED),
+        (refusal(ErrorCode.INVALID_SIGNATURE, "packet_id_mismatch"), PACKET.canonical, PeerVerdict.FORGED),
+        (refusal(ErrorCode.INVALID_SCHEMA), PACKET.canonical.replace(b"hello", b"hallo"), PeerVerdict.FORGED),
+        # An author may have made these, and other relays may have other rules.
+        (refusal(ErrorCode.INVALID_SCHEMA), PACKET.canonical, PeerVerdict.SKIPPED),
+        (refusal(ErrorCode.POLICY_REJECTED), PACKET.canonical, PeerVerdict.SKIPPED),
+        (refusal(ErrorCode.BLOCKED_AUTHOR), PACKET.canonical, PeerVerdict.SKIPPED),
+        (refusal(ErrorCode.PACKET_EXPIRED), PACKET.canonical, PeerVerdict.SKIPPED),
+        (refusal(ErrorCode.TIMESTAMP_TOO_OLD), PACKET.canonical, PeerVerdict.SKIPPED),
+        (refusal(ErrorCode.RATE_LIMITED, "trust_budget"), PACKET.canonical, PeerVerdict.SKIPPED),
+        # The author's keys may still come.
+        (refusal(ErrorCode.INVALID_SIGNATURE, "unresolved_key"), PACKET.canonical, PeerVerdict.KEYS),
+        (refusal(ErrorCode.KEY_REVOKED), PACKET.canonical, PeerVerdict.KEYS),
+        (refusal(ErrorCode.KEY_NOT_YET_VALID), PACKET.canonical, PeerVerdict.KEYS),
+        # Nothing was judged.
+        (refusal(ErrorCode.INTERNAL_ERROR, "store_unavailable"), PACKET.canonical, PeerVerdict.LATER),
+        (refusal(ErrorCode.TIMESTAMP_IN_FUTURE), PACKET.canonical, PeerVerdict.LATER),
+    ],
+)
+def test_what_a_refusal_means(error, raw, verdict):
+    item = Item(raw, 0, "c")
+    assert judge_refusal(item, error) is verdict
+
+
+def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
+    item = Item(PACKET.canonical, 0, "c")
+    item.has_keys = True
+    assert judge_refusal(item, refusal(ErrorCode.KEY_REVOKED)) is PeerVerdict.SKIPPED
+    item.attempts = MAX_ATTEMPTS
+    assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR)) is PeerVerdict.SKIPPED
+    # While the database is away nothing is passed over, however long that takes.
+    assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR, "queue_full")) is PeerVerdict.LATER
+
+
+def test_when_a_packet_is_tried_again():
+    item = Item(PACKET.canonical, 0, "c")
+    assert retry_delay(item, None, refusal(ErrorCode.INTERNAL_ERROR), 0) == 0.5
+    item.attempts = 100
+    assert retry_delay(item, None, refusal(ErrorCode.INTERNAL_ERROR), 0) == 32
+    future = refusal(ErrorCode.TIMESTAMP_IN_FUTURE)
+    assert retry_delay(item, PACKET, future, PACKET.timestamp - 400) == 100
+    assert retry_delay(item, PACKET, future, 0) == 7200
+
+
+@pytest.mark.req("R-381")
+def test_three_forged_packets_bar_a_peer_and_each_time_for_longer():
+    standing = Standing()
+    for _ in range(2):
+        standing = standing.offended(0)
+        assert not standing.is_barred(0)
+    standing = standing.offended(0)
+    assert (standing.is_barred(3599), standing.is_barred(3600)) == (True, False)
+    for _ in range(3):
+        standing = standing.offended(10_000)
+    assert standing.barred_until == 10_000 + 4 * 3600
+    for _ in range(300):
+        standing = standing.offended(0)
+    assert standing.barred_until == 90 * 86_400

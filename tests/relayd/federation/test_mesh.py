@@ -1,0 +1,63 @@
+"""Whom each peer of a group is asked to leave out, and where reading goes back to."""
+
+from __future__ import annotations
+
+from relayd.federation.mesh import DOWN_SECONDS, Mesh
+
+A, B, C = "did:a", "did:b", "did:c"
+
+
+def mesh() -> Mesh:
+    made = Mesh("did:me", {A: "g", B: "g", C: ""}, 0.0)
+    for did in (A, B, C):
+        made.start(did, "start", 0.0)
+        made.connected(did)
+        made.read(did, 0.0)
+        made.caught_up(did)
+    return made
+
+
+def test_the_others_of_its_group_are_left_out_and_nobody_else():
+    made = mesh()
+    assert made.read(A, 1.0).not_via == ("did:me", B)
+    assert made.read(B, 1.0).not_via == ("did:me", A)
+    assert made.read(C, 1.0).not_via == ("did:me",)
+
+
+def test_a_silent_peer_is_left_out_no_more_and_the_others_are_read_again():
+    made = mesh()
+    for at in range(10, 130, 10):
+        assert made.to_store(A, f"at {at}", float(at)) == f"at {at}"
+    made.lost(B, 130.0)
+    # What A has withheld since B may have fallen silent must not be passed by.
+    assert made.to_store(A, "at 131", 131.0) == "at 70"
+    assert not made.is_due(A, 130 + DOWN_SECONDS - 1)
+    assert made.is_due(A, 130 + DOWN_SECONDS)
+    reading = made.read(A, 130 + DOWN_SECONDS)
+    assert (reading.not_via, reading.rewinds, reading.from_cursor) == (("did:me",), True, "at 70")
+    assert made.to_store(A, "at 75", 161.0) == "at 75"
+
+
+def test_a_peer_that_comes_back_is_left_out_again_and_trusted_once_it_has_caught_up():
+    made = mesh()
+    made.to_store(A, "before", 50.0)
+    made.lost(B, 130.0)
+    made.read(A, 200.0)
+    made.connected(B)
+    assert made.is_due(A, 201.0)
+    assert made.read(A, 201.0).not_via == ("did:me", B)
+    made.to_store(A, "later", 202.0)
+    assert made.to_store(A, "later", 202.0) == "before"
+    made.caught_up(B)
+    assert made.to_store(A, "later", 203.0) == "later"
+
+
+def test_a_restart_goes_back_to_where_nothing_was_withheld():
+    made = Mesh("did:me", {A: "g", B: "g"}, 0.0)
+    made.start(A, None, 0.0)
+    made.connected(A)
+    made.read(A, 0.0)
+    made.caught_up(A)
+    assert made.to_store(A, "far", 10.0) is None  # B was presumed to be there, and nobody has heard of it
+    reading = made.read(A, DOWN_SECONDS)
+    assert (reading.rewinds, reading.from_cursor) == (True, None)

@@ -1,0 +1,135 @@
+"""Packets of peers in the log, and what the database remembers of peers."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from relayd.store import LogQuery, Outcome, Store
+from relayd.store.peers import PeerStore, register_peers
+from relayd.store.types import PeerMark
+
+NOW = 1_790_000_000
+HERE, THERE = ("did:strata:zA", "wss://a"), ("did:strata:zB", "wss://b")
+
+
+@pytest.fixture
+async def peers(database):
+    numbers = await register_peers(database, [HERE, THERE])
+    table = PeerStore(database)
+    yield numbers, table
+    await table.close()
+
+
+async def told(store: Store, **query) -> list[tuple[bytes, int]]:
+    page = await store.page(LogQuery(**query), 100, NOW)
+    return [(row.body, row.received_at) for row in page.rows]
+
+
+@pytest.mark.req("R-367", "R-375")
+async def test_a_packet_of_a_peer_keeps_its_witness_and_its_peer(store, packet, peers):
+    numbers, _ = peers
+    peer = numbers[HERE[0]]
+    ours, theirs = packet(1), replace(packet(2), witnessed_at=NOW - 5000, ingest_peer=peer)
+    appended = await store.append([ours, theirs], NOW)
+    assert [place.received_at for place in appended.dispositions] == [NOW, NOW]
+    one, two = await store.tail(0, None, 10)
+    assert (one.told_at, two.told_at, two.received_at) == (NOW, NOW - 5000, NOW)
+    assert (two.packet.witnessed_at, two.packet.ingest_peer) == (NOW - 5000, peer)
+    assert await told(store) == [(ours.body, NOW), (theirs.body, NOW - 5000)]
+    assert await told(store, not_peers=frozenset({peer})) == [(ours.body, NOW)]
+    # Time ranges, cursors and retention go by when it came here.
+    assert len(await told(store, received_since=NOW)) == 2
+    found = await store.find([theirs.packet_id])
+    assert found[theirs.packet_id][1] == NOW - 5000
+
+
+@pytest.mark.req("R-368")
+async def test_the_earliest_witness_counts_and_never_a_later_one(store, packet, peers):
+    numbers, _ = peers
+    plain, keys = packet(1), replace(packet(2), content_type="KEY_EVENT")
+    await store.append([plain, keys], NOW)
+    for witness, shown in [(NOW - 10, NOW - 10), (NOW - 5, NOW - 10), (NOW - 20, NOW - 20)]:
+        again = [replace(each, witnessed_at=witness, ingest_peer=numbers[HERE[0]]) for each in (plain, keys)]
+        places = (await store.append(again, NOW + 1)).dispositions
+        assert {place.outcome for place in places} == {Outcome.DUPLICATE}
+        # An identity packet keeps the time by which its author's chain was made.
+        assert [at for _, at in await told(store)] == [shown, NOW]
+
+
+@pytest.mark.req("R-364")
+async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet, peers):
+    numbers, table = peers
+    peer = numbers[HERE[0]]
+    assert await table.take_lead()
+    fence = next(row.fence for row in await table.rows() if row.peer_id == peer)
+    theirs = replace(packet(1), witnessed_at=NOW - 50, ingest_peer=peer)
+    await store.append([theirs], NOW, None, [PeerMark(peer, fence, "all", "c1", NOW - 50, NOW - 50)])
+    assert await table.place(peer, "all") == ("c1", NOW - 50, NOW - 50)
+    # Without a packet, as for packets that were refused; the border times only widen.
+    await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 40, NOW - 90)])
+    assert await table.place(peer, "all") == ("c2", NOW - 50, NOW - 50)
+    # A holder of the link that has lost it changes nothing.
+    await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1, 1)])
+    assert (await table.place(peer, "all")).cursor == "c2"
+    assert (await table.place(peer, "types\nPOST\nauthors")).cursor is None
+
+
+async def test_one_process_reads_from_peers_and_the_next_when_it_is_gone(database, peers):
+    _, first = peers
+    second = PeerStore(database)
+    assert await first.take_lead()
+    assert not await second.take_lead()
+    before = [row.fence for row in await first.rows()]
+    await first.close()
+    assert await second.take_lead()
+    assert [row.fence for row in await second.rows()] == [fence + 1 for fence in before]
+    await second.close()
+
+
+async def test_what_an_operator_does(store, peers):
+    numbers, table = peers
+    peer, did = numbers[HERE[0]], HERE[0]
+    assert await table.pause(did, True)
+    await table.hold_against(peer, 2, 1, NOW)
+    await table.report(peer, "disconnected", "x" * 9999, NOW)
+    await table.skip(peer, [(bytes([n]) * 32, NOW + n, "policy_rejected") for n in range(9)], 4)
+    await table.skip(peer, [], 4)
+    row = next(row for row in await table.rows() if row.peer_id == peer)
+    assert (row.paused, row.offences, row.barred_until, row.state) == (True, 2, NOW, "disconnected")
+    assert (len(row.problem or ""), row.skipped) == (500, 5)
+    assert await table.pause(did, False)
+    assert await table.forgive(did)
+    await store.append([], NOW, None, [PeerMark(peer, row.fence, "all", "c", 1, 1)])
+    assert await table.reset_cursor(did)
+    assert (await table.place(peer, "all")).cursor is None
+    after = next(row for row in await table.rows() if row.peer_id == peer)
+    assert (after.paused, after.offences, after.fence) == (False, 0, row.fence + 1)
+    assert not await table.forgive("did:strata:zNobody")
+
+
+async def test_a_program_of_the_revision_before_goes_on_beside_this_one(database, store, packet):
+    """It calls `relay_append` as it always did, on a log that has packets of peers."""
+    await register_peers(database, [HERE])
+    await store.append([replace(packet(1), witnessed_at=NOW - 9, ingest_peer=1)], NOW)
+    connection = await asyncpg.connect(database)
+    try:
+        head, tag = await connection.fetchrow("SELECT last_sequence, tag FROM log_head")
+        new = packet(2)
+        row = await connection.fetchrow(
+            "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false, $8, $9)",
+            NOW,
+            [new.packet_id],
+            [new.author_id.encode()],
+            [new.content_type.encode()],
+            [new.timestamp],
+            [None],
+            [new.body],
+            tag,
+            head,
+        )
+        assert row["previous"] == head
+    finally:
+        await connection.close()
+    assert [at for _, at in await told(store)] == [NOW - 9, NOW]

@@ -1,0 +1,183 @@
+"""Relays of different owners that read from each other: each has a database and an identity of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strata.protocol.ids import Identity
+
+from relayd.config import Settings
+from relayd.federation.overview import peer_rows
+from tests.support.bare_client import Message, open_client
+from tests.support.relay_process import RelayProcess, environment
+
+__all__ = [
+    "Federated",
+    "eventually",
+    "federated",
+    "holds",
+    "ids_at",
+    "peer_comes_to",
+    "peer_of",
+    "peers_command",
+]
+
+TIMEOUT = 90.0
+
+
+class Federated:
+    """Relays that are configured before they start: `links` holds pairs (reader, upstream)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        links: Iterable[tuple[str, str]],
+        *,
+        group: str,
+        per_relay: Mapping[str, Mapping[str, Any]],
+        **settings: Any,
+    ) -> None:
+        self.identities = {name: Identity.from_seed(bytes([n + 50]) * 32) for n, name in enumerate(names)}
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        links = list(links)
+        self.relays: dict[str, RelayProcess] = {}
+        for n, name in enumerate(names):
+            home = folder / name
+            home.mkdir(parents=True, exist_ok=True)
+            upstreams = [upstream for reader, upstream in links if reader == name]
+            readers = [reader for reader, upstream in links if upstream == name]
+            own: dict[str, Any] = {}
+            if upstreams:
+                own["peers_file"] = home / "peers.toml"
+                own["peers_file"].write_text(
+                    "".join(self.line(each, ports[each], group) for each in upstreams)
+                )
+            if readers:
+                own["replication_peers"] = [self.identities[reader].did for reader in readers]
+            self.relays[name] = RelayProcess(
+                home,
+                port=ports[name],
+                identity_seed=(bytes([n + 50]) * 32).hex(),
+                metrics_listen="127.0.0.1:0",
+                **(settings | own | dict(per_relay.get(name, {}))),
+            )
+
+    def line(self, upstream: str, port: int, group: str) -> str:
+        """What `peers_file` says about an upstream."""
+        return (
+            f'[[peer]]\nurl = "ws://127.0.0.1:{port}/strata"\n'
+            f'relay_id = "{self.identities[upstream].did}"\ngroup = "{group}"\n\n'
+        )
+
+    def __getitem__(self, name: str) -> RelayProcess:
+        return self.relays[name]
+
+
+@contextlib.contextmanager
+def federated(
+    folder: Path,
+    names: Sequence[str],
+    links: Iterable[tuple[str, str]],
+    *,
+    group: str = "",
+    per_relay: Mapping[str, Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> Iterator[Federated]:
+    """Started relays that are gone afterwards; `per_relay` has settings of one alone."""
+    made = Federated(folder, names, links, group=group, per_relay=per_relay or {}, **settings)
+    try:
+        for relay in made.relays.values():
+            relay.spawn()
+        for relay in made.relays.values():
+            relay.ready = relay.await_ready()
+        yield made
+    finally:
+        for relay in made.relays.values():
+            if relay.process is not None:
+                relay.kill()
+
+
+async def ids_at(relay: RelayProcess, authors: Sequence[str]) -> list[Message]:
+    """Every stored EVENT of these authors, in the relay's order."""
+    events: list[Message] = []
+    async with open_client(relay.ws) as client:
+        await client.send(
+            {
+                "type": "SUBSCRIBE",
+                "subscription_id": "all",
+                "gapless": True,
+                "history_marker": True,
+                "filters": {"authors": list(authors)},
+            }
+        )
+        while (message := await client.receive())["type"] == "EVENT":
+            events.append(message)
+        assert message["type"] == "END_OF_HISTORY", message
+    return events
+
+
+async def holds(
+    relay: RelayProcess, authors: Sequence[str], enough: Callable[[list[Message]], bool]
+) -> list[Message]:
+    """The relay's EVENTs of these authors, once they are enough."""
+    events: list[Message] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TIMEOUT):
+            while not enough(events := await ids_at(relay, authors)):  # noqa: ASYNC110 -- another process
+                await asyncio.sleep(0.2)
+    assert enough(events), (len(events), relay.last_words())
+    return events
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait until this holds of other processes; asking takes a while, so a thread asks, and not often."""
+    async with asyncio.timeout(TIMEOUT):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- other processes
+            await asyncio.sleep(0.3)
+
+
+async def peer_of(relay: RelayProcess) -> dict[str, Any]:
+    """What `relayd peers list` says of the relay's first peer, without a process for each question."""
+    settings = dataclasses.replace(
+        Settings(),
+        data_dir=Path(str(relay.settings["data_dir"])),
+        peers_file=Path(str(relay.settings["peers_file"])),
+    )
+    return (await peer_rows(settings))[0]
+
+
+async def peer_comes_to(relay: RelayProcess, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Wait until this holds of the relay's first peer."""
+    async with asyncio.timeout(TIMEOUT):
+        while not holds(peer := await peer_of(relay)):  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.2)
+    return peer
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def peers_command(relay: RelayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`relayd peers …` beside a running relay."""
+    return subprocess.run(
+        [sys.executable, "-m", "relayd", "peers", *arguments],
+        env=environment(relay.settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -1,0 +1,247 @@
+"""Relays that read from each other on one made clock, around the daemon's own core.
+
+`Mesh`, `Intake`, `Standing` and the rules for ages and witnesses are the real ones. What is made here is the
+log, the network and time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from strata.protocol.errors import ErrorCode, InvalidPacket
+
+from relayd.admission.origin import PeerOrigin, check_age, witness_of
+from relayd.federation.intake import Intake, Item, PeerVerdict, judge_refusal, retry_delay
+from relayd.federation.mesh import Mesh
+from relayd.federation.standing import Standing
+
+__all__ = ["SimulatedRelay", "SimulatedWorld"]
+
+START = 1_760_000_000
+TICK = 5.0
+_PER_TICK = 20
+
+
+@dataclass(frozen=True)
+class SimulatedPacket:
+    """As much of a packet as the rules look at."""
+
+    packet_id: int
+    timestamp: int
+    is_forged: bool = False
+    content_type: str = "POST"
+    expires_at: int | None = None
+
+    @property
+    def raw(self) -> bytes:
+        return b"%d" % self.packet_id
+
+
+@dataclass
+class Row:
+    """One place of a log."""
+
+    packet: SimulatedPacket
+    via: str | None
+    told_at: int
+
+
+@dataclass
+class Reader:
+    """One link: what of it lives in memory."""
+
+    intake: Intake
+    not_via: tuple[str, ...] = ()
+    taken: str | None = None
+    is_connected: bool = False
+    waiting: list[tuple[float, Intake, Item, Row]] = field(default_factory=list)
+
+
+class SimulatedRelay:
+    """A log and its cursors, which last, and the links, which a kill ends."""
+
+    def __init__(self, world: SimulatedWorld, did: str, skew: int) -> None:
+        self.world, self.did, self.skew = world, did, skew
+        self.log: list[Row] = []
+        self.known: dict[int, Row] = {}
+        self.cursors: dict[str, str | None] = {}
+        self.standings: dict[str, Standing] = {}
+        self.lies = False
+        self.received = 0
+        self.up = True
+        self.start()
+
+    @property
+    def clock(self) -> int:
+        return int(START + self.world.now) + self.skew
+
+    def start(self) -> None:
+        """A fresh process on what was stored."""
+        others = [did for did in self.world.dids if did != self.did and self.world.reads(self.did, did)]
+        self.mesh = Mesh(self.did, dict.fromkeys(others, "mesh"), self.world.now)
+        self.readers: dict[str, Reader] = {}
+        for did in others:
+            cursor = self.cursors.get(did)
+            self.readers[did] = Reader(Intake(cursor), taken=cursor)
+            self.mesh.start(did, cursor, self.world.now)
+
+    def publish(self, packet: SimulatedPacket) -> None:
+        self._store(packet, None, self.clock)
+
+    def _store(self, packet: SimulatedPacket, via: str | None, told_at: int) -> None:
+        row = Row(packet, via, told_at)
+        self.log.append(row)
+        self.known[packet.packet_id] = row
+
+    def serve(self, after: str | None, not_via: tuple[str, ...]) -> list[tuple[str, Row]]:
+        """What an upstream sends; a liar invents packets and times."""
+        found = []
+        for index in range(0 if after is None else int(after), len(self.log)):
+            row = self.log[index]
+            if row.via in not_via:
+                continue
+            if self.lies:
+                chance = self.world.random.random()
+                if chance < 0.2:
+                    row = Row(SimulatedPacket(-self.world.random.getrandbits(40), 0, True), None, 0)
+                elif chance < 0.4:
+                    row = Row(row.packet, row.via, self.world.random.choice([0, -(2**70), 2**60]))
+            found.append((str(index + 1), row))
+            if len(found) == _PER_TICK:
+                break
+        return found
+
+    def step(self) -> None:
+        for did, reader in self.readers.items():
+            self._read(did, reader)
+
+    def _read(self, did: str, reader: Reader) -> None:
+        world, mesh, upstream = self.world, self.mesh, self.world.relays[did]
+        barred = self.standings.get(did, Standing()).is_barred(self.clock)
+        if not upstream.up or barred or world.is_cut(self.did, did):
+            mesh.lost(did, world.now)
+            reader.is_connected = False
+            return
+        if not reader.is_connected:
+            reader.is_connected = True
+            mesh.connected(did)
+            reader.not_via = ()
+        if mesh.is_due(did, world.now) or not reader.not_via:
+            reading = mesh.read(did, world.now)
+            reader.not_via = reading.not_via
+            if reading.rewinds:
+                reader.intake, reader.taken = Intake(reading.from_cursor), reading.from_cursor
+        for due in [each for each in reader.waiting if each[0] <= world.now]:
+            reader.waiting.remove(due)
+            self._judge(did, reader, *due[1:])
+        events = upstream.serve(reader.taken, reader.not_via)
+        if not events:
+            mesh.caught_up(did)
+        for cursor, row in events:
+            if not reader.intake.has_room:
+                break
+            self.received += 1
+            item = reader.intake.add(row.packet.raw, row.told_at, cursor)
+            reader.taken = cursor
+            # Some verdicts take a while, so that they come out of order and a kill finds them under way.
+            if world.random.random() < 0.1:
+                reader.waiting.append((world.now + 2 * TICK, reader.intake, item, row))
+            else:
+                self._judge(did, reader, reader.intake, item, row)
+        self.cursors[did] = mesh.to_store(did, reader.intake.cursor_with(()), world.now)
+
+    def _judge(self, did: str, reader: Reader, intake: Intake, item: Item, row: Row) -> None:
+        """Admission, as far as peers matter: the row and the cursor are stored together."""
+        item.attempts += 1
+        packet = row.packet
+        try:
+            witness = self._admit(row)
+        except InvalidPacket as error:
+            verdict = judge_refusal(item, error)
+            if verdict is PeerVerdict.LATER:
+                delay = retry_delay(item, cast(Any, packet), error, self.clock)
+                reader.waiting.append((self.world.now + delay, intake, item, row))
+                return
+            if verdict is PeerVerdict.FORGED:
+                self.standings[did] = self.standings.get(did, Standing()).offended(self.clock)
+        else:
+            if packet.packet_id not in self.known:
+                self._store(packet, did, witness)
+            elif witness < self.known[packet.packet_id].told_at:
+                self.known[packet.packet_id].told_at = witness  # R-368
+        intake.settle(item)
+
+    def _admit(self, row: Row) -> int:
+        packet = cast(Any, row.packet)
+        if row.packet.is_forged:
+            raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "made up", detail="packet_id_mismatch")
+        origin = PeerOrigin(1, row.told_at, True, 604_800)
+        witness = witness_of(packet, origin, self.clock)
+        check_age(packet, origin, witness, self.clock, max_age_seconds=86_400)
+        return self.clock if witness is None else witness
+
+
+class SimulatedWorld:
+    """Relays that all read from each other; `cuts` holds the pairs that cannot, and until when."""
+
+    def __init__(self, seed: int, count: int, *, skews: tuple[int, ...] = ()) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.dids = [f"did:strata:z{n}" for n in range(count)]
+        self.cuts: dict[frozenset[str], float] = {}
+        self.relays: dict[str, SimulatedRelay] = {}
+        self.published = 0
+        for n, did in enumerate(self.dids):
+            self.relays[did] = SimulatedRelay(self, did, skews[n] if skews else 0)
+
+    def reads(self, reader: str, upstream: str) -> bool:
+        return reader != upstream
+
+    def is_cut(self, one: str, other: str) -> bool:
+        return self.cuts.get(frozenset((one, other)), 0.0) > self.now
+
+    def publish(self, did: str) -> None:
+        relay = self.relays[did]
+        if relay.up:
+            self.published += 1
+            relay.publish(SimulatedPacket(self.published, relay.clock))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK
+            for relay in self.relays.values():
+                if relay.up:
+                    relay.step()
+
+    def trouble(self) -> None:
+        """Something goes wrong: a cut, a kill, or a relay that stays away for a while."""
+        one, other = self.random.sample(self.dids, 2)
+        match self.random.randrange(4):
+            case 0:
+                self.cuts[frozenset((one, other))] = self.now + self.random.choice([15, 45, 200, 2000])
+            case 1:
+                self.relays[one].start()
+            case 2:
+                self.relays[one].up = False
+            case _:
+                for relay in self.relays.values():
+                    if not relay.up:
+                        relay.up = True
+                        relay.start()
+
+    def heal(self) -> None:
+        """All is well from now on."""
+        self.cuts.clear()
+        for relay in self.relays.values():
+            if not relay.up:
+                relay.up = True
+                relay.start()
+
+    def sets(self, *, but: str | None = None) -> list[set[int]]:
+        return [set(relay.known) for did, relay in self.relays.items() if did != but]
+
+    @property
+    def received(self) -> int:
+        return sum(relay.received for relay in self.relays.values())

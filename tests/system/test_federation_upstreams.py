@@ -1,0 +1,190 @@
+"""One real relay that reads from upstreams which do as they please."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+from strata.protocol import wire
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+
+from tests.support.federations import holds, ids_at, peer_comes_to, peers_command
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import RelayProcess
+from tests.support.relays import ALL_EXTENSIONS, START, FakeRelay, NaiveRelay
+
+pytestmark = pytest.mark.timeout(400)
+READER = Identity.from_seed(b"R" * 32)
+DAY = 86_400
+
+
+class Upstream(NaiveRelay):
+    """A naive relay that lets its downstream replicate, and says of each packet what a test wants said."""
+
+    def __init__(self) -> None:
+        super().__init__(ALL_EXTENSIONS)
+        self.relay_id = new_identity().did
+        self.server_id = self.relay_id
+        self.lifetime = int(time.time()) - START + 3600
+        self.grants = frozenset({"subscribe", "replicate"})
+        self.witnesses: dict[bytes, int] = {}
+        self.disguise = self._dated
+
+    def _dated(self, event: wire.Event) -> wire.Event:
+        packet = json.loads(bytes(event.packet))
+        at = self.witnesses.get(bytes(event.packet), packet.get("timestamp", 0))
+        return replace(event, received_at=at)
+
+    def put(self, packet: Packet, *, said: int | None = None) -> None:
+        """Serve a packet, with this `received_at`."""
+        if said is not None:
+            self.witnesses[packet.canonical] = said
+        self.append(packet)
+
+
+class Reading:
+    """The real relay, and how its one peer stands."""
+
+    def __init__(self, process: RelayProcess) -> None:
+        self.process = process
+
+    async def holds(self, author: Identity, count: int) -> dict[str, int]:
+        """When each packet of this author was received, once the relay holds so many."""
+        events = await holds(self.process, [author.did], lambda found: len(found) >= count)
+        assert len(events) == count
+        return {event["packet"]["packet_id"]: event["received_at"] for event in events}
+
+
+@contextlib.asynccontextmanager
+async def reading(folder: Path, upstream: Upstream) -> AsyncIterator[tuple[Reading, FakeRelay]]:
+    """A relay that reads from this upstream."""
+    async with FakeRelay(upstream) as fake:
+        peers = folder / "peers.toml"
+        peers.write_text(f'[[peer]]\nurl = "{fake.url}"\nrelay_id = "{upstream.relay_id}"\n')
+        process = RelayProcess(folder / "relay", peers_file=peers, identity_seed=(b"R" * 32).hex())
+        await asyncio.to_thread(process.start)
+        try:
+            yield Reading(process), fake
+        finally:
+            await asyncio.to_thread(process.kill)
+
+
+def subscribes(upstream: Upstream) -> list[wire.Subscribe]:
+    return [m for session in upstream.sessions for m in session.received if isinstance(m, wire.Subscribe)]
+
+
+@pytest.mark.req("R-349", "R-350", "R-355", "R-365", "R-369", "R-370")
+async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
+    upstream, author, now = Upstream(), new_identity(), int(time.time())
+    fresh, old = make(author), make(author, age=3 * DAY)
+    too_old, dated_wrong = make(author, age=8 * DAY), make(author, age=60)
+    ahead = make(author, age=30)
+    forged = make(author).canonical.replace(b"hello", b"hallo")
+    upstream.put(fresh, said=now - 5)
+    upstream.put(old, said=now - 3 * DAY)
+    upstream.put(too_old, said=now - 8 * DAY)
+    upstream.put(dated_wrong, said=0)
+    upstream.put(ahead, said=now + 9999)
+    honest = upstream.disguise
+
+    def with_a_forgery(event: wire.Event) -> wire.Event:
+        event = honest(event)
+        return replace(event, packet=Raw(forged)) if bytes(event.packet) == too_old.canonical else event
+
+    upstream.disguise = with_a_forgery
+    async with reading(tmp_path, upstream) as (relay, _):
+        held = await relay.holds(author, 4)
+        assert held[fresh.packet_id] == now - 5
+        assert held[old.packet_id] == now - 3 * DAY
+        for packet in (dated_wrong, ahead):
+            assert abs(held[packet.packet_id] - time.time()) < 120, "local time counts"
+        await peer_comes_to(relay.process, lambda peer: peer["offences"] == 1)
+        (session,) = upstream.sessions
+        auth = next(m for m in session.received if isinstance(m, wire.Auth))
+        assert (auth.author_id, auth.capabilities) == (READER.did, ["subscribe", "replicate"])
+        first = subscribes(upstream)[0]
+        assert first.filters is not None
+        assert (first.filters.since, first.replication_profile) == (0, "FULL_ARCHIVE")
+        assert (first.filters.authors, first.filters.types) == (None, None)
+
+
+@pytest.mark.req("R-381")
+async def test_a_peer_that_forges_is_barred_until_it_is_forgiven(tmp_path):
+    upstream, author = Upstream(), new_identity()
+    packets = [make(author) for _ in range(4)]
+    for packet in packets:
+        upstream.put(packet)
+    honest = upstream.disguise
+    upstream.disguise = lambda event: replace(
+        honest(event), packet=Raw(bytes(event.packet).replace(b"hello", b"hallo"))
+    )
+    async with reading(tmp_path, upstream) as (relay, fake):
+        await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        await fake.abandoned.wait()
+        assert await ids_at(relay.process, [author.did]) == []
+        upstream.disguise = honest
+        later = make(author)
+        upstream.put(later)
+        for action in ("forgive", "reset-cursor"):
+            done = await asyncio.to_thread(peers_command, relay.process, action, upstream.relay_id)
+            assert done.returncode == 0, done.stderr
+        held = await relay.holds(author, 5)
+        assert set(held) == set(ids_of([{"packet": json.loads(p.canonical)} for p in (*packets, later)]))
+
+
+@pytest.mark.req("R-366", "R-364")
+async def test_a_peer_that_knows_the_cursor_no_more_is_read_from_a_time(tmp_path):
+    upstream, author, now = Upstream(), new_identity(), int(time.time())
+    for n in range(3):
+        upstream.put(make(author), said=now - 10 + n)
+    async with reading(tmp_path, upstream) as (relay, fake):
+        await relay.holds(author, 3)
+        await peer_comes_to(relay.process, lambda peer: peer["last_witness"] == now - 8)
+        upstream.generation += 1
+        fake.cut()
+        upstream.put(make(author))
+        await relay.holds(author, 4)
+        asked = [m.filters for m in subscribes(upstream) if m.filters is not None]
+        assert any(f.cursor is None and f.since == now - 8 - 86_700 for f in asked)
+
+
+@pytest.mark.req("R-378")
+async def test_a_peer_that_says_later_is_asked_later(tmp_path):
+    upstream, author = Upstream(), new_identity()
+    upstream.put(make(author))
+    asked: list[float] = []
+
+    def later(message: wire.Subscribe) -> wire.Error | None:
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            return None
+        return wire.Error(
+            code="rate_limited", reason="busy", retry_after=2, subscription_id=message.subscription_id
+        )
+
+    upstream.answer_subscribe = later
+    async with reading(tmp_path, upstream) as (relay, _):
+        await relay.holds(author, 1)
+        assert asked[1] - asked[0] >= 2
+
+
+@pytest.mark.req("R-353", "R-356")
+async def test_a_peer_that_grants_no_replication_and_one_with_another_name_are_not_read(tmp_path):
+    upstream, author = Upstream(), new_identity()
+    upstream.grants = frozenset({"subscribe"})
+    upstream.put(make(author))
+    async with reading(tmp_path, upstream) as (relay, _):
+        await peer_comes_to(relay.process, lambda peer: "replication_peers" in str(peer["problem"]))
+        assert subscribes(upstream) == []
+        upstream.grants = frozenset({"subscribe", "replicate"})
+        upstream.server_id = new_identity().did
+        await peer_comes_to(relay.process, lambda peer: "expected" in str(peer["problem"]))
+        assert await ids_at(relay.process, [author.did]) == []

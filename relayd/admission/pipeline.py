@@ -177,6 +177,7 @@ class Admission:
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
             is_quick=lambda request: not _is_dear(request.raw),
+            on_dear=self._was_dear,
         )
 
     # In.
@@ -270,6 +271,9 @@ class Admission:
         except InvalidPacket as error:
             request.origin_refused(error)
         request.verdict = PublishVerdict.CHECKED
+
+    def _was_dear(self, request: PublishRequest, seconds: float) -> None:
+        self._guarded(request.lane.publisher.checked_for, seconds)
 
     def _checked(self, requests: Sequence[PublishRequest], seconds: float) -> None:
         for request in requests:

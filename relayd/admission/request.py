@@ -41,6 +41,9 @@ class Publisher(Protocol):
     def publish_unanswerable(self) -> None:
         """No answer could be made: end the connection, so that the peer knows that none will come."""
 
+    def checked_for(self, seconds: float) -> None:
+        """The checks of one of its packets took so much of the processor, and that is much."""
+
     def room_again(self) -> None:
         """There is room for publishes again: the answer to `Admission.hold`."""
 

@@ -20,6 +20,8 @@ from typing import Generic, NamedTuple, TypeVar
 __all__ = ["BATCH", "VerifyPool"]
 
 BATCH = 64
+_DEAR_SECONDS = 0.001
+"""Of the processor: ten times what an ordinary packet takes."""
 
 J = TypeVar("J")
 
@@ -29,6 +31,8 @@ class _Checked(NamedTuple, Generic[J]):
 
     passed: list[J]
     failed: list[tuple[J, BaseException]]
+    dear: list[tuple[J, float]]
+    """What each took of the processor that took much, in seconds."""
     seconds: float
 
 
@@ -36,8 +40,8 @@ class VerifyPool(Generic[J]):
     """Runs `check(job)` on threads and gives finished batches to `on_checked(jobs, seconds)` on the loop.
 
     A job whose check raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells a job that
-    the loop may do itself when it is the only one. The queue is bounded by its callers: they stop reading
-    from their peers.
+    the loop may do itself when it is the only one. `on_dear(job, seconds)` hears of each that took much of
+    the processor. The queue is bounded by its callers: they stop reading from their peers.
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class VerifyPool(Generic[J]):
         threads: int,
         loop: asyncio.AbstractEventLoop,
         is_quick: Callable[[J], bool] = lambda job: False,
+        on_dear: Callable[[J, float], None] = lambda job, seconds: None,
     ) -> None:
         self._is_quick = is_quick
+        self._on_dear = on_dear
         self._under_way = 0
         self._check = check
         self._on_checked = on_checked
@@ -78,7 +84,7 @@ class VerifyPool(Generic[J]):
         try:
             self._share_out(jobs)
         except Exception as error:
-            self._tell(_Checked([], [(job, error) for job in jobs], 0.0))
+            self._tell(_Checked([], [(job, error) for job in jobs], [], 0.0))
 
     def _share_out(self, jobs: list[J]) -> None:
         if len(jobs) == 1 and not self._under_way and self._is_quick(jobs[0]):
@@ -91,7 +97,7 @@ class VerifyPool(Generic[J]):
 
     def _checked(self, jobs: Sequence[J]) -> _Checked[J]:
         """Check these jobs. Never raises."""
-        started = time.perf_counter()
+        worked, begun = time.thread_time(), [time.perf_counter()]
         passed: list[J] = []
         failed: list[tuple[J, BaseException]] = []
         for job in jobs:
@@ -100,14 +106,22 @@ class VerifyPool(Generic[J]):
                 passed.append(job)
             except BaseException as error:  # the thread has other jobs to do
                 failed.append((job, error))
-        return _Checked(passed, failed, time.perf_counter() - started)
+            begun.append(time.perf_counter())
+        seconds = begun[-1] - begun[0]
+        # A thread also waits for the interpreter, and that costs nobody: each job has its part of its work.
+        part = (time.thread_time() - worked) / seconds if seconds else 0.0
+        taken = [(job, part * (begun[n + 1] - begun[n])) for n, job in enumerate(jobs)]
+        return _Checked(passed, failed, [each for each in taken if each[1] > _DEAR_SECONDS], seconds)
 
     def _returned(self, checked: _Checked[J]) -> None:
         self._under_way -= len(checked.passed) + len(checked.failed)
         self._tell(checked)
 
     def _tell(self, checked: _Checked[J]) -> None:
-        passed, failed, seconds = checked
+        passed, failed, dear, seconds = checked
+        for job, worked in dear:
+            self._on_dear(job, worked)
+        dear.clear()
         for job, error in failed:
             self._on_failed(job, error)
         failed.clear()  # errors hold their frames, and those this list

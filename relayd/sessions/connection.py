@@ -454,6 +454,11 @@ class Connection:
         metrics.publishes[error.code].inc()
         metrics.errors_sent[error.code].inc()
 
+    def checked_for(self, seconds: float) -> None:
+        payer = self._visitor.workload
+        if payer is not None:  # what is owed then is asked for at its next message
+            payer.used_loop(seconds, time.monotonic())
+
     def publish_unanswerable(self) -> None:
         self._pending_bytes -= self._pending_bytes // self._pending_publishes
         self._pending_publishes -= 1

@@ -33,7 +33,7 @@ LONGEST_STEP = 0.02
 STOP_TIMEOUT = 30.0
 _PIECE = json.dumps({str(number): [number, "x" * 10, {"a": number}] for number in range(200)})
 _PIECE_SECONDS = 0.005
-_STRAY_STEPS = 2
+_STRAY_STEPS = 3
 _LOOKS_PER_STRAY_STEP = 5000
 """So many steps may be longer, and in a long life one in so many looks at the loop: the clock of a thread
 runs on where a host keeps a virtual machine waiting, and an idle loop may seem to work for a tenth of a

@@ -43,7 +43,7 @@ async def test_no_frame_keeps_the_loop(relay: RelayProcess, client: BareClient, 
             ('{"type":"UNSUBSCRIBE","subscription_id":7,"more":[', "]}"),
         ):
             frame = filled(before, item, after, size - 64)
-            for _ in range(3):
+            for _ in range(4):
                 answer = await ask(client, frame)
                 assert answer["type"] == "ERROR" and answer["code"] in ("invalid_schema", "packet_too_large")
     looks, steps = relay.steps()

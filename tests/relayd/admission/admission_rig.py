@@ -129,6 +129,7 @@ class Peer:
         self.lane = Lane(self)
         self.answers: list[tuple[str | None, str]] = []
         self.errors: dict[str | None, InvalidPacket] = {}
+        self.checked_seconds = 0.0
 
     def publish_accepted(
         self,
@@ -145,6 +146,9 @@ class Peer:
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         self.answers.append((request.client_msg_id, error.code))
         self.errors[request.client_msg_id] = error
+
+    def checked_for(self, seconds: float) -> None:
+        self.checked_seconds += seconds
 
     def publish_unanswerable(self) -> None:
         self.answers.append((None, "closed"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -34,6 +35,45 @@ async def test_every_job_is_checked_once_and_batches_are_bounded():
         await done.wait()
     assert sorted(checked) == list(range(1000))
     assert max(batches) <= BATCH
+    await loop.run_in_executor(None, pool.close)
+
+
+@pytest.mark.parametrize("beside", [0, 20])
+async def test_a_job_that_works_long_is_told_of_and_one_that_only_waits_is_not(beside: int):
+    loop = asyncio.get_running_loop()
+    done: list[str] = []
+    dear: dict[str, float] = {}
+
+    def check(job: str) -> None:
+        if job == "waits":
+            time.sleep(0.05)
+        if job == "works":
+            until = time.thread_time() + 0.05
+            while time.thread_time() < until:
+                sum(range(100))
+            raise ValueError(job)
+
+    def failed(job: str, error: BaseException) -> None:
+        done.append(job)
+
+    pool: VerifyPool[str] = VerifyPool(
+        check,
+        lambda jobs, seconds: done.extend(jobs),
+        failed,
+        threads=1,
+        loop=loop,
+        is_quick=lambda job: True,
+        on_dear=dear.__setitem__,
+    )
+    for jobs in (["waits"], ["works", *map(str, range(beside))]):
+        wanted = len(done) + len(jobs)
+        for job in jobs:
+            pool.put(job)
+        async with asyncio.timeout(30):
+            while len(done) < wanted:  # noqa: ASYNC110 - a thread
+                await asyncio.sleep(0.001)
+    assert dear["works"] > 0.02
+    assert sum(dear.values()) - dear["works"] < dear["works"]
     await loop.run_in_executor(None, pool.close)
 
 

@@ -9,8 +9,10 @@ import time
 from typing import Any, cast
 
 import pytest
+from strata.protocol.errors import ErrorCode, InvalidPacket
 
 from relayd.access.memory import Pressure
+from relayd.admission.verify import VerifyPool, _Checked
 from relayd.feed.subscription import Phase
 from relayd.frames import text_frame
 from relayd.http.api import HttpApi
@@ -426,6 +428,26 @@ async def test_an_address_that_has_used_its_share_of_the_loop_is_read_later(cloc
     for each in (rig, other, local):
         each.socket.connection_lost(None)
     await rig.relay.admission.close()
+
+
+@pytest.mark.req("R-321")
+async def test_an_address_pays_for_packets_that_are_dear_to_check(clock, monkeypatch):
+    rig = Rig(clock, loop_share=0.01)
+    other = Rig(clock, rig.relay, peer="192.0.2.2")
+    monkeypatch.setattr(VerifyPool, "_checked", _seeming_dear)
+    for each in (rig, other):
+        each.socket.data_received(publish(1) if each is rig else frame('{"type":"X"}'))
+        await eventually(lambda: not rig.relay.admission.pending)
+        each.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}'))
+    assert (rig.transport.reading, other.transport.reading) == (False, True)
+    for each in (rig, other):
+        each.socket.connection_lost(None)
+    await rig.relay.admission.close()
+
+
+def _seeming_dear(pool: Any, jobs: Any) -> _Checked[Any]:
+    refusal = InvalidPacket(ErrorCode.INVALID_SCHEMA, "dear")
+    return _Checked([], [(job, refusal) for job in jobs], [(jobs[0], 5.0)], 5.0)
 
 
 @pytest.mark.req("R-321")

@@ -41,6 +41,7 @@ from relayd.logs import problem_of
 from relayd.loop_watch import watch_loop
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
+from relayd.moderation import Bans
 from relayd.policy import BanFollower, Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
 from relayd.relay import Relay
@@ -297,7 +298,7 @@ class _Process:
         self._listeners: list[Listener] = []
         self._ws_url = ""
         self._scrapes = Scrapes(self._count, metrics.render)
-        self._described: tuple[Settings, str, dict[str, object]] | None = None
+        self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
 
     @property
@@ -453,8 +454,8 @@ class _Process:
 
     def _manifest(self) -> dict[str, object]:
         status = self._readiness() or "ok"
-        known = self._described
-        if known is None or known[0] is not self._settings or known[1] != status:
+        known, bans = self._described, self._rulings.bans
+        if known is None or known[0] is not self._settings or known[1] is not bans or known[2] != status:
             manifest = build_manifest(
                 self._settings,
                 relay_id=self._relay_id,
@@ -462,9 +463,10 @@ class _Process:
                 status=status,
                 clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
                 did_docs=[item for items in self._bootstrap.documents.values() for item in items],
+                bans=bans,
             )
-            known = self._described = self._settings, status, manifest
-        return known[2]
+            known = self._described = self._settings, bans, status, manifest
+        return known[3]
 
     async def _drain(self) -> None:
         """Answer the publishes under way, then close every connection; clients resume elsewhere by cursor."""

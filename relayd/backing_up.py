@@ -1,10 +1,12 @@
-"""The commands `relayd backup create`, `verify` and `restore`."""
+"""The commands `relayd backup create`, `follow`, `verify` and `restore`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +66,21 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
             typer.echo(f"{backup} has the log up to sequence {head} at least")
 
     @group.command()
+    def follow(
+        backup: _Backup,
+        config: _ConfigFile = None,
+        database_url: _DatabaseUrl = None,
+        data_dir: _DataDir = None,
+    ) -> None:
+        """Write the server's WAL into a backup until SIGINT.
+
+        Every moment since the backup can then be restored. Run it as a service, and start it right after
+        `create`: it ends with exit code 3 where WAL is missing in between, and a new backup is due.
+        """
+        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        console.run(_follow(settings, backup))
+
+    @group.command()
     def verify(
         backup: _Backup,
         config: _ConfigFile = None,
@@ -86,6 +103,14 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
         verify: Annotated[
             bool, typer.Option("--verify", help="Check the files and count the log as well.")
         ] = False,
+        until: Annotated[
+            datetime | None,
+            typer.Option(
+                "--until",
+                formats=["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S.%fZ"],
+                help="The moment (UTC) to stop at, of a backup that was followed. Default: the last.",
+            ),
+        ] = None,
         config: _ConfigFile = None,
         data_dir: _DataDir = None,
         json: _Json = False,
@@ -98,7 +123,8 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
         from relayd.backups import restore as put_back
 
         settings = console.settings(config, data_dir=data_dir)
-        found: Drilled | None = console.run(put_back(backup, settings.data_dir, verify=verify))
+        moment = None if until is None else until.replace(tzinfo=UTC)
+        found: Drilled | None = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
         if found is not None:
             _tell(console, found, json)
         elif json:
@@ -134,6 +160,23 @@ async def _create(settings: Settings, backup: Path) -> int:
             return await create(url, backup, data_dir=settings.data_dir)
         async with EmbeddedPostgres(settings.data_dir) as server:
             return await create(server.url, backup, data_dir=settings.data_dir)
+
+
+async def _follow(settings: Settings, backup: Path) -> None:
+    from relayd.backups import BackupFailed, follow
+    from relayd.postgres.running import running_server
+
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.ExitStack() as stack:
+        url = settings.database_url
+        if url is None:
+            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+        if url is None:
+            raise BackupFailed(f"no relay runs on {settings.data_dir}: there is nothing to follow")
+        with contextlib.suppress(asyncio.CancelledError):  # SIGTERM or SIGINT: the usual end of a service
+            await follow(url, backup)
 
 
 async def _drill(settings: Settings, backup: Path) -> Drilled:

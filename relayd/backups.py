@@ -1,6 +1,7 @@
 """Base backups of a relay's PostgreSQL, and the drill that says what is in one.
 
     DIR/base/          what pg_basebackup made, with the WAL that it takes to start it, and its manifest
+    DIR/wal/           what pg_receivewal has written since, while `follow` ran: the moments after the backup
     DIR/relayd.json    how far the log had come when the backup began: at least so much must come back
 
 PostgreSQL's own programs do the work: pg_basebackup copies, pg_verifybackup checks every file. What they
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -32,10 +34,19 @@ from relayd.store.counting import count_log, packets_beyond, reload_server, stan
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 
-__all__ = ["BackupFailed", "Drilled", "create", "drill", "restore"]
+__all__ = ["BackupFailed", "Drilled", "create", "drill", "follow", "restore"]
 
+_WAL: Final = "wal"
+_KEPT_WAL: Final = "restored_wal"
+"""Where the WAL lies in a cluster that is being restored: the server enters no other folder for certain."""
+_RECOVERY: Final = """
+restore_command = 'cp {wal}/%f "%p" 2>/dev/null || cp {wal}/%f.partial "%p"'
+recovery_target_action = 'promote'
+recovery_target_timeline = 'latest'
+"""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
+_RECOVERY_TIMEOUT: Final = 3600.0
 _MAJOR: Final = "18"
 """The PostgreSQL that this program can start itself."""
 _OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(".s.PGSQL.*", "postmaster.pid", "postmaster.opts")
@@ -109,6 +120,36 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
     return record.head
 
 
+async def follow(url: str, backup: Path) -> None:
+    """Write the WAL of the server at `url` into a backup, on and on, so that every moment can be restored.
+
+    Goes on where it stopped before. It ends by an error alone: `BackupFailed` where the server is gone, or
+    has thrown away WAL that is not here yet (then make a new backup). Cancelling stops it; what was written
+    is kept.
+    """
+    _read_record(backup)
+    await asyncio.to_thread(_begin_wal, backup)
+    plain, password = _without_password(url)
+    await _run(
+        "pg_receivewal", "-d", plain, "-D", str(backup / _WAL), "--no-loop", "--synchronous", "--no-password",
+        password=password,
+    )  # fmt: skip
+    raise BackupFailed("pg_receivewal has ended: the server has stopped")
+
+
+def _begin_wal(backup: Path) -> None:
+    """Put the WAL of the base backup first, so that what is received goes on behind it without a gap."""
+    wal = backup / _WAL
+    if not wal.is_dir():
+        fresh = backup / f"{_WAL}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        for path in sorted((backup / _BASE / "pg_wal").iterdir()):
+            if len(path.name) == 24:
+                shutil.copyfile(path, fresh / path.name)
+        fresh.rename(wal)
+
+
 async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
     """Check the files of a backup, start a copy of it, and count what is in its log.
 
@@ -125,16 +166,19 @@ async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
     return dataclasses.replace(found, behind=await packets_beyond(live_url, found.head))
 
 
-async def restore(backup: Path, data_dir: Path, *, verify: bool) -> Drilled | None:
+async def restore(
+    backup: Path, data_dir: Path, *, verify: bool, until: datetime | None = None
+) -> Drilled | None:
     """Put a backup into a data folder that has no database yet, and begin an epoch of the log there.
 
-    With `verify` its files are checked and its log is counted first. Raises `BackupFailed`.
+    Where the backup was followed, all the WAL there is is replayed, or up to the commits of `until`. With
+    `verify` its files are checked and its log is counted first. Raises `BackupFailed`.
     """
     record = _read_record(backup)
     if verify:
         await _run("pg_verifybackup", str(backup / _BASE))
     found: Drilled | None = None
-    async with _started(backup, record, data_dir) as url:
+    async with _started(backup, record, data_dir, until) as url:
         if verify:
             found = await _count(url, record)
         await migrate(url)
@@ -145,7 +189,9 @@ async def restore(backup: Path, data_dir: Path, *, verify: bool) -> Drilled | No
 
 
 @contextlib.asynccontextmanager
-async def _started(backup: Path, record: _Record, data_dir: Path) -> AsyncIterator[str]:
+async def _started(
+    backup: Path, record: _Record, data_dir: Path, until: datetime | None = None
+) -> AsyncIterator[str]:
     """A server on a copy of the backup, which stays in `data_dir`."""
     if record.version != _MAJOR:
         raise BackupFailed(
@@ -162,6 +208,10 @@ async def _started(backup: Path, record: _Record, data_dir: Path) -> AsyncIterat
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER)
+        if (backup / _WAL).is_dir():
+            _replay(backup, fresh, until)
+        elif until is not None:
+            raise BackupFailed(f"{backup} was not followed: it has no moments to choose from")
         for folder, _, files in os.walk(fresh):
             os.chmod(folder, 0o700)
             if owner is not None:
@@ -170,8 +220,20 @@ async def _started(backup: Path, record: _Record, data_dir: Path) -> AsyncIterat
         fresh.rename(cluster)
 
     await asyncio.to_thread(copy)
-    async with EmbeddedPostgres(data_dir) as server:
+    async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
         yield server.url
+    await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
+
+
+def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:
+    """Have the server replay the WAL of the backup when it starts, and then be a primary."""
+    shutil.copytree(backup / _WAL, cluster / _KEPT_WAL)
+    lines = _RECOVERY.format(wal=_KEPT_WAL)
+    if until is not None:
+        lines += f"recovery_target_time = '{until.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f+00}'\n"
+    with (cluster / "postgresql.auto.conf").open("a") as file:
+        file.write(lines)
+    (cluster / "recovery.signal").touch()
 
 
 async def _count(url: str, record: _Record) -> Drilled:
@@ -221,7 +283,8 @@ async def _run(program: str, *arguments: str, password: str | None = None) -> No
         _, said = await process.communicate()
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            process.terminate()
+        await process.wait()
         raise
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()[-3:]

@@ -44,6 +44,7 @@ from relayd.logs import problem_of
 from relayd.loop_watch import LoopWatch
 from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
+from relayd.moderation import Bans
 from relayd.policy import BanFollower, Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
 from relayd.relay import Relay
@@ -330,7 +331,7 @@ class _Process:
         self._listeners: list[Listener] = []
         self._ws_url = ""
         self._scrapes = Scrapes(self._count, metrics.render)
-        self._described: tuple[Settings, str, dict[str, object]] | None = None
+        self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
         self._relay_id = relay.relay_id
         self._gauges = Gauges(
             metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
@@ -510,8 +511,8 @@ class _Process:
 
     def _manifest(self) -> dict[str, object]:
         status = self._readiness() or "ok"
-        known = self._described
-        if known is None or known[0] is not self._settings or known[1] != status:
+        known, bans = self._described, self._rulings.bans
+        if known is None or known[0] is not self._settings or known[1] is not bans or known[2] != status:
             manifest = build_manifest(
                 self._settings,
                 relay_id=self._relay_id,
@@ -519,9 +520,10 @@ class _Process:
                 status=status,
                 clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
                 did_docs=[item for items in self._bootstrap.documents.values() for item in items],
+                bans=bans,
             )
-            known = self._described = self._settings, status, manifest
-        return known[2]
+            known = self._described = self._settings, bans, status, manifest
+        return known[3]
 
     async def _drain(self) -> None:
         """Close every connection, some at a time, each when its publishes are answered.

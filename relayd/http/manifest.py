@@ -16,6 +16,7 @@ from strata.protocol.wire import EXTENSIONS
 from relayd.access.auth import CAPABILITIES, OPERATE
 from relayd.config import Settings
 from relayd.feed.profiles import PROFILES
+from relayd.moderation import Bans
 from relayd.version import VERSION
 
 __all__ = ["build_manifest"]
@@ -31,6 +32,7 @@ def build_manifest(
     status: str,
     clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS,
     did_docs: Iterable[DidDocument] = (),
+    bans: Bans = Bans(),  # noqa: B008 - immutable
 ) -> dict[str, object]:
     """The manifest. `public_url` stands in for `ws_endpoint`; `status` is `ok` or why it is not ready.
 
@@ -47,7 +49,7 @@ def build_manifest(
         "recovery_delay_seconds": settings.recovery_delay_seconds,
         "limits": {**_limits(settings), "rates": _rates(settings)},
         "auth": _auth(settings),
-        "policy": _policy(settings),
+        "policy": _policy(settings, bans),
         "replication": _replication(settings),
         "did_docs": [{"did": document.did, "did_doc_hash": document.hash} for document in newest],
     }
@@ -121,7 +123,7 @@ def _auth(settings: Settings) -> dict[str, object]:
     }
 
 
-def _policy(settings: Settings) -> dict[str, object]:
+def _policy(settings: Settings, bans: Bans) -> dict[str, object]:
     """R-325: which packets are accepted, how long they are kept and how served, and if any are declined.
 
     The lists themselves stay private: a public list of blocked authors and packets would point at them.
@@ -132,11 +134,11 @@ def _policy(settings: Settings) -> dict[str, object]:
         "dedup_window_seconds": settings.dedup_window_seconds,
         "protected_accounts": "none",  # R-326
         "declines": {
-            "authors": bool(settings.blocked_authors),
-            "packet_ids": bool(settings.blocked_packet_ids),
-            "media_hashes": bool(settings.blocked_media_hashes),
+            "authors": bool(settings.blocked_authors or bans.authors),
+            "packet_ids": bool(settings.blocked_packet_ids or bans.packet_ids),
+            "media_hashes": bool(settings.blocked_media_hashes or bans.media_hashes),
         },
-        "declined_types": list(settings.blocked_types),
+        "declined_types": list(dict.fromkeys((*settings.blocked_types, *sorted(bans.types)))),
         "abuse_table": "abuse" in settings.policies,
         "plugins": bool(settings.policy_plugins),
         "provenance_downgrade": settings.provenance_downgrade,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from relayd.postgres.running import running_server
 from tests.support.bare_client import open_client
-from tests.support.forks import RELAYD, run_fork
+from tests.support.forks import RELAYD, ForkedProcess, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
 
@@ -96,3 +99,44 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
     assert "no backup" in relayd(
         data_dir, "backup", "restore", backup, "--data-dir", tmp_path / "x", exit_code=3
     )
+
+
+@pytest.mark.req("R-155")
+async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path: Path):
+    data_dir, backup = tmp_path / "data", tmp_path / "backup"
+    with running(RelayProcess(tmp_path, data_dir=data_dir)) as relay:
+        async with open_client(relay.ws) as client:
+            assert (await client.publish(make(new_identity())))["type"] == "OK"
+            relayd(data_dir, "backup", "create", backup)
+            env = environment({"data_dir": data_dir})
+            follower = ForkedProcess(
+                RELAYD,
+                ["backup", "follow", str(backup)],
+                env=env,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            with running_server(data_dir) as url:
+                connection = await asyncpg.connect(url)
+                try:
+                    for _ in range(2):
+                        assert (await client.publish(make(new_identity())))["type"] == "OK"
+                    moment = await connection.fetchval("SELECT clock_timestamp()")
+                    for _ in range(3):
+                        assert (await client.publish(make(new_identity())))["type"] == "OK"
+                    end = await connection.fetchval("SELECT pg_current_wal_flush_lsn()")
+                    while not await connection.fetchval(
+                        "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE flush_lsn >= $1)", end
+                    ):
+                        assert follower.poll() is None
+                        await asyncio.sleep(0.05)
+                finally:
+                    await connection.close()
+            follower.send_signal(signal.SIGTERM)
+            assert follower.wait(60) == 0
+        assert relay.stop() == 0
+    until = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    found = relayd(tmp_path / "then", "backup", "restore", backup, "--verify", "--until", until)
+    assert (found["packets"], found["is_whole"]) == (3, True)
+    found = relayd(data_dir, "backup", "verify", backup)
+    assert (found["packets"], found["is_whole"]) == (6, True)

@@ -170,6 +170,25 @@ def test_applying_a_policy_reaches_every_way_in_and_out():
     assert relay.store.declined.authors == {BOB.did}, "a ban holds whatever policies the settings name"
 
 
+def test_a_ban_of_each_kind_is_an_entry_of_the_list_that_is_about_the_same():
+    packet = make(type="POST", media=(HASH,))
+    for bans, detail, declined in (
+        (Bans(authors=frozenset({ALICE.did})), None, Declined(authors=frozenset({ALICE.did}))),
+        (
+            Bans(packet_ids=frozenset({packet.packet_id})),
+            "blocked_packet_id",
+            Declined(packet_ids=frozenset({packet.digest})),
+        ),
+        (Bans(media_hashes=frozenset({HASH})), "blocked_media", Declined(media_hashes=frozenset({HASH}))),
+        (Bans(types=frozenset({"POST"})), "blocked_type", Declined(types=frozenset({"POST"}))),
+    ):
+        made = Policy.from_settings(Settings(), (), bans)
+        assert refusal(made, packet)[1] == detail
+        assert made.declined == declined
+    listed = Policy.from_settings(Settings(blocked_types=("VOTE",)), (), Bans(types=frozenset({"POST"})))
+    assert listed.declined.types == {"VOTE", "POST"}
+
+
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [

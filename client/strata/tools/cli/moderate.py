@@ -26,7 +26,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="moderate",
-    help="Ban authors, packets, media, types and networks on a relay whose operator you are.",
+    help="Moderate a relay as its operator.\n\nBan authors, packets, media, types and networks.",
     no_args_is_help=True,
     context_settings=CONTEXT_SETTINGS,
 )

@@ -417,6 +417,9 @@ class Link:
         await answer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:  # what was under way comes again, to the next link
+            work.close()
+            return
         task = asyncio.create_task(work, name=f"peer-packet {self.peer.relay_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -404,9 +404,7 @@ def dev_cert(
     typer.echo(f"SSL_CERT_FILE={made.ca}   # for clients: trusts this certificate and nothing else")
 
 
-peers = typer.Typer(
-    no_args_is_help=True, help="See the relays that this one reads from, and pause, forgive or read one anew."
-)
+peers = typer.Typer(no_args_is_help=True, help="See and steer the relays that this one reads from.")
 app.add_typer(peers, name="peers")
 _PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or the beginning of it.")]
 

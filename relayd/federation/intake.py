@@ -51,15 +51,17 @@ class PeerVerdict(enum.StrEnum):
 class Item:
     """One packet of the peer's, from its arrival to its verdict."""
 
-    __slots__ = ("attempts", "cursor", "has_keys", "is_settled", "raw", "received_at")
+    __slots__ = ("asked_for_keys", "attempts", "cursor", "has_keys", "is_settled", "raw", "received_at")
 
     def __init__(self, raw: bytes, received_at: int, cursor: str | None) -> None:
         self.raw = raw
         self.received_at = received_at
         self.cursor = cursor
         self.attempts = 0
+        self.asked_for_keys = False
+        """The peer was asked for the author's keys."""
         self.has_keys = False
-        """The author's keys were fetched for it."""
+        """The peer has told them in full."""
         self.is_settled = False
 
 
@@ -117,8 +119,14 @@ class Intake:
             self.last_witness = at if self.last_witness is None else max(self.last_witness, at)
 
 
-_FORGERIES = frozenset({None, "packet_id_mismatch"})
-_KEY_CODES = frozenset({ErrorCode.KEY_EXPIRED, ErrorCode.KEY_REVOKED, ErrorCode.KEY_NOT_YET_VALID})
+_KEY_CODES = frozenset(
+    {
+        ErrorCode.INVALID_SIGNATURE,
+        ErrorCode.KEY_EXPIRED,
+        ErrorCode.KEY_REVOKED,
+        ErrorCode.KEY_NOT_YET_VALID,
+    }
+)
 _PASSING = frozenset({"store_unavailable", "queue_full", "keys_changed"})
 """Details of `internal_error` that say: the packet is fine, and this relay is not."""
 
@@ -132,14 +140,14 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.LATER
         case ErrorCode.TIMESTAMP_IN_FUTURE:
             return PeerVerdict.LATER if item.attempts < MAX_ATTEMPTS else PeerVerdict.SKIPPED
-        case ErrorCode.INVALID_SIGNATURE if error.detail in _FORGERIES:
+        case ErrorCode.INVALID_SIGNATURE if error.detail == "packet_id_mismatch":
             return PeerVerdict.FORGED
         case ErrorCode.INVALID_SCHEMA if not id_holds(item.raw):
             return PeerVerdict.FORGED
-        case ErrorCode.INVALID_SIGNATURE | ErrorCode.KEY_EXPIRED | ErrorCode.KEY_REVOKED:
-            return PeerVerdict.SKIPPED if item.has_keys else PeerVerdict.KEYS
-        case code if code in _KEY_CODES:
-            return PeerVerdict.SKIPPED if item.has_keys else PeerVerdict.KEYS
+        case code if code in _KEY_CODES and not item.asked_for_keys:
+            return PeerVerdict.KEYS  # a signature may fail for want of the author's newer keys
+        case ErrorCode.INVALID_SIGNATURE if error.detail is None and item.has_keys:
+            return PeerVerdict.FORGED
         case _:
             return PeerVerdict.SKIPPED
 

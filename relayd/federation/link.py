@@ -387,7 +387,7 @@ class Link:
 
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
-        item.has_keys = True
+        item.asked_for_keys = True
         async with self._key_slots:
             query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
             stream, arrived = self._driver.subscribe(query)
@@ -402,6 +402,7 @@ class Link:
                         elif stream.phase is not Phase.ENDED:
                             arrived.clear()
                             await arrived.wait()
+                item.has_keys = stream.error is None
             except TimeoutError:
                 pass  # judged without them, then
             finally:
@@ -416,6 +417,9 @@ class Link:
         await answer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:  # what was under way comes again, to the next link
+            work.close()
+            return
         task = asyncio.create_task(work, name=f"peer-packet {self.peer.relay_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

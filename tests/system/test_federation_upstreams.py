@@ -13,8 +13,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 from strata.protocol import wire
+from strata.protocol.documents import method_id
 from strata.protocol.ids import Identity
-from strata.protocol.packets import Packet
+from strata.protocol.keys import rotate_content
+from strata.protocol.packets import Packet, build
 
 from tests.support.federations import holds, ids_at, peer_comes_to, peers_command
 from tests.support.made_packets import ids_of, make, new_identity
@@ -188,3 +190,31 @@ async def test_a_peer_that_grants_no_replication_and_one_with_another_name_are_n
         upstream.server_id = new_identity().did
         await peer_comes_to(relay.process, lambda peer: "expected" in str(peer["problem"]))
         assert await ids_at(relay.process, [author.did]) == []
+
+
+@pytest.mark.req("R-349", "R-370")
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_a_backlog_of_an_author_who_has_changed_keys(tmp_path, in_order):
+    """Each packet is judged by the keys of its own time. A peer that sends keys late is asked for them."""
+    upstream, first, now = Upstream(), new_identity(), int(time.time())
+    second = new_identity().speaking_for(first.did)
+    rotated_at = now - 3 * DAY
+    rotation = rotate_content(
+        method_id(first.did, "keys-2"),
+        second.public_key,
+        replaces=method_id(first.did, "keys-1"),
+        valid_from=rotated_at,
+    )
+    history = [
+        build(first, {"type": "POST", "text": "before"}, timestamp=rotated_at - DAY),
+        build(first, rotation, timestamp=rotated_at),
+        build(second, {"type": "POST", "text": "after"}, timestamp=rotated_at + DAY),
+        build(first, {"type": "POST", "text": "by the old key"}, timestamp=rotated_at + DAY),
+    ]
+    for packet in history if in_order else (history[2], history[0], history[1], history[3]):
+        upstream.put(packet)
+    async with reading(tmp_path, upstream) as (relay, _):
+        held = await relay.holds(first, 3)
+        assert set(held) == {packet.packet_id for packet in history[:3]}
+        peer = await peer_comes_to(relay.process, lambda peer: peer["skipped"] == 1)
+        assert peer["offences"] == 0, "an author's own mistake"

@@ -59,7 +59,6 @@ def refusal(code: ErrorCode, detail: str | None = None) -> InvalidPacket:
     ("error", "raw", "verdict"),
     [
         # Only the peer can account for these.
-        (refusal(ErrorCode.INVALID_SIGNATURE), PACKET.canonical, PeerVerdict.FORGED),
         (refusal(ErrorCode.INVALID_SIGNATURE, "packet_id_mismatch"), PACKET.canonical, PeerVerdict.FORGED),
         (refusal(ErrorCode.INVALID_SCHEMA), PACKET.canonical.replace(b"hello", b"hallo"), PeerVerdict.FORGED),
         # An author may have made these, and other relays may have other rules.
@@ -70,6 +69,7 @@ def refusal(code: ErrorCode, detail: str | None = None) -> InvalidPacket:
         (refusal(ErrorCode.TIMESTAMP_TOO_OLD), PACKET.canonical, PeerVerdict.SKIPPED),
         (refusal(ErrorCode.RATE_LIMITED, "trust_budget"), PACKET.canonical, PeerVerdict.SKIPPED),
         # The author's keys may still come.
+        (refusal(ErrorCode.INVALID_SIGNATURE), PACKET.canonical, PeerVerdict.KEYS),
         (refusal(ErrorCode.INVALID_SIGNATURE, "unresolved_key"), PACKET.canonical, PeerVerdict.KEYS),
         (refusal(ErrorCode.KEY_REVOKED), PACKET.canonical, PeerVerdict.KEYS),
         (refusal(ErrorCode.KEY_NOT_YET_VALID), PACKET.canonical, PeerVerdict.KEYS),
@@ -85,8 +85,13 @@ def test_what_a_refusal_means(error, raw, verdict):
 
 def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
     item = Item(PACKET.canonical, 0, "c")
+    item.asked_for_keys = True
+    for error in (refusal(ErrorCode.KEY_REVOKED), refusal(ErrorCode.INVALID_SIGNATURE)):
+        assert judge_refusal(item, error) is PeerVerdict.SKIPPED
+    # By the keys that the peer itself has told in full, it is the peer's forgery.
     item.has_keys = True
     assert judge_refusal(item, refusal(ErrorCode.KEY_REVOKED)) is PeerVerdict.SKIPPED
+    assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE)) is PeerVerdict.FORGED
     item.attempts = MAX_ATTEMPTS
     assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR)) is PeerVerdict.SKIPPED
     # While the database is away nothing is passed over, however long that takes.

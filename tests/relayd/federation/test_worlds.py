@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.simulated_federation import SimulatedWorld
 
-SEEDS = int(os.environ.get("RELAYD_TEST_FEDERATION_SEEDS", "12"))
+SEEDS = int(os.environ.get("RELAYD_TEST_FEDERATION_SEEDS", "6"))
 
 
 @pytest.mark.req("R-373", "R-374")

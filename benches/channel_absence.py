@@ -113,8 +113,8 @@ async def read_all(
 ) -> Reading:
     """Open a channel that knows nothing, and read until it is synced; raises if the order is wrong.
 
-    Its clock is an hour ahead, and it takes the relay's for as late: what was said just now was missed, and is
-    not heard besides.
+    Its clock is an hour ahead, and it takes the relay's for as late: what was said just now was missed, and
+    is not heard besides.
     """
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -157,14 +157,15 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path,
     assert done.exit_code == 2 and why in done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_archive_and_audit_tell_what_they_did_and_audits_go_on_from_a_tip(spark, log_url, tmp_path):
     lake, tip = tmp_path / "lake", tmp_path / "tip"
 
     def run(command: str, *options: str) -> tuple[int, dict[str, float]]:
         file = tmp_path / f"{command}.prom"
         arguments = [command, "--lake", str(lake), "--metrics-file", str(file), *options, "--json"]
-        done = CliRunner().invoke(app, arguments, env={"STRATA_PIPELINE_DATABASE_URL": log_url})
+        where = {"STRATA_PIPELINE_DATABASE_URL": log_url} if command == "archive" else {}
+        done = CliRunner().invoke(app, arguments, env=where)
         return done.exit_code, read(file)
 
     relay_logs.append(log_url, relay_logs.make_many(12))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake",
-    "publish-delta", "report",
+    "publish-delta", "report", "views",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from strata_pipeline.cli.report import report_command
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.cli.restore import restore_command
 from strata_pipeline.cli.traffic import traffic_command
+from strata_pipeline.cli.views import views_command
 
 __all__ = ["app", "main"]
 
@@ -26,3 +27,4 @@ app.command("restore")(restore_command)
 app.command("migrate-lake")(migrate_command)
 app.command("publish-delta")(delta_command)
 app.command("report")(report_command)
+app.command("views")(views_command)

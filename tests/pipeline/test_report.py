@@ -129,6 +129,7 @@ def test_pages_link_only_each_other_and_hold_what_they_say():
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("as_in_production")
 def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_path):
     lake, output = tmp_path / "lake", tmp_path / "site"
     write_batch(lake, [1, 2, 3], [4])

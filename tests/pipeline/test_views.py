@@ -28,7 +28,7 @@ QUESTIONS = (
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake of two days, in a folder with a name that has to be quoted."""
-    folder = tmp_path_factory.mktemp("lake's {own}") / "lake"
+    folder = tmp_path_factory.mktemp("lake's own") / "lake"
     write_batch(folder, [1, 2, 3], [4])
     write_batch(folder, [5, 6])
     write_batch(folder, [1, 2], day=DAY + 1)

@@ -37,7 +37,6 @@ def made(original, tmp_path):
     return original[2]
 
 
-@pytest.mark.usefixtures("as_in_production")
 def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, made):
     log_url = original[0]
     before = bodies(tmp_path)

@@ -199,7 +199,6 @@ def _conversation(at: int) -> list:
     return [*made, carry(answer.encode(), who=1, at=at)]
 
 
-@pytest.mark.usefixtures("as_in_production")
 def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys):
     lake = tmp_path / "lake"
     made = _conversation(NOON)

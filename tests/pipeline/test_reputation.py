@@ -65,7 +65,6 @@ def figures(scored):
     }
 
 
-@pytest.mark.usefixtures("as_in_production")
 def test_many_clients_logs_give_the_figures_of_one_that_saw_it_all(spark, tmp_path):
     clients = [some(seed, 150) for seed in range(3)]
     everything = [one for seen in clients for one in seen]

@@ -137,7 +137,6 @@ def lake(archived, tmp_path):
     return shutil.copytree(archived[1], tmp_path / "lake")
 
 
-@pytest.mark.usefixtures("as_in_production")
 def test_a_restored_database_is_the_one_that_was_archived(spark, original, empty_url, lake):
     steps = []
     done = restore(spark, empty_url, lake, progress=lambda at: steps.append(dataclasses.astuple(at)))

@@ -227,7 +227,6 @@ def test_rows_of_an_operator_survive_the_loading(log_url):
         load_abuse(log_url, ours, now=1000)
 
 
-@pytest.mark.usefixtures("as_in_production")
 def test_the_job_from_log_to_the_relays_table(spark, log_url, tmp_path, capsys):
     lake = tmp_path / "lake"
     spam = [relay_logs.make(n, who=1, text=f"{_prose(7)} {n}") for n in range(30)]

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from pyspark.sql import SparkSession
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
@@ -55,3 +56,13 @@ def new_log(postgres: str) -> Callable[..., str]:
 def log_url(new_log: Callable[..., str]) -> str:
     """The URL of an empty, migrated relay database."""
     return new_log()
+
+
+@pytest.fixture
+def as_in_production(spark: SparkSession) -> Iterator[None]:
+    """Spark plans adaptively, as it does by default; the other tests leave that out to be quick."""
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        yield
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", "false")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake",
-    "publish-delta",
+    "publish-delta", "report", "views",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_a_shell_can_complete_commands():
         "COMP_WORDS": "strata-pipeline re",
         "COMP_CWORD": "1",
     }
-    assert pipeline(env=asking).stdout.split() == ["reliability", "reputation", "restore"]
+    assert pipeline(env=asking).stdout.split() == ["reliability", "reputation", "restore", "report"]
 
 
 def test_help_and_completion_load_no_spark():

@@ -11,6 +11,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.lake import files
+from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
@@ -41,8 +42,11 @@ def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, 
     before = bodies(tmp_path)
     with Lake.open(tmp_path).held():
         assert compact(spark, tmp_path, patience=0).waiting == 2
+    publish(Lake.open(tmp_path))
     done = compact(spark, tmp_path)
     assert done.days == 2 and done.files_after == 4 < done.files_before
+    # A Delta log that is there is told of each day.
+    assert set(published_files(tmp_path)) == set((tmp_path / "packets").rglob("*.parquet"))
     assert bodies(tmp_path) == before == [p.canonical for n, p in enumerate(made) if n != 4]
     assert audit(spark, tmp_path, url=log_url).holds
     for file in (tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"):

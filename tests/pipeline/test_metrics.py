@@ -16,6 +16,7 @@ from strata_pipeline.cli.app import failures_told
 from strata_pipeline.cli.progress import tasks_under_way
 from strata_pipeline.cli.watching import watched
 from strata_pipeline.errors import LakeError, LogUnavailable, UsageError
+from strata_pipeline.lake.delta import published_files
 from strata_pipeline.metrics import COUNTERS, GAUGES, JobMetrics, served
 from typer.testing import CliRunner
 
@@ -157,24 +158,26 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path,
     assert done.exit_code == 2 and why in done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("as_in_production")
 def test_archive_and_audit_tell_what_they_did_and_audits_go_on_from_a_tip(spark, log_url, tmp_path):
     lake, tip = tmp_path / "lake", tmp_path / "tip"
 
     def run(command: str, *options: str) -> tuple[int, dict[str, float]]:
         file = tmp_path / f"{command}.prom"
         arguments = [command, "--lake", str(lake), "--metrics-file", str(file), *options, "--json"]
-        done = CliRunner().invoke(app, arguments, env={"STRATA_PIPELINE_DATABASE_URL": log_url})
+        where = {"STRATA_PIPELINE_DATABASE_URL": log_url} if command == "archive" else {}
+        done = CliRunner().invoke(app, arguments, env=where)
         return done.exit_code, read(file)
 
     relay_logs.append(log_url, relay_logs.make_many(12))
-    code, told = run("archive")
+    code, told = run("archive", "--delta")
     assert (code, told["strata_archive_packets_total"], told["strata_archive_behind_packets"]) == (0, 12, 0)
     assert told["strata_archive_head_reached_seconds"] > 0
     code, told = run("audit", "--tip-file", str(tip))
     assert (code, told["strata_audit_holds"], told["strata_audit_packets"]) == (0, 1, 12)
     whole = tip.read_text()
-    assert len(whole) == 65
+    assert len(whole) == 65 and len(published_files(lake)) > 0
 
     # The second audit reads what is new, and no more; what it finds leaves the tip where it was.
     relay_logs.append(log_url, relay_logs.make_many(7, first=12))

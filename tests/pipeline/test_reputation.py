@@ -133,6 +133,8 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
     assert sorted(aside["line"].to_pylist()) == sorted(malformed)
     assert {name.rpartition("/")[2] for name in aside["file"].to_pylist()} == {"a.jsonl"}
     assert pq.read_table(tmp_path / "out" / "relay_scores").to_pylist() == scored.relays
+    [kept] = (tmp_path / "out" / "relay_score_history").iterdir()
+    assert kept.name == f"at={int(NOW)}" and pq.ParquetDataset(kept).read().num_rows == len(scored.relays)
 
 
 def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):

@@ -9,9 +9,11 @@ from strata_pipeline.cli.compact import compact_command
 from strata_pipeline.cli.delta import delta_command
 from strata_pipeline.cli.migrate import migrate_command
 from strata_pipeline.cli.reliability import reliability_command
+from strata_pipeline.cli.report import report_command
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.cli.restore import restore_command
 from strata_pipeline.cli.traffic import traffic_command
+from strata_pipeline.cli.views import views_command
 
 __all__ = ["app", "main"]
 
@@ -24,3 +26,5 @@ app.command("reputation")(reputation_command)
 app.command("restore")(restore_command)
 app.command("migrate-lake")(migrate_command)
 app.command("publish-delta")(delta_command)
+app.command("report")(report_command)
+app.command("views")(views_command)

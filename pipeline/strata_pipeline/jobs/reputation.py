@@ -53,8 +53,8 @@ def reputation(
     """Score all relays that the logs below a folder tell of, as of `at`, by default now.
 
     With `output`, the scores go to `output/relay_scores` and malformed lines to `output/malformed`, both
-    Parquet, in the place of what was there. Raises `UsageError` where there is no folder, `PipelineError`
-    where it cannot be read.
+    Parquet, in the place of what was there. The scores of each time stay in `output/relay_score_history`.
+    Raises `UsageError` where there is no folder, `PipelineError` where it cannot be read.
     """
     if not _HAS_SCHEME(str(probes)) and not Path(probes).is_dir():
         raise UsageError(f"{probes} is no folder; put there what `strata relays export` prints, as *.jsonl")
@@ -84,7 +84,8 @@ def reputation(
         scored = Scored(now, **seen.get, relays=rows)
         if output is not None:
             scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores")))
-            scores.frame.coalesce(1).write.mode("overwrite").parquet(f"{output}/relay_scores")
+            for place in ("relay_scores", f"relay_score_history/at={int(now)}"):
+                scores.frame.coalesce(1).write.mode("overwrite").parquet(f"{output}/{place}")
             aside = read.frame.where(F.col("reason") == "malformed").select("file", "line")
             aside.write.mode("overwrite").parquet(f"{output}/malformed")
     return scored

@@ -7,30 +7,37 @@ from collections.abc import Callable, Sequence
 
 from strata_pipeline.reports.text import escaped, shortened
 
-__all__ = ["bars", "columns", "ranges"]
+__all__ = ["bars", "columns", "lines", "ranges"]
 
 _WIDTH, _HEIGHT = 640, 200
-_LEFT, _TOP, _BOTTOM = 56, 12, 28
+_LEFT, _TOP, _BOTTOM = 72, 12, 28
 _LABEL, _ROW = 220, 22
 _LABEL_CHARACTERS = 29
 _LETTER = 7.5
+_LINE = 14
 _DURATIONS = (0, 1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
 
 
 def columns(
-    points: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], show: Callable[[float], str]
+    points: Sequence[tuple[str, Sequence[float]]],
+    names: Sequence[str],
+    show: Callable[[float], str],
+    base: float = 1,
 ) -> str:
-    """Stacked columns: for each point its label and a value for each of `names`."""
+    """Stacked columns: for each point its label and a value for each of `names`.
+
+    `base` is 1024 for bytes, of which an axis has a round number of KiB, MiB or more.
+    """
     highest = max((sum(values) for _, values in points), default=0.0)
-    top, step = _scale(highest)
+    unit = base ** math.floor(math.log(highest, base)) if base > 1 and highest > base else 1.0
+    top, step = (unit * part for part in _scale(highest / unit))
     parts = [_open(_WIDTH, _TOP + _HEIGHT + _BOTTOM)]
     for tick in range(round(top / step) + 1):
         y = _TOP + _HEIGHT * (1 - tick * step / top)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH}"/>')
         parts.append(_text(_LEFT - 6, y + 4, show(tick * step), "end"))
     slot = (_WIDTH - _LEFT) / max(1, len(points))
-    widest = max((len(label) for label, _ in points), default=0) * _LETTER
-    every = math.ceil(widest / slot)
+    every = math.ceil((max((len(label) for label, _ in points), default=0) + 2) * _LETTER / slot)
     for place, (label, values) in enumerate(points):
         x, below = _LEFT + slot * (place + 0.1), 0.0
         told = ", ".join(f"{name} {show(value)}" for name, value in zip(names, values, strict=True))
@@ -44,7 +51,7 @@ def columns(
             )
         parts.append("</g>")
         if place % every == 0:
-            parts.append(_text(x + slot * 0.4, _TOP + _HEIGHT + 18, label, "middle"))
+            parts.append(_below(x + slot * 0.4, label))
     return "".join([*parts, "</svg>", _legend(names)])
 
 
@@ -86,6 +93,56 @@ def ranges(rows: Sequence[tuple[str, float, float]], show: Callable[[float], str
         parts.append(f'<circle class="s0" cx="{x(low):.1f}" cy="{y + 8}" r="5"/>')
         parts.append(f'<circle class="s1" cx="{x(high):.1f}" cy="{y + 8}" r="5"/></g>')
     return "".join([*parts, "</svg>"])
+
+
+def lines(
+    points: Sequence[tuple[str, Sequence[float | None]]], names: Sequence[str], show: Callable[[float], str]
+) -> str:
+    """A line of seconds for each of `names`, four at most, on a logarithmic axis with a 0; None is a gap."""
+    found = [value for _, values in points for value in values if value is not None]
+    low, high = min([0.0, *found]), max([1.0, *found])
+    least, most = _log(low), _log(high)
+    ticks = [sign * tick for tick in _DURATIONS for sign in (1, -1) if low <= sign * tick <= high]
+    apart = (most - least) * _LINE / _HEIGHT
+
+    def y(value: float) -> float:
+        return _TOP + _HEIGHT * (1 - (_log(value) - least) / (most - least))
+
+    parts = [_open(_WIDTH, _TOP + _HEIGHT + _BOTTOM)]
+    shown: list[float] = []
+    for tick in ticks:
+        if all(abs(_log(tick) - _log(other)) >= apart for other in shown):
+            shown.append(tick)
+            parts.append(f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_WIDTH}"/>')
+            parts.append(_text(_LEFT - 6, y(tick) + 4, show(tick), "end"))
+    slot = (_WIDTH - _LEFT) / max(1, len(points))
+    every = math.ceil((max((len(label) for label, _ in points), default=0) + 2) * _LETTER / slot)
+    places = [_LEFT + slot * (place + 0.5) for place in range(len(points))]
+    for number in range(len(names)):
+        drawn, pen = "", "M"
+        for x, (_, values) in zip(places, points, strict=True):
+            value = values[number]
+            drawn += "" if value is None else f"{pen}{x:.1f} {y(value):.1f}"
+            pen = "M" if value is None else "L"
+        parts.append(f'<path class="l{number}" d="{drawn}"/>')
+    for place, (x, (label, values)) in enumerate(zip(places, points, strict=True)):
+        known = [(n, value) for n, value in enumerate(values) if value is not None]
+        told = ", ".join(f"{names[n]} {show(value)}" for n, value in known)
+        dots = "".join(f'<circle class="s{n}" cx="{x:.1f}" cy="{y(value):.1f}" r="3"/>' for n, value in known)
+        parts.append(f"<g><title>{escaped(f'{label}: {told}')}</title>{dots}</g>")
+        if place % every == 0:
+            parts.append(_below(x, label))
+    return "".join([*parts, "</svg>", _legend(names)])
+
+
+def _log(seconds: float) -> float:
+    return math.copysign(math.log10(abs(seconds) + 1), seconds)
+
+
+def _below(x: float, label: str) -> str:
+    """A label below the axis, all of it in the picture."""
+    half = len(label) * _LETTER / 2
+    return _text(min(max(x, half), _WIDTH - half), _TOP + _HEIGHT + 18, label, "middle")
 
 
 def _open(width: int, height: int) -> str:

@@ -48,9 +48,11 @@ def count_text(number: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """0 s, 1.5 s, 90 s, 3 min, 2 h, 4 d."""
+    """0 s, 1.5 s, 90 s, 3 min, 2 h, 4 d; -2 h."""
     if seconds is None:
         return "–"
+    if seconds < 0:
+        return f"-{seconds_text(-seconds)}"
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length or seconds == length:
             return f"{seconds / length:.3g} {unit}"

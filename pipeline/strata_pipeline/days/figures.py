@@ -1,0 +1,86 @@
+"""The figures of one day, and the folder that keeps them from one report to the next."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from strata_pipeline.errors import UsageError
+
+__all__ = ["AUTHORS", "DayFigures", "Kind", "keep_days", "kept", "week_of"]
+
+_FORMAT = 1
+AUTHORS = 12
+"""The binary logarithm of the size of a sketch of authors: 4 KiB, and 1.6 % from the truth."""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What packets of one kind there were."""
+
+    packets: int
+    size: int
+
+
+class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one day of a lake. All of them can be added up but `authors`, which `sketch` is for."""
+
+    format: int = _FORMAT
+    day: str
+    tip: str
+    """The hash of the day's last manifest: another one means that the day has grown."""
+    kinds: dict[str, Kind]
+    origins: dict[str, int]
+    """Packets with media by what they claim of their origin, or `not proven`."""
+    lags: dict[int, int]
+    """Packets by the seconds from the author's timestamp to the receipt, in buckets of `days.lags`."""
+    skews: dict[int, int]
+    """Authors by the least of these seconds in the day. No network makes them less: they tell of clocks."""
+    authors: int
+    sketch: bytes
+    """A HyperLogLog sketch of the authors, as Spark's `hll_sketch_agg` makes it."""
+    quarantined: dict[str, int]
+    """Rows in quarantine by reason."""
+
+    @property
+    def packets(self) -> int:
+        """All packets."""
+        return sum(kind.packets for kind in self.kinds.values())
+
+    @property
+    def size(self) -> int:
+        """The bytes of all bodies."""
+        return sum(kind.size for kind in self.kinds.values())
+
+
+_DECODER = msgspec.json.Decoder(DayFigures)
+
+
+def kept(folder: Path, day: str, tip: str) -> DayFigures | None:
+    """What an earlier report has kept of a day; None unless it is of this very day of the lake."""
+    try:
+        found = _DECODER.decode((folder / f"{day}.json").read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if (found.format, found.day, found.tip) == (_FORMAT, day, tip) else None
+
+
+def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
+    """Keep days for the next report. Raises `UsageError` where the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figures in days:
+            draft = folder / f"_{figures.day}.{os.getpid()}"
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1))
+            draft.replace(folder / f"{figures.day}.json")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def week_of(day: str) -> str:
+    """The week of a day, as ISO 8601 names it: 2026-W47."""
+    year, week, _ = datetime.date.fromisoformat(day).isocalendar()
+    return f"{year}-W{week:02}"

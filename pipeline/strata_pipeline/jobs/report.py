@@ -1,0 +1,145 @@
+"""`strata-pipeline report`: a site of static pages about a lake; each day is read once.
+
+The figures of a day are kept beside the pages. The next report reads only days that are new or have grown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as pads
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from strata.protocol.lake import day_text
+
+from strata_pipeline.datasets import Packets, Quarantine
+from strata_pipeline.days.figures import DayFigures, Kind, keep_days, kept, week_of
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.tables import DayWindow, check_output, write_page
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.planning import planned
+from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
+from strata_pipeline.transforms.days import count_days, count_periods
+
+__all__ = ["Reported", "report"]
+
+_PORTION = 31
+"""So many days are counted at a time, and then kept: a report that is stopped goes on there."""
+_MOST_SCORES = 100_000
+_AT = re.compile(r"at=(\d{1,12})")
+_BESIDE = (("Traffic", "traffic.html"), ("Reliability of channels", "reliability.html"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The result of a report."""
+
+    tip: str
+    days: int
+    """Days that the report shows."""
+    counted: int
+    """Of these, days that were read for it; the others an earlier report had kept."""
+    packets: int
+    pages: list[str]
+    """The files of the site, the index first."""
+
+
+def report(
+    spark: SparkSession,
+    path: str | Path,
+    output: str | Path,
+    *,
+    days: int | None = None,
+    scores: str | Path | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Reported:
+    """Write the site about the last `days` of a lake, None for all, into a folder.
+
+    `scores` is the folder of `reputation --output`. `progress` is called as each step begins. Raises
+    `PipelineError` and `LakeError`; the lake is only read.
+    """
+    lake = Lake.open(path)
+    window = DayWindow(lake, days)
+    folder = check_output(output, lake)
+    assert folder is not None
+    history = [] if scores is None else _scores(Path(scores))
+    there = ((day, kept(folder / "days", day_text(day), _tip(lake, day))) for day in window.days)
+    found = {day: figures for day, figures in there if figures is not None}
+    missing = [day for day in window.days if day not in found]
+    with lake.held(), translate_failures("report"):
+        for start in range(0, len(missing), _PORTION):
+            portion = missing[start : start + _PORTION]
+            progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
+            counted = _count(spark, lake, portion)
+            keep_days(folder / "days", counted.values())
+            found |= counted
+        progress("adding up authors")
+        shown = [found[day] for day in window.days]
+        sketches = [(period, one.sketch) for one in shown if one.sketch
+                    for period in (week_of(one.day), one.day[:7])]  # fmt: skip
+        periods = count_periods(spark, sketches)
+    progress("writing")
+    others = [(title, file) for title, file in _BESIDE if (folder / file).exists()]
+    site = render_site(SiteFigures(window.note, shown, periods, history, others))
+    for name, text in site.items():
+        write_page(folder / name, text)
+    pages = sorted(site, key=lambda name: (name != "index.html", name))
+    return Reported(lake.tip, len(shown), len(missing), sum(one.packets for one in shown), pages)
+
+
+def _tip(lake: Lake, day: int) -> str:
+    summary = lake.chain.summary_of(day)
+    return summary.tip if summary is not None else lake.chain.of_day(day)[-1].hash
+
+
+def _count(spark: SparkSession, lake: Lake, days: list[int]) -> dict[int, DayFigures]:
+    committed = F.col("sequence") <= lake.reached
+    packets = Packets(Packets.of(spark, lake, days).frame.where(committed))
+    aside = Quarantine(Quarantine.of(spark, lake, days).frame.where(committed))
+    with planned(spark, sum(map(lake.chain.rows_of, days))):
+        rows = count_days(packets, aside).collect()
+    return {day: _figures(day_text(day), _tip(lake, day), [row for row in rows if row["day"] == day])
+            for day in days}  # fmt: skip
+
+
+def _figures(day: str, tip: str, rows: list[Row]) -> DayFigures:
+    told: dict[str, dict[Any, Row]] = {}
+    for row in rows:
+        told.setdefault(row["what"], {})[row["name"]] = row
+    author = told.get("author", {}).get(None)
+
+    def packets(what: str) -> dict[str, int]:
+        return {name: row["packets"] for name, row in sorted(told.get(what, {}).items())}
+
+    return DayFigures(
+        day=day,
+        tip=tip,
+        kinds={name: Kind(row["packets"], row["size"]) for name, row in sorted(told.get("kind", {}).items())},
+        origins=packets("origin"),
+        lags={int(name): count for name, count in packets("lag").items()},
+        skews={int(name): count for name, count in packets("skew").items()},
+        authors=0 if author is None else author["packets"],
+        sketch=b"" if author is None else bytes(author["sketch"]),
+        quarantined=packets("quarantine"),
+    )
+
+
+def _scores(folder: Path) -> list[RelayScore]:
+    """The newest scores that `reputation` has kept. Raises `UsageError`."""
+    history = folder / "relay_score_history"
+    there = [(_AT.fullmatch(one.name), one) for one in history.glob("at=*")]
+    times = [(int(match[1]), one) for match, one in there if match is not None]
+    if not times:
+        raise UsageError(f"{folder} has no relay_score_history: run reputation with --output {folder}")
+    found: list[RelayScore] = []
+    for at, one in sorted(times, reverse=True):
+        rows = pads.dataset(one, format="parquet").to_table(columns=["url", "score", "standing"])
+        found += [RelayScore(at, **row) for row in rows.to_pylist()]
+        if len(found) > _MOST_SCORES:
+            break
+    return found

@@ -1,0 +1,254 @@
+"""The report site: an index and a page for each question, of figures that are kept by day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from strata_pipeline.days.figures import DayFigures
+from strata_pipeline.days.forecast import Forecast, forecast
+from strata_pipeline.days.lags import added, percentile, share_below
+from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
+from strata_pipeline.reports.svg import columns, lines
+from strata_pipeline.reports.text import count_text, escaped, hour_text, seconds_text, share_text, size_text
+
+__all__ = ["RelayScore", "SiteFigures", "render_site"]
+
+_SHARES = (("1 %", 0.01), ("median", 0.5), ("90 %", 0.9), ("99 %", 0.99))
+_AHEAD = -2.0
+"""Timestamps are whole seconds: less than this before the receipt may be rounding."""
+_SERIES = 5
+_TREND_DAYS = 28
+_HORIZONS = (30, 90, 365)
+_ABOUT_LAG = (
+    "From the time that an author wrote into a packet to the relay's receipt: so many of a hundred packets "
+    "took as long or less. Old packets that were handed in later count as well."
+)
+_ABOUT_CLOCKS = (
+    "The least lag of each author within a day. A network only adds to it: below zero the author's clock is "
+    "ahead; far above zero all day it is behind, or the author's packets come with delay."
+)
+_ABOUT_FUTURE = (
+    "“From the future” is the share of packets that were dated more than two seconds after their receipt, "
+    "and “authors ahead” that of authors all of whose packets were."
+)
+_NO_DATA = '<p class="dim">None.</p>'
+
+
+@dataclass(frozen=True)
+class RelayScore:
+    """The score of a relay at a time."""
+
+    at: int
+    url: str
+    score: float
+    standing: str
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """What the pages show; days are in order, and the last may not be over."""
+
+    note: LakeNote
+    days: Sequence[DayFigures]
+    periods: Mapping[str, int]
+    """About how many authors each week (2026-W47) and month (2026-11) had."""
+    scores: Sequence[RelayScore] = ()
+    others: Sequence[tuple[str, str]] = field(default=())
+    """Titles and files of other reports in the same folder."""
+
+
+def render_site(figures: SiteFigures) -> dict[str, str]:
+    """The text of each file by its name."""
+    pages: dict[str, tuple[str, Callable[[SiteFigures], list[str]], str]] = {
+        "lag.html": (
+            "Lag and clocks",
+            _lag,
+            "How long packets take to the relay, and whether clocks are right.",
+        ),
+        "authors.html": ("Authors", _authors, "How many authors there are by day, week and month."),
+        "kinds.html": ("Packets and bytes", _kinds, "What is sent, and how the lake will grow."),
+        "provenance.html": ("Provenance", _provenance, "What packets with media claim of their origin."),
+        "quarantine.html": ("Quarantine", _quarantine, "Rows of the log that are not what they must be."),
+    }
+    if figures.scores:
+        pages["relays.html"] = ("Relays", _relays, "How the scores of relays changed.")
+    links = [("Overview", "index.html"), *((title, file) for file, (title, _, _) in pages.items())]
+    links += figures.others
+    abouts = {file: about for file, (_, _, about) in pages.items()}
+    site = {
+        file: page(title, figures.note, _totals(figures), render(figures), links)
+        for file, (title, render, _) in pages.items()
+    }
+    site["index.html"] = page(
+        "The lake", figures.note, _totals(figures), _index(figures, links, abouts), links
+    )
+    return site
+
+
+def _totals(figures: SiteFigures) -> list[tuple[str, str]]:
+    days = figures.days
+    lags = added(day.lags for day in days)
+    return [
+        ("packets", count_text(sum(day.packets for day in days))),
+        ("size", size_text(sum(day.size for day in days))),
+        ("authors on the last day", count_text(days[-1].authors)),
+        ("median lag", seconds_text(percentile(lags, 0.5))),
+        ("in quarantine", count_text(sum(sum(day.quarantined.values()) for day in days))),
+    ]
+
+
+def _index(figures: SiteFigures, links: Sequence[tuple[str, str]], abouts: Mapping[str, str]) -> list[str]:
+    listed = "".join(
+        f'<li><a href="{escaped(file)}">{escaped(title)}</a> {escaped(abouts.get(file, ""))}</li>'
+        for title, file in links[1:]
+    )
+    return [
+        _stacked(figures, "Packets by day", "Packets by the day of their receipt and by kind.",
+                 lambda day: {name: kind.packets for name, kind in day.kinds.items()}, count_text),
+        f"<section><h2>Pages</h2><ul>{listed}</ul></section>",
+    ]  # fmt: skip
+
+
+def _lag(figures: SiteFigures) -> list[str]:
+    names = [name for name, _ in _SHARES]
+    fan = [(day.day, [percentile(day.lags, share) for _, share in _SHARES]) for day in figures.days]
+    clocks = [(day.day, [percentile(day.skews, share) for _, share in _SHARES]) for day in figures.days]
+    rows = [
+        [
+            day.day,
+            *(seconds_text(percentile(day.lags, share)) for _, share in _SHARES),
+            share_text(share_below(day.lags, _AHEAD)),
+            share_text(share_below(day.skews, _AHEAD)),
+        ]
+        for day in reversed(figures.days)
+    ]
+    heads = [Column("day"), *(Column(name) for name in names), Column("from the future"),
+             Column("authors ahead")]  # fmt: skip
+    return [
+        section("Lag", _ABOUT_LAG, plot(lines(fan, names, seconds_text))),
+        section("Clocks", _ABOUT_CLOCKS, plot(lines(clocks, names, seconds_text))),
+        section("By day", _ABOUT_FUTURE, table(heads, rows)),
+    ]
+
+
+def _authors(figures: SiteFigures) -> list[str]:
+    points = [(day.day, [float(day.authors)]) for day in figures.days]
+    weeks = sorted((name, count) for name, count in figures.periods.items() if "W" in name)
+    months = sorted((name, count) for name, count in figures.periods.items() if "W" not in name)
+    about = "About, to some 2 %: they are added up from sketches, without reading the days again."
+    parts = [
+        section("By day", "Authors that sent something.", plot(columns(points, ["authors"], count_text)))
+    ]
+    for title, found in (("By week", weeks), ("By month", months)):
+        series = [(name, [float(count)]) for name, count in found]
+        parts.append(section(title, about, plot(columns(series, ["authors"], count_text))))
+    rows = [[name, count_text(count)] for name, count in [*reversed(months), *reversed(weeks)]]
+    return [*parts, section("Months and weeks", about, table([Column("period"), Column("authors")], rows))]
+
+
+def _kinds(figures: SiteFigures) -> list[str]:
+    names = sorted({name for day in figures.days for name in day.kinds})
+    sums = {name: [day.kinds[name] for day in figures.days if name in day.kinds] for name in names}
+    rows = [
+        [name, count_text(sum(kind.packets for kind in found)), size_text(sum(kind.size for kind in found)),
+         size_text(sum(kind.size for kind in found) / max(1, sum(kind.packets for kind in found)))]
+        for name, found in sorted(sums.items(), key=lambda item: -sum(kind.size for kind in item[1]))
+    ]  # fmt: skip
+    return [
+        _stacked(figures, "Bytes by day", "Bodies by day of receipt and by kind; files are smaller.",
+                 lambda day: {name: kind.size for name, kind in day.kinds.items()}, size_text, 1024),
+        _growth(figures),
+        section("By kind", "All days together.",
+                table([Column("kind", True), Column("packets"), Column("size"), Column("a packet")], rows)),
+    ]  # fmt: skip
+
+
+def _growth(figures: SiteFigures) -> str:
+    # The last day may not be over.
+    sizes = [float(day.size) for day in figures.days[:-1]][-_TREND_DAYS:]
+    found = [forecast(sizes, days) for days in _HORIZONS]
+    rows = [_growth_row(one) for one in found if one is not None]
+    about = (
+        "By a straight line through the last finished days, 28 at most. In four of five cases the sum lies "
+        "between the bounds, if everything goes on as it did."
+    )
+    if not rows:
+        return section("What is to come", about, '<p class="dim">A trend takes seven finished days.</p>')
+    heads = [Column("in"), Column("bytes of bodies"), Column("at least"), Column("at most")]
+    return section("What is to come", about, table(heads, rows))
+
+
+def _growth_row(one: Forecast) -> list[str]:
+    return [f"{one.days} days", size_text(one.expected), size_text(one.low), size_text(one.high)]
+
+
+def _provenance(figures: SiteFigures) -> list[str]:
+    about = (
+        "Packets with media, by the origin that they claim. “Not proven” are those whose claim did not hold "
+        "when the relay checked it: they are served with the origin UNKNOWN."
+    )
+    return [_stacked(figures, "Claims by day", about, lambda day: day.origins, count_text)]
+
+
+def _quarantine(figures: SiteFigures) -> list[str]:
+    about = "Rows that the archive put aside, by what was wrong. Each is a row that somebody damaged."
+    reasons = sorted({reason for day in figures.days for reason in day.quarantined})
+    rows = [
+        [day.day, reason, count_text(day.quarantined[reason])]
+        for day in reversed(figures.days) for reason in reasons if reason in day.quarantined
+    ]  # fmt: skip
+    heads = [Column("day"), Column("reason", True), Column("rows")]
+    return [
+        _stacked(figures, "By day", about, lambda day: day.quarantined, count_text),
+        section("Rows", "The newest days first.", table(heads, rows)),
+    ]
+
+
+def _relays(figures: SiteFigures) -> list[str]:
+    times = sorted({score.at for score in figures.scores})
+    last = {score.url: score for score in figures.scores if score.at == times[-1]}
+    best = sorted(last.values(), key=lambda score: (-score.score, score.url))
+    first: dict[str, RelayScore] = {}
+    for score in sorted(figures.scores, key=lambda score: score.at):
+        first.setdefault(score.url, score)
+    rows = [
+        [score.url, score.standing, f"{score.score:.2f}", f"{score.score - first[score.url].score:+.2f}",
+         hour_text(first[score.url].at)]
+        for score in best
+    ]  # fmt: skip
+    heads = [
+        Column("relay", True),
+        Column("standing", True),
+        Column("score"),
+        Column("change"),
+        Column("since"),
+    ]
+    about = f"{count_text(len(times))} scorings by reputation, the last of {hour_text(times[-1])}."
+    return [section("Scores", about, table(heads, rows))]
+
+
+def _stacked(
+    figures: SiteFigures,
+    title: str,
+    about: str,
+    values: Callable[[DayFigures], Mapping[str, float]],
+    show: Callable[[float], str],
+    base: float = 1,
+) -> str:
+    """Columns by day of the largest series; the smaller ones are put together."""
+    found = [(day.day, values(day)) for day in figures.days]
+    sums: dict[str, float] = {}
+    for _, told in found:
+        for name, value in told.items():
+            sums[name] = sums.get(name, 0) + value
+    if not sums:
+        return section(title, about, _NO_DATA)
+    names = sorted(sums, key=lambda name: (-sums[name], name))[:_SERIES]
+    rest = len(sums) > len(names)
+    points = [
+        (day, [float(told.get(name, 0)) for name in names]
+         + ([float(sum(value for name, value in told.items() if name not in names))] if rest else []))
+        for day, told in found
+    ]  # fmt: skip
+    return section(title, about, plot(columns(points, [*names, "the rest"] if rest else names, show, base)))

@@ -1,0 +1,109 @@
+"""SQL views of a lake, for DuckDB and for Spark SQL. No I/O but a look which folders are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["VIEWS", "Dialect", "statements"]
+
+Dialect = Literal["duckdb", "spark"]
+
+VIEWS = ("packets", "quarantine", "manifests", "packets_by_day", "authors_by_day", "lag_by_day")
+"""`quarantine` is there when the lake has such rows."""
+
+_COLUMNS = (
+    "sequence, received_at, to_timestamp(received_at) AS received, {timestamp}, "
+    "to_timestamp({timestamp}) AS dated, expires_at, packet_id, author_id, content_type, size, body, "
+    "annotation"
+)
+
+_BY_DAY = """
+CREATE OR REPLACE {temporary}VIEW packets_by_day AS
+SELECT day, kind, count(*) AS packets, sum(size) AS bytes, count(DISTINCT author_id) AS authors
+FROM packets GROUP BY day, kind
+"""
+
+_AUTHORS = """
+CREATE OR REPLACE {temporary}VIEW authors_by_day AS
+SELECT day, author_id, count(*) AS packets, sum(size) AS bytes, min(received_at - {timestamp}) AS least_lag
+FROM packets GROUP BY day, author_id
+"""
+
+_LAG = """
+CREATE OR REPLACE {temporary}VIEW lag_by_day AS
+SELECT day, count(*) AS packets, {median} AS median, {p99} AS p99,
+  sum(CASE WHEN received_at < {timestamp} THEN 1 ELSE 0 END) AS from_the_future
+FROM packets GROUP BY day
+"""
+
+
+def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
+    """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
+
+    The views name folders, so they show what the lake gains later too.
+    """
+    root = Path(str(lake).removeprefix("file://")).absolute()
+    sources = _duckdb(root) if dialect == "duckdb" else _spark(root)
+    by_dialect = {
+        "duckdb": {
+            "timestamp": '"timestamp"',
+            "temporary": "",
+            "median": 'quantile_disc(received_at - "timestamp", 0.5)',
+            "p99": 'quantile_disc(received_at - "timestamp", 0.99)',
+        },
+        "spark": {
+            "timestamp": "`timestamp`",
+            "temporary": "TEMPORARY ",
+            "median": "percentile_disc(0.5) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
+            "p99": "percentile_disc(0.99) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
+        },
+    }
+    words = by_dialect[dialect]
+    return [text.format(**words).strip() for text in (*sources, _BY_DAY, _AUTHORS, _LAG)]
+
+
+def _duckdb(root: Path) -> list[str]:
+    def read(folder: str, depth: str) -> str:
+        files = _quoted(f"{root}/{folder}/{depth}/*.parquet", "''")
+        options = "hive_partitioning = true, hive_types_autocast = false, union_by_name = true"
+        return f"read_parquet({files}, {options})"
+
+    made = [
+        f"CREATE OR REPLACE VIEW packets AS SELECT {_COLUMNS}, day::DATE AS day, kind "
+        f"FROM {read('packets', 'day=*/batch=*/kind=*')}"
+    ]
+    if _has_quarantine(root):
+        made.append(
+            "CREATE OR REPLACE VIEW quarantine AS SELECT * EXCLUDE (day, batch), day::DATE AS day "
+            f"FROM {read('quarantine', 'day=*/batch=*')}"
+        )
+    manifests = _quoted(f"{root}/_manifests/*.json", "''")
+    made.append(f"CREATE OR REPLACE VIEW manifests AS SELECT * FROM read_json({manifests}, format = 'auto')")
+    return made
+
+
+def _spark(root: Path) -> list[str]:
+    def source(name: str, kind: str, path: str, options: str = "") -> str:
+        where = _quoted(f"{root}/{path}", "\\'")
+        return f"CREATE OR REPLACE TEMPORARY VIEW {name} USING {kind} OPTIONS (path {where}{options})"
+
+    columns = _COLUMNS.replace("to_timestamp(", "timestamp_seconds(")
+    made = [
+        source("lake_packets", "parquet", "packets"),
+        f"CREATE OR REPLACE TEMPORARY VIEW packets AS SELECT {columns}, CAST(day AS DATE) AS day, kind "
+        "FROM lake_packets",
+    ]
+    if _has_quarantine(root):
+        made.append(source("quarantine", "parquet", "quarantine"))
+    made.append(source("manifests", "json", "_manifests", ", multiLine 'true', pathGlobFilter '0*.json'"))
+    return made
+
+
+def _has_quarantine(root: Path) -> bool:
+    return next((root / "quarantine").glob("day=*/batch=*/*.parquet"), None) is not None
+
+
+def _quoted(text: str, quote: str) -> str:
+    # A brace would be a field of the text that is filled in later.
+    return "'" + text.replace("'", quote).replace("{", "{{").replace("}", "}}") + "'"

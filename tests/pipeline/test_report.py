@@ -1,0 +1,169 @@
+"""The report site: figures of days that add up, pages that need nothing, days that are read once."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strata_pipeline.days.figures import DayFigures, Kind, keep_days, kept, week_of
+from strata_pipeline.days.forecast import forecast
+from strata_pipeline.days.lags import GROWTH, added, percentile, seconds_of, share_below
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.report import report
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.reports.page import LakeNote
+from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
+
+from tests.support.toy_lakes import DAY, place, write_batch
+
+
+def bucket(seconds: int) -> int:
+    size = math.ceil(math.log1p(abs(seconds)) / math.log(GROWTH))
+    return int(math.copysign(size, seconds)) if seconds else 0
+
+
+def figures(day: str, number: int = 1, **others: object) -> DayFigures:
+    members = {
+        "kinds": {"POST": Kind(100 * number, 50_000 * number), "NOTE": Kind(10, 900)},
+        "origins": {"SOFTWARE": 5, "not proven": 1},
+        "lags": {bucket(-3): 1, bucket(0): 50, bucket(2): 40, bucket(90): 9},
+        "skews": {bucket(-3): 1, bucket(0): 4},
+        "quarantined": {"columns_differ": 2},
+    } | others
+    return DayFigures(day=day, tip="ab" * 32, authors=5 * number, sketch=b"\x01", **members)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 2, 7, 59, 3600, 86_400, 10**8])
+def test_a_bucket_stands_for_its_seconds_to_five_percent_of_them_and_a_second(seconds):
+    for sign in (1, -1):
+        assert abs(seconds_of(bucket(sign * seconds)) - sign * seconds) <= 0.05 * (1 + seconds)
+
+
+def test_histograms_add_up_and_tell_percentiles():
+    one, other = {bucket(1): 90, bucket(60): 9}, {bucket(3600): 1, bucket(-10): 100}
+    both = added([one, other])
+    assert sum(both.values()) == 200
+    assert percentile(both, 0.25) == pytest.approx(-10, rel=0.06)
+    assert percentile(both, 0.94) == pytest.approx(1, rel=0.11)
+    assert percentile(both, 1) == pytest.approx(3600, rel=0.06)
+    assert share_below(both, -2) == 0.5
+    assert percentile({}, 0.5) is None and share_below({}, 0) is None
+
+
+def test_a_line_through_days_goes_on_and_says_how_sure_it_is():
+    assert forecast([1.0] * 6, 30) is None
+    steady = forecast([100.0] * 10, 30)
+    assert steady is not None and (steady.expected, steady.low, steady.high) == (3000, 3000, 3000)
+    rising = forecast([float(10 * n) for n in range(10)], 2)
+    assert rising is not None and rising.expected == pytest.approx(100 + 110)
+    shaky = forecast([100.0, 0.0] * 5, 30)
+    assert shaky is not None and shaky.low < shaky.expected == 1500 < shaky.high
+    falling = forecast([float(90 - 10 * n) for n in range(10)], 365)
+    assert falling is not None and falling.expected == 0
+
+
+def test_a_day_is_kept_for_as_long_as_it_does_not_grow(tmp_path):
+    day = figures("2026-11-21")
+    keep_days(tmp_path / "days", [day])
+    assert kept(tmp_path / "days", "2026-11-21", day.tip) == day
+    assert kept(tmp_path / "days", "2026-11-21", "cd" * 32) is None
+    assert kept(tmp_path / "days", "2026-11-20", day.tip) is None
+    (tmp_path / "days" / "2026-11-21.json").write_text('{"format": 9}')
+    assert kept(tmp_path / "days", "2026-11-21", day.tip) is None
+    with pytest.raises(UsageError, match="cannot be written"):
+        keep_days(Path("/dev/null/days"), [day])
+    assert (day.packets, day.size) == (110, 50_900)
+    assert (week_of("2026-11-21"), week_of("2027-01-01")) == ("2026-W47", "2026-W53")
+
+
+class Page(HTMLParser):
+    """What a page refers to, and whether its elements close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag not in ("meta", "path", "circle", "rect", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_pages_link_only_each_other_and_hold_what_they_say():
+    days = [figures(f"2026-11-{n:02}", n) for n in range(1, 12)]
+    days.append(figures("2026-11-12", kinds={}, origins={}, lags={}, skews={}, quarantined={}))
+    evil = "wss://<script>alert(1)</script>"
+    scores = [RelayScore(at, url, at / 10, "active") for at in (1, 2) for url in ("wss://a", evil)]
+    note = LakeNote("ab" * 32, "2026-11-01", "2026-11-12", 12)
+    periods = {"2026-W45": 40, "2026-11": 77}
+    shown = SiteFigures(note, days, periods, scores, [("Traffic", "traffic.html")])
+    site = render_site(shown)
+    assert set(site) == {
+        "index.html", "lag.html", "authors.html", "kinds.html", "provenance.html", "quarantine.html",
+        "relays.html",
+    }  # fmt: skip
+    for text in site.values():
+        page = Page(text)
+        assert page.open == [] and set(page.links) == {*site, "traffic.html"}
+        assert "<script" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "2026-W45" in site["authors.html"] and ">77<" in site["authors.html"]
+    assert "365 days" in site["kinds.html"]
+    assert re.search(r"wss://a</bdi></td>.*?\+0\.10", site["relays.html"])
+    assert ">1.0 %<" in site["lag.html"]  # from the future
+    # A lake of one day has no trend, and a lake without scores no page of them.
+    small = render_site(SiteFigures(note, days[:1], {}))
+    assert "relays.html" not in small and "seven finished days" in small["kinds.html"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("as_in_production")
+def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_path):
+    lake, output = tmp_path / "lake", tmp_path / "site"
+    write_batch(lake, [1, 2, 3], [4])
+    write_batch(lake, [1, 2], day=DAY + 1)
+    done = report(spark, lake, output)
+    assert (done.days, done.counted, done.packets) == (2, 2, 5)
+    assert done.pages[0] == "index.html" and all((output / name).stat().st_size for name in done.pages)
+
+    [first, second] = sorted((output / "days").iterdir())
+    tips = [manifest.hash for manifest in Lake.open(lake).manifests]
+    day = kept(output / "days", first.stem, tips[0])
+    assert day is not None
+    files = (lake / "packets" / "day=2024-10-04").rglob("*.parquet")
+    rows = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
+    times = (rows[name].to_pylist() for name in ("received_at", "timestamp"))
+    lags = [received - dated for received, dated in zip(*times, strict=True)]
+    assert sum(day.lags.values()) == 3 and set(day.lags) == set(map(bucket, lags))
+    assert day.skews == {bucket(min(lags)): 1} and day.authors == 1 and len(day.sketch) > 4
+    assert {name: (kind.packets, kind.size) for name, kind in day.kinds.items()} == {
+        "NOTE": (1, len(b'{"text":"%d"}' % place(2))), "POST": (2, 2 * len(b'{"text":"%d"}' % place(1))),
+    }  # fmt: skip
+    # Annotated packets are those whose claim did not hold.
+    assert day.origins == {"not proven": sum(one is not None for one in rows["annotation"].to_pylist())}
+    assert day.quarantined == {"malformed_json": 1}
+    # Days share their one author, and their sketches know that.
+    assert "2024-10</bdi></td><td><bdi>1</bdi>" in (output / "authors.html").read_text()
+
+    # What was kept is not read again: only the day that has grown.
+    (lake / "packets" / "day=2024-10-04").rename(lake / "_gone")
+    write_batch(lake, [3], day=DAY + 1)
+    again = report(spark, lake, output, days=2)
+    assert (again.days, again.counted, again.packets) == (2, 1, 6)
+    assert second.stem in (output / "lag.html").read_text()
+    with pytest.raises(UsageError, match="lies in the lake"):
+        report(spark, lake, lake / "site")
+    with pytest.raises(UsageError, match="relay_score_history"):
+        report(spark, lake, output, scores=tmp_path)

@@ -1,0 +1,92 @@
+"""SQL views of a lake, and the notebook that asks them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+from strata_pipeline.cli import app
+from strata_pipeline.views import VIEWS, statements
+from typer.testing import CliRunner
+
+from tests.support.toy_lakes import DAY, place, write_batch
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "lake_questions.ipynb"
+QUESTIONS = (
+    "SELECT count(*), sum(size), min(sequence) FROM packets",
+    "SELECT CAST(day AS STRING), kind, packets, bytes, authors FROM packets_by_day ORDER BY day, kind",
+    "SELECT CAST(day AS STRING), author_id, packets, least_lag FROM authors_by_day ORDER BY day",
+    "SELECT CAST(day AS STRING), packets, median, p99, from_the_future FROM lag_by_day ORDER BY day",
+    "SELECT number, packets, quarantined FROM manifests ORDER BY number",
+    "SELECT sequence, reason FROM quarantine",
+)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake of two days, in a folder with a name that has to be quoted."""
+    folder = tmp_path_factory.mktemp("lake's own") / "lake"
+    write_batch(folder, [1, 2, 3], [4])
+    write_batch(folder, [5, 6])
+    write_batch(folder, [1, 2], day=DAY + 1)
+    return folder
+
+
+def made(lake: Path) -> duckdb.DuckDBPyConnection:
+    database = duckdb.connect()
+    for text in statements(lake):
+        database.execute(text)
+    return database
+
+
+def test_views_tell_what_the_lake_holds_now(lake, tmp_path):
+    file = tmp_path / "lake.duckdb"
+    done = CliRunner().invoke(app, ["views", "--lake", str(lake), "--database", str(file)])
+    assert (done.exit_code, done.stdout) == (0, f"made {len(VIEWS)} views in {file}\n")
+    with duckdb.connect(file, read_only=True) as database:
+        assert database.sql("SELECT count(*), min(sequence) FROM packets").fetchall() == [(7, place(1))]
+        rows = database.sql("SELECT day::VARCHAR, kind, packets FROM packets_by_day ORDER BY ALL").fetchall()
+        assert rows == [
+            ("2024-10-04", "NOTE", 2), ("2024-10-04", "POST", 3),
+            ("2024-10-05", "NOTE", 1), ("2024-10-05", "POST", 1),
+        ]  # fmt: skip
+        assert database.sql("SELECT reason FROM quarantine").fetchall() == [("malformed_json",)]
+
+
+def test_a_lake_with_nothing_put_aside_has_no_view_of_it(tmp_path):
+    write_batch(tmp_path / "lake", [1])
+    assert made(tmp_path / "lake").sql("SELECT count(*) FROM lag_by_day").fetchall() == [(1,)]
+    printed = (
+        CliRunner().invoke(app, ["views", "--lake", str(tmp_path / "lake"), "--dialect", "spark"]).stdout
+    )
+    assert "VIEW quarantine" not in printed and printed.count(";\n") == 6
+    wrong = ["views", "--lake", str(tmp_path / "lake"), "--dialect", "spark", "--database", "x"]
+    assert CliRunner().invoke(app, wrong).exit_code == 2
+
+
+def test_the_notebook_answers_its_ten_questions(lake, monkeypatch, capsys):
+    monkeypatch.setenv("STRATA_LAKE", str(lake))
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    questions = [cell for cell in cells if "".join(cell["source"]).startswith("## ")]
+    assert len(questions) == 10
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            # Kept without outputs: what it prints is a lake's own.
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    told = capsys.readouterr().out
+    assert "3 manifests" in told and "malformed_json" in told and "did:key:somebody" in told
+    assert re.search(r"day=2024-10-04 4 files", told)
+
+
+@pytest.mark.timeout(600)
+def test_spark_and_duckdb_answer_alike(spark, lake):
+    for text in statements(lake, "spark"):
+        spark.sql(text)
+    database = made(lake)
+    for question in QUESTIONS:
+        assert [tuple(row) for row in spark.sql(question).collect()] == database.sql(question).fetchall()

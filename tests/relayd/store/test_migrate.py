@@ -174,7 +174,7 @@ async def test_a_log_of_the_first_schema_comes_to_the_newest_with_all_its_rows(e
     await migrate(empty_database)
     async with await Store.open(empty_database) as store:
         page = await store.page(LogQuery(), 500, now)
-        assert [row.packet_id for row in page.rows] == [each.packet_id for each in packets]
+        assert [row.body for row in page.rows] == [each.body for each in packets]
         # What was stored is known, and what is new goes behind it.
         appended = await store.append([*packets[:3], packet(1000)], now)
         kinds = [place.sequence > page.rows[-1].sequence for place in appended.dispositions]

@@ -15,8 +15,9 @@ from alembic.script import ScriptDirectory
 
 from relayd.lineage import Mark
 from relayd.store import LogQuery, Store, StoreError, StoreUnavailable, UnsafeDatabase, migrate
-from relayd.store.migrate import REVISION, SERVES, current_revision, latest_revision
+from relayd.store.migrate import REVISION, current_revision, latest_revision
 from relayd.store.schema import METADATA, is_ours
+from relayd.store.types import SERVES
 from relayd.store.upgrade import alembic_config, run_sync, served_revisions, upgrade
 
 

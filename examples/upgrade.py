@@ -3,9 +3,10 @@
     make demo DEMO=upgrade
     python examples/upgrade.py --rounds 3 --json
 
-That is what an upgrade does: install the new version, then SIGHUP. A relay with two workers runs in a temporary
-folder. Publishers send as fast as they get answers, and a subscriber reads along. All keep their single
-`strata.connect`. At the end the acknowledged packets, the received packets and the relay's log are compared.
+That is what an upgrade does: install the new version, then SIGHUP. A relay with two workers runs in a
+temporary folder. Publishers send as fast as they get answers, and a subscriber reads along. All keep their
+single `strata.connect`. At the end the acknowledged packets, the received packets and the relay's log are
+compared.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Relay:
         """Have all workers renewed, and wait until they are."""
         os.kill(self._process.pid, signal.SIGUSR2)
         async with asyncio.timeout(120):
-            while self.log.read_text().count("workers_renewed") < round_number:
+            while self.log.read_text().count("workers_renewed") < round_number:  # noqa: ASYNC110 - a log is a file
                 await asyncio.sleep(0.1)
 
     def stop(self) -> None:
@@ -94,9 +95,8 @@ async def run(rounds: int, console: Console) -> dict[str, float]:
                 strata.connect(relay.url, options=options) as reading,
             ):
                 reader = asyncio.create_task(read(reading, me, tally))
-                writers = [
-                    asyncio.create_task(publish(writing, me, n, tally, waited)) for n in range(PUBLISHERS)
-                ]
+                lanes = [publish(writing, me, n, tally, waited) for n in range(PUBLISHERS)]
+                writers = [asyncio.create_task(lane) for lane in lanes]
                 for number in range(1, rounds + 1):
                     await relay.renew(number)
                     console.print(f"renewed {number}: {len(tally.acknowledged)} acknowledged")

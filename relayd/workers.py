@@ -110,6 +110,8 @@ class _Crew:
         self._workers = workers
         self._stop = stop
         self._restarts = SupervisorMetrics().restarts
+        self._version = VERSION
+        """That of the workers, which may be later than the parent's own."""
         self.renewal = asyncio.Event()
         """Set it, and all workers are renewed, one at a time."""
 
@@ -126,7 +128,7 @@ class _Crew:
         while True:
             if not worker.is_alive():
                 await self._start_again(worker)
-            elif worker.silence() > worker.settings.worker_timeout:
+            elif worker.silence() > worker.settings.worker_timeout and not worker.is_hung:
                 silence = f"nothing heard of it for {worker.settings.worker_timeout:g} s"
                 _log.error("worker_hung", pid=worker.pid, problem=silence)
                 worker.is_hung = True
@@ -174,7 +176,9 @@ class _Crew:
             )
         for worker in self._workers:
             worker.settings = settings
-        if waiting or installed_version() != VERSION:
+        installed = installed_version()
+        if waiting or installed != self._version:
+            self._version = installed
             self.renewal.set()
         else:
             _signal_all(self._workers, signal.SIGHUP)

@@ -12,11 +12,10 @@ from typing import Any
 import asyncpg
 
 from relayd.store.connection import close_quietly, connect, translate_errors
-from relayd.store.types import UnsafeDatabase
+from relayd.store.types import SERVES, UnsafeDatabase
 
 __all__ = [
     "REVISION",
-    "SERVES",
     "check_revision",
     "current_revision",
     "latest_revision",
@@ -27,9 +26,6 @@ __all__ = [
 
 REVISION = "0005"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
-
-SERVES = "for programs of "
-"""How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
 
 _CONNECT_TIMEOUT = 10.0
 

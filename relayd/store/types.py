@@ -20,6 +20,7 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 __all__ = [
     "DAY_SECONDS",
     "EXEMPT_TYPES",
+    "SERVES",
     "AbuseEntry",
     "Appended",
     "Declined",
@@ -43,6 +44,9 @@ __all__ = [
     "day_of",
     "first_sequence_of_day",
 ]
+
+SERVES = "for programs of "
+"""How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
 
 DAY_SECONDS = 86_400
 

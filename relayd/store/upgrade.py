@@ -19,8 +19,7 @@ from sqlalchemy.pool import NullPool
 
 import relayd
 from relayd.store.connection import connect, translate_errors
-from relayd.store.migrate import SERVES
-from relayd.store.types import UnsafeDatabase
+from relayd.store.types import SERVES, UnsafeDatabase
 
 __all__ = ["alembic_config", "run_sync", "upgrade"]
 

@@ -27,11 +27,11 @@ from relayd.store.migrate import migrate
 from tests.support.publishing import publish
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
-PACKETS = 9_000
-KILLS = 4
-PORTION = 300
-AHEAD = 900
-BATCH_ROWS = 150
+KILLS = int(os.environ.get("STRATA_PIPELINE_KILLS", "2"))
+PACKETS = 1_500 * KILLS
+PORTION = 150
+AHEAD = 450
+BATCH_ROWS = 75
 
 # A killed archive has no time to profit from a better compiler.
 QUICK = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.codegen.wholeStage=false")

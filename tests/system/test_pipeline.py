@@ -64,7 +64,7 @@ async def history(url: str, types: list[str]) -> list[tuple[str, int]]:
         return [(event.packet.packet_id, event.received_at) async for event in relay.fetch(types=types)]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300 + 300 * KILLS)
 def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(
     spark, own_signals, tmp_path: Path
 ):

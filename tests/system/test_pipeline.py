@@ -64,7 +64,7 @@ async def history(url: str, types: list[str]) -> list[tuple[str, int]]:
         return [(event.packet.packet_id, event.received_at) async for event in relay.fetch(types=types)]
 
 
-@pytest.mark.timeout(300 + 300 * KILLS)
+@pytest.mark.timeout(300 + 450 * KILLS)
 def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(
     spark, own_signals, tmp_path: Path
 ):
@@ -134,7 +134,7 @@ async def wait_for(task: asyncio.Task[list[str]]) -> list[str]:
 def killed_after_progress(command: list[str], lake: Path, wait: float) -> None:
     """Let an archive write some batches, then SIGKILL it and all it has started, `wait` seconds later."""
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    begun, deadline = batches(lake), time.monotonic() + 200
+    begun, deadline = batches(lake), time.monotonic() + 400
     try:
         while batches(lake) < begun + 2 and time.monotonic() < deadline:
             assert process.poll() is None, "the archive ended by itself"

@@ -44,8 +44,10 @@ test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the oth
 
 # The tests that need no process and no database, as tests/conftest.py marks them.
 UNIT ?= tests/strata tests/relayd tests/test_layout.py -m unit
+# They compute and wait for nothing: a worker for each core.
+QUICK = --numprocesses logical
 unit: $(DEV) ## Run the quick tests, for the daily loop (ARGS="-k cursor")
-	$(BIN)/python $(PYTEST) $(UNIT) $(ARGS)
+	$(BIN)/python $(PYTEST) $(UNIT) $(QUICK) --hypothesis-profile daily $(ARGS)
 
 faults: $(DEV) ## Run a relay under kills, a bad disk, network and clock (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.faults $(ARGS)
@@ -59,7 +61,7 @@ fuzz: $(DEV) ## Send a live relay good and spoiled messages (ARGS="--minutes 60 
 coverage: $(DEV) ## Measure what the quick tests reach: a table, and pages in build/coverage
 	@mkdir -p build
 	$(BIN)/coverage erase
-	$(BIN)/coverage run $(PYTEST) $(UNIT) --timeout 600 $(ARGS)
+	$(BIN)/coverage run $(PYTEST) $(UNIT) $(QUICK) --timeout 600 $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report

@@ -27,9 +27,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How fast the machine makes examples is nothing a test of ours claims. A run takes the same examples each
 # time, so that what fails was broken by the change under test and fails again; `--hypothesis-profile explore`
-# takes new ones.
+# takes new ones, and `daily` takes fewer where a test names no number of its own.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("relayd", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("daily", settings.get_profile("relayd"), max_examples=25)
 settings.load_profile("relayd")
 
 TESTS = Path(__file__).parent

@@ -270,7 +270,7 @@ async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> i
 async def test_the_honest_are_served_beside_the_idle_and_the_hostile(relay: RelayProcess):
     """The honest come from another address: whoever shares one shares its part of the loop too."""
     identity, until = new_identity(), asyncio.Event()
-    packets = [make(identity) for _ in range(100)]
+    packets = [make(identity) for _ in range(30)]
     async with AsyncExitStack() as stack:
         for _ in range(IDLE):
             await stack.enter_async_context(open_client(relay.ws))

@@ -30,7 +30,7 @@ async def test_what_was_acknowledged_and_where_a_reader_stood_survive_a_restart(
     identity = new_identity()
     filters = {"authors": [identity.did]}
     packets = [make(identity, n=n) for n in range(10)]
-    with running(RelayProcess(tmp_path, from_scratch=True)) as relay:
+    with running(RelayProcess(tmp_path, from_scratch=end == "stop")) as relay:
         async with open_client(relay.ws) as client:
             first = await client.publish_all(packets)
             events, _ = await client.subscribe("s", {**filters, "limit": 4})

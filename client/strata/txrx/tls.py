@@ -28,12 +28,12 @@ def server_context(settings: TxRxSettings) -> ssl.SSLContext:
 
 def client_context(settings: TxRxSettings) -> ssl.SSLContext:
     """The context for `dial`: the certificate must be of the server's name. Raises `TxRxIOError`."""
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if settings.tls_authorities is not None:
+    if settings.tls_authorities is None:
+        context = ssl.create_default_context()
+    else:  # the default one reads all of the system's authorities, which takes longer than a connection
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         _load_authorities(context, settings.tls_authorities)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.tls_certificate is not None and settings.tls_key is not None:
         _load_certificate(context, settings.tls_certificate, settings.tls_key)
     return context

@@ -362,7 +362,7 @@ async def live(program: Program, node: SimNode, store: Persistence, hand_over: s
         await channel.send(payload)
         program.accepted.append(payload)
         await asyncio.sleep(2)
-    await asyncio.sleep(120)
+    await asyncio.sleep(60)
     status = channel.sync_status()
     taking.cancel()
     await channel.close()

@@ -30,7 +30,7 @@ import msgspec
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
 from relayd.store import Store
-from relayd.store.counting import count_log, packets_beyond, reload_server, standing
+from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 
@@ -99,7 +99,7 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
     no backup.
     """
     _make_empty(target)
-    log = await standing(url)
+    log = await log_end(url)
     if data_dir is not None and await asyncio.to_thread(_allow_replication, data_dir):
         await reload_server(url)
     taken_at = int(time.time())

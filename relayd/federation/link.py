@@ -361,6 +361,9 @@ class Link:
         """A verdict could not be taken: begin anew at the last place that is stored."""
         self.end("a verdict on a packet was lost")
 
+    def checked_for(self, seconds: float) -> None:
+        """Nothing is owed: the operator chose the peer, and the window bounds what of it is under way."""
+
     def room_again(self) -> None:
         """There is room for publishes again."""
         self._wake.set()

@@ -16,7 +16,7 @@ from strata.protocol.packets import Packet
 
 from relayd.store.connection import close_quietly, connect, translate_errors
 
-__all__ = ["Counted", "Standing", "count_log", "packets_beyond", "reload_server", "standing"]
+__all__ = ["Counted", "LogEnd", "count_log", "log_end", "packets_beyond", "reload_server"]
 
 _PAGE: Final = 2000
 
@@ -32,7 +32,7 @@ _BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::byt
 _BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"
 
 
-class Standing(NamedTuple):
+class LogEnd(NamedTuple):
     """Where a log ends, and which server keeps it."""
 
     head: int
@@ -54,15 +54,15 @@ class Counted(NamedTuple):
     """Packets whose bytes do not hash to their id, or are gone without a tombstone."""
 
 
-async def standing(url: str) -> Standing:
+async def log_end(url: str) -> LogEnd:
     """Where the log ends now. Raises `StoreUnavailable`, and `StoreError` where there is no log."""
     async with _connected(url) as connection:
         head, _, epoch = await connection.fetchrow(_HEAD)
-        return Standing(head, epoch, connection.get_server_version().major)
+        return LogEnd(head, epoch, connection.get_server_version().major)
 
 
 async def count_log(url: str) -> Counted:
-    """Count all of it. Raises as `standing` does."""
+    """Count all of it. Raises as `log_end` does."""
     async with _connected(url) as connection:
         head, last_received_at, _ = await connection.fetchrow(_HEAD)
         missing = await connection.fetchval(_MISSING)
@@ -78,7 +78,7 @@ async def count_log(url: str) -> Counted:
 
 
 async def packets_beyond(url: str, sequence: int) -> int:
-    """How many packets the log has behind this place. Raises as `standing` does."""
+    """How many packets the log has behind this place. Raises as `log_end` does."""
     async with _connected(url) as connection:
         found: int = await connection.fetchval(_BEYOND, sequence)
         return found

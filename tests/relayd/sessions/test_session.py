@@ -38,7 +38,7 @@ OPEN = Grants()
 RELAY = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
 
 
-def session(grants: Grants = OPEN, **limits: int) -> Session:
+def session(grants: Grants = OPEN, **limits: Any) -> Session:
     return Session(SessionLimits(**limits), CODEC, Authentication(RELAY, 120), grants)
 
 

@@ -10,7 +10,7 @@ from strata.protocol.packets import Packet
 
 from relayd.moderation import Kind
 from relayd.store import NewPacket, Store
-from relayd.store.counting import count_log, packets_beyond, standing
+from relayd.store.counting import count_log, log_end, packets_beyond
 from relayd.store.erasing import Eraser
 from tests.support.made_packets import make, new_identity
 
@@ -29,7 +29,7 @@ async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asy
     await store.append([row_of(packet) for packet in made[:6]], NOW - 86_400)
     await store.append([row_of(packet) for packet in made[6:]], NOW)
     head = await store.head()
-    assert (await standing(store.url)).head == head
+    assert (await log_end(store.url)).head == head
     counted = await count_log(store.url)
     assert (counted.packets, counted.erased, counted.missing, counted.damaged) == (10, 0, 0, 0)
     assert (counted.head, counted.last_received_at) == (head, NOW)

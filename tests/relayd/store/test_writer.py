@@ -25,7 +25,7 @@ class FakeLog:
         self.failures: list[Exception] = []
         self.called = asyncio.Event()
 
-    async def append(self, batch, now, followed=None):
+    async def append(self, batch, now, followed=None, marks=()):
         self.followed = followed
         self.batches.append([int(packet.body.split(b":")[0]) for packet in batch])
         self.called.set()

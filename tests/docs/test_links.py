@@ -59,8 +59,14 @@ def test_the_pages_that_code_names_exist() -> None:
 
 
 def test_every_page_is_on_the_contents_page() -> None:
+    """Or on the contents page of its folder, which is on it."""
     index = ROOT / "docs" / "index.md"
-    listed = {(index.parent / name).resolve() for name in LINK.findall(index.read_text(encoding="utf-8"))}
+    listed = listed_on(index)
+    listed |= {page for contents in listed if contents.name == "README.md" for page in listed_on(contents)}
     pages = {page for page in PAGES if page.is_relative_to(index.parent)}
-    inside = {page for page in pages if page.parent.name == "python" or re.match(r"\d{4}-", page.name)}
+    inside = {page for page in pages if page.parent.name == "python"}
     assert sorted(pages - inside - listed - {index}) == []
+
+
+def listed_on(contents: Path) -> set[Path]:
+    return {(contents.parent / name).resolve() for name in LINK.findall(contents.read_text(encoding="utf-8"))}

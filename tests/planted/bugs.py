@@ -192,7 +192,11 @@ _ADMISSION = [
             "if len(before | received.keys()) > limit:",
             "if len(received) > limit:",
         ),
-        ("a budget never comes back", "received_at > since\n", "received_at > 0\n"),
+        (
+            "a budget never comes back",
+            "if act is budget and since < received_at",
+            "if act is budget and 0 < received_at",
+        ),
         ("what was stored is free", "if act is not None and received_at is not None:", "if False:"),
     ),
     *_bugs(
@@ -206,7 +210,7 @@ _ADMISSION = [
         "admission/test_checks.py admission/test_pipeline.py",
         ("an identity packet has any size", "packet.size_bytes > max_identity_bytes:", "False:"),
         ("a full chain keeps a stolen key", '(2 if packet.content.get("event") == "REVOKE" else 1)', "1"),
-        ("policy is not asked", "    policy.check(packet)\n", ""),
+        ("policy is not asked", "    policy.check(packet)\n    check_freshness(", "    check_freshness("),
     ),
     *_bugs(
         "admission/commits",

@@ -17,6 +17,8 @@ it; a built-in class in brackets is a second base.
     ├── Closed                              this side closed it; nothing further will happen
     │   strata.protocol.lake
     ├── LakeError                           the lake's manifests are damaged, missing or of another version
+    │   strata.protocol.negentropy
+    ├── NegentropyError (ValueError)        a message that compares two sets is malformed
     │   strata.protocol.secret_files
     ├── SharedSecret                        a file with a secret that other users can read
     │

@@ -12,7 +12,7 @@ sixteenths, or with all ids where few are left:
     Message := 0x61 Range*      Range := Bound mode payload      Bound := timestamp prefix
     mode 0: skip                mode 1: fingerprint              mode 2: all ids of the range
 
-Byte-compatible with hoytech/negentropy, `docs/negentropy-protocol-v1.md`, in both roles. What a peer sends is
+Byte-compatible with hoytech/negentropy `docs/negentropy-protocol-v1.md` in both roles. What a peer sends is
 bounded by the length of its message: no count in it is believed before the bytes are there.
 """
 
@@ -25,6 +25,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
+
+from strata.protocol.errors import StrataError
 
 __all__ = [
     "ID_BYTES",
@@ -56,7 +58,7 @@ _MOST_DIGITS = 10
 _Item = tuple[int, bytes]
 
 
-class NegentropyError(ValueError):
+class NegentropyError(StrataError, ValueError):
     """A message that is no message of this protocol."""
 
 

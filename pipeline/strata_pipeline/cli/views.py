@@ -34,7 +34,7 @@ def views_command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the SQL that makes views of a lake, or make them in a database of DuckDB.
+    """Print the SQL of a lake's views, or make them in DuckDB.
 
     The views are packets, quarantine, manifests, packets_by_day, authors_by_day and lag_by_day. They name the
     lake's folders and copy nothing. For Spark: spark-sql -i with the output in a file.

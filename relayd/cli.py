@@ -253,16 +253,11 @@ def explain(
     """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd import explain as explaining
-    from relayd.postgres.embedded import running_url
+    from relayd.server import database_beside
 
     async def run() -> list[explaining.Explained]:
         query, limit = explaining.read_filter(filters, settings)
-        url = settings.database_url or running_url(settings.data_dir)
-        if url is not None:
-            return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
-        from relayd.server import database
-
-        async with database(settings) as url:
+        async with database_beside(settings) as url:
             return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
 
     found: list[explaining.Explained] = _run(run())

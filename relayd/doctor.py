@@ -83,7 +83,7 @@ def _running(settings: Settings) -> list[Check]:
     if scraped.total("relayd_address_share") == 1.0:
         found = f"all {sessions:g} sessions come from one address and share its limits"
         advice = "list the proxy or the container gateway in trusted_proxies"
-        checks.append(Check("proxies", Verdict.WARNING, found, advice))
+        checks.append(Check("addresses", Verdict.WARNING, found, advice))
     return checks
 
 

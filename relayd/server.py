@@ -47,6 +47,7 @@ from relayd.metrics import Metrics
 from relayd.moderation import Bans
 from relayd.policy import BanFollower, Plugins, Policy, apply_policy
 from relayd.postgres import EmbeddedPostgres
+from relayd.postgres.running import running_server
 from relayd.relay import Relay
 from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
@@ -141,6 +142,17 @@ async def database(settings: Settings, stop: asyncio.Event | None = None) -> Asy
                 supervisor.result()
             supervisor.cancel()
             await asyncio.gather(supervisor, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def database_beside(settings: Settings) -> AsyncIterator[str]:
+    """As `database`, for a command: where a relay runs on an embedded server, the command joins it."""
+    with contextlib.ExitStack() as stack:
+        if settings.database_url is None:
+            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+            settings = dataclasses.replace(settings, database_url=url)
+        async with database(settings) as url:
+            yield url
 
 
 async def serve(

@@ -1,16 +1,18 @@
 """How the peers stand, for an operator, and what an operator may do about one.
 
 All of it works on the table that the running relay looks at each second: no connection to that relay is
-needed. The embedded PostgreSQL is up for as long as its relay is.
+needed, and none has to run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import AsyncIterator
 
 from relayd.config import ConfigurationError, Settings
 from relayd.federation.peers_file import read_peers
-from relayd.postgres import EmbeddedPostgres
+from relayd.server import database_beside
 from relayd.store.peers import PeerStore
 
 __all__ = ["change_peer", "peer_line", "peer_rows"]
@@ -19,11 +21,8 @@ __all__ = ["change_peer", "peer_line", "peer_rows"]
 async def peer_rows(settings: Settings) -> list[dict[str, object]]:
     """Each relay that is or was read from. Raises `StoreError`, `ConfigurationError`."""
     named = {peer.relay_id for peer in read_peers(settings.peers_file)}
-    table = _table(settings)
-    try:
+    async with _table(settings) as table:
         rows = await table.rows()
-    finally:
-        await table.close()
     now = time.time()
     return [
         {
@@ -56,8 +55,14 @@ def peer_line(row: dict[str, object]) -> str:
     return f"{line}  ({row['problem']})" if row["problem"] else line
 
 
-def _table(settings: Settings) -> PeerStore:
-    return PeerStore(settings.database_url or EmbeddedPostgres(settings.data_dir).url)
+@contextlib.asynccontextmanager
+async def _table(settings: Settings) -> AsyncIterator[PeerStore]:
+    async with database_beside(settings) as url:
+        table = PeerStore(url)
+        try:
+            yield table
+        finally:
+            await table.close()
 
 
 async def change_peer(settings: Settings, name: str, action: str) -> str:
@@ -65,8 +70,7 @@ async def change_peer(settings: Settings, name: str, action: str) -> str:
 
     Raises `ConfigurationError` where no peer or several are named, and `StoreError`.
     """
-    table = _table(settings)
-    try:
+    async with _table(settings) as table:
         found = [row.relay_id for row in await table.rows() if row.relay_id.startswith(name)]
         if len(found) != 1:
             raise ConfigurationError([f"{name} names {len(found) or 'no'} peers: see `relayd peers list`"])
@@ -78,5 +82,3 @@ async def change_peer(settings: Settings, name: str, action: str) -> str:
             case _:
                 await table.reset_cursor(found[0])
         return found[0]
-    finally:
-        await table.close()

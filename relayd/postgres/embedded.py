@@ -31,7 +31,7 @@ from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "running_url"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
 _logger = get_logger(__name__)
 
@@ -60,14 +60,6 @@ _SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-
-
-def running_url(data_dir: Path) -> str | None:
-    """Where the embedded server of this folder is, if one runs; for programs that only look."""
-    cluster = data_dir.absolute() / f"postgres-{_MAJOR}"
-    if not (cluster / f".s.PGSQL.{_PORT}").exists():
-        return None
-    return f"postgresql://{_USER}@/{_USER}?host={quote(str(cluster))}&port={_PORT}"
 
 
 class EmbeddedPostgres:

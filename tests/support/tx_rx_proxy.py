@@ -120,6 +120,7 @@ class _Side(asyncio.Protocol):
         if self.proxy.records:
             self.record += data
         if self is self.link.server and self.proxy.drops_backwards:
+            self.proxy.dropped += len(data)
             return
         if self.proxy.delay:
             self._late.append(data)
@@ -163,6 +164,8 @@ class TxRxProxy:
         self.records = records
         self.drops_backwards = False
         """What the server says is lost."""
+        self.dropped = 0
+        """So many bytes were lost."""
         self.refuses = False
         """New connections are ended at once."""
         self.delay = 0.0

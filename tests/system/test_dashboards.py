@@ -96,6 +96,8 @@ def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProcess, tm
         query = expression.replace("$instance", ".*").replace("$__rate_interval", "1m")
         path = f"http://{address}/api/v1/query?query={urllib.parse.quote(query)}"
         status, _, body = http_get(path)
+        if status == 503:
+            raise ConnectionError("Prometheus is about to start")
         assert status == 200, (expression, body)
         result: list[Any] = json.loads(body)["data"]["result"]
         return result

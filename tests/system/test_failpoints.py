@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from websockets.exceptions import ConnectionClosed
 from relayd.failpoints import POINTS
 from tests.support.bare_client import open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import RelayProcess, running
+from tests.support.relay_process import RelayProcess, environment, running
 from tests.support.waiting import until
+
+ERASING = {place for place in POINTS if place.startswith("store.erase.")}
 
 
 def fired(relay: RelayProcess) -> list[str]:
@@ -54,8 +58,14 @@ async def test_every_place_is_reached(tmp_path: Path):
         relay.start()  # the author's keys are not in memory now
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(who)))["type"] == "OK"
+        # No relay erases: the command does.
+        command = [sys.executable, "-m", "relayd", "erase", "--author", who.did, "--reason", "asked for"]
+        for place in sorted(ERASING, reverse=True):  # what is committed is not erased twice
+            env = environment({**relay.settings, "failpoints": f"{place}=kill"})
+            process = await asyncio.create_subprocess_exec(*command, env=env)
+            assert await process.wait() == -signal.SIGKILL
         assert relay.stop() == 0
-    assert set(fired(relay)) == POINTS.keys()
+    assert set(fired(relay)) == POINTS.keys() - ERASING
 
 
 @pytest.mark.req("R-189", "R-192", "R-200")

@@ -184,6 +184,29 @@ async def replication_peers(reloadable: Reloadable) -> None:
             assert end["type"] == "END_OF_HISTORY"
 
 
+async def answer_to(client: BareClient, message: dict[str, Any]) -> tuple[str | None, str | None]:
+    answer = await client.ask(message)
+    return answer.get("code"), answer.get("detail")
+
+
+async def operators(reloadable: Reloadable) -> None:
+    operator, listing = new_identity(), {"type": "MODERATE", "action": "list"}
+    reloadable.set(operators=[operator.did])
+    async with reloadable.at_every_worker() as clients:
+        for client in clients:
+            assert "operate" in (await client.authenticate(operator))["capabilities"]
+            assert (await client.ask(listing))["type"] == "MODERATED"
+        for names, told in (
+            ([new_identity().did], ("unauthenticated", "missing_capability")),
+            ([], ("invalid_schema", "unknown_type")),
+        ):
+            reloadable.set(operators=names)
+            for client in clients:  # one after the other, within a second
+                async with asyncio.timeout(60):
+                    while await answer_to(client, listing) != told:  # noqa: ASYNC110 -- another process
+                        await asyncio.sleep(0.05)
+
+
 async def allowed_origins(reloadable: Reloadable) -> None:
     async with reloadable.at_every_worker(origin="https://page.example") as clients:
         reloadable.set(allowed_origins=["https://other.example"])
@@ -289,6 +312,7 @@ REACHES: dict[str, Callable[[Reloadable], Awaitable[None]]] = {
     "require_auth": require_auth,
     "members": members,
     "replication_peers": replication_peers,
+    "operators": operators,
     "allowed_origins": allowed_origins,
     "refused_clients": refused_clients,
     "blocked_authors": blocked_authors,

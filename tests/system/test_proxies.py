@@ -161,5 +161,5 @@ async def test_a_relay_that_sees_all_clients_at_one_address_says_so(tmp_path: Pa
             wait_until(lambda: relay.logged("clients_share_an_address") == 1, "the warning")
             assert relay.metric("relayd_address_share") == 1.0
             checks = await examine(Settings(port=int(relay.http.rpartition(":")[2]), data_dir=tmp_path))
-            [found] = [check.found for check in checks if check.name == "proxies"]
+            [found] = [check.found for check in checks if check.name == "addresses"]
             assert found == "all 16 sessions come from one address and share its limits"

@@ -115,6 +115,8 @@ class Backlog:
         while self._behind:
             subscription = next(iter(self._behind))
             await self._connection.writable()
+            if self._relay.slices.is_over():  # a thousand subscriptions may go live without a read
+                await self._relay.slices.next()
             if subscription not in self._behind:
                 continue
             try:

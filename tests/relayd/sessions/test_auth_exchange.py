@@ -282,6 +282,7 @@ async def with_subscriptions(rigs: Any, count: int, **settings: Any) -> Rig:
     assert len(rig.connection._session.subscriptions) == count
     await asyncio.sleep(0)
     rig.relay.slices.seconds = 0.0
+    await asyncio.sleep(0)  # the turn that had all the time is over
     return rig
 
 

@@ -44,6 +44,10 @@ _POLL_INTERVAL = 0.01
 _BACKOFF_SECONDS = (0.1, 5.0)
 """Between two tries to bring a dead server back: at first, and at most."""
 _CHECK_INTERVAL = 2.0
+_LOOKS = 2
+"""So often a server is found to have given up before it is ended: one look may fall between two processes."""
+_LOOKS_WHILE_STOPPING = 15
+"""As often while it shuts down: meanwhile it writes its last checkpoint, and looks the same."""
 _LOOKED_AT = 2000
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
@@ -167,9 +171,9 @@ class EmbeddedPostgres:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL):
                     await server.exited.wait()
-            # One look may fall between two processes; a server that shuts down has neither.
-            suspicions = suspicions + 1 if server.has_given_up() and self._state() != "stopping" else 0
-            if suspicions > 1:
+            suspicions = suspicions + 1 if server.has_given_up() else 0
+            # Told to shut down, a server that has given up goes on refusing everybody and never ends.
+            if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
                 _logger.error("embedded_postgres_gave_up", problem=self._last_words())
                 await server.stop(timeout=1.0)
 

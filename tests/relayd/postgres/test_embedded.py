@@ -255,6 +255,35 @@ async def give_up(url: str, disk: FaultyDisk, data_dir: Path, eventually) -> Non
 
 
 @linux_tells
+async def test_a_server_that_has_given_up_and_is_told_to_shut_down_is_started_again(
+    data_dir, eventually, monkeypatch
+):
+    """It says that it stops and does not, for ever."""
+    monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
+    with FaultyDisk() as disk:
+        for name, value in disk.environ.items():
+            monkeypatch.setenv(name, value)
+        async with EmbeddedPostgres(data_dir) as server:
+            first = server.pid
+            await give_up(server.url, disk, data_dir, eventually)
+            assert first is not None
+            os.kill(first, signal.SIGINT)
+            supervisor = asyncio.create_task(server.supervise())
+
+            async def back() -> bool:
+                try:
+                    return server.pid not in (None, first) and await one(server.url) == 1
+                except (OSError, asyncpg.PostgresError):
+                    return False
+
+            await eventually(back, timeout=60.0)
+            supervisor.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await supervisor
+    assert "received fast shutdown request" in (data_dir / "postgres.log").read_text()
+
+
+@linux_tells
 async def test_a_server_that_has_given_up_is_stopped_at_once(data_dir, monkeypatch, eventually):
     with FaultyDisk() as disk:
         for name, value in disk.environ.items():

@@ -156,7 +156,7 @@ def migrate(config: _ConfigFile = None, database_url: _DatabaseUrl = None, data_
     `serve` does the same when it starts.
     """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.server import database
+    from relayd.database import database
     from relayd.store.migrate import latest_revision
 
     async def run() -> None:
@@ -253,7 +253,7 @@ def explain(
     """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
     from relayd import explain as explaining
-    from relayd.server import database_beside
+    from relayd.database import database_beside
 
     async def run() -> list[explaining.Explained]:
         query, limit = explaining.read_filter(filters, settings)
@@ -290,7 +290,7 @@ def new_epoch(
     from relayd.store.terms import Reset
 
     async def run() -> Reset:
-        from relayd.server import database
+        from relayd.database import database
 
         async with database(settings) as url, await Store.open(url, allow_unsafe=True) as store:
             reset = await store.begin_epoch("operator")

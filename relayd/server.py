@@ -19,7 +19,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -46,22 +46,18 @@ from relayd.memory import default_limit, give_back, resident_bytes
 from relayd.metrics import Metrics
 from relayd.moderation import Bans
 from relayd.policy import BanFollower, Plugins, Policy, apply_policy
-from relayd.postgres import EmbeddedPostgres
-from relayd.postgres.running import running_server
 from relayd.relay import Relay
 from relayd.reloading import read_again, report
 from relayd.sessions.connection import Connection
 from relayd.sessions.http_requests import HttpResponder
 from relayd.store import Store
 from relayd.store.guard import Guard
-from relayd.store.migrate import migrate
 from relayd.store.peers import register_peers
 from relayd.store.types import AbuseEntry, StoreError, StoreUnavailable
 from relayd.tls import ServerTls, TlsError, make_certificate, read_tls_files
 
 __all__ = [
     "PortTaken",
-    "database",
     "print_ready",
     "serve",
     "stop_on_signals",
@@ -117,42 +113,6 @@ def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, received)
     return stop
-
-
-@contextlib.asynccontextmanager
-async def database(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
-    """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
-
-    Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that dies
-    inside the block is brought back. An error of ours in doing so sets `stop` and is raised at the end.
-    """
-    if settings.database_url is not None:
-        await migrate(settings.database_url)
-        yield settings.database_url
-        return
-    async with EmbeddedPostgres(settings.data_dir) as server:
-        supervisor = asyncio.create_task(server.supervise(), name="embedded-postgres")
-        if stop is not None:
-            supervisor.add_done_callback(lambda _: stop.set())
-        try:
-            await migrate(server.url)
-            yield server.url
-        finally:
-            if supervisor.done():
-                supervisor.result()
-            supervisor.cancel()
-            await asyncio.gather(supervisor, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def database_beside(settings: Settings) -> AsyncIterator[str]:
-    """As `database`, for a command: where a relay runs on an embedded server, the command joins it."""
-    with contextlib.ExitStack() as stack:
-        if settings.database_url is None:
-            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
-            settings = dataclasses.replace(settings, database_url=url)
-        async with database(settings) as url:
-            yield url
 
 
 async def serve(

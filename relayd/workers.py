@@ -34,6 +34,7 @@ import uvloop
 
 from relayd import failpoints, logs, server
 from relayd.config import ConfigurationError, Origin, Settings, setting_table
+from relayd.database import database
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
 from relayd.reloading import read_again
 from relayd.store.types import StoreError
@@ -64,7 +65,7 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     stop = server.stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as port:
         share_between_processes(Path(folder))
-        async with server.database(settings, stop) as url:
+        async with database(settings, stop) as url:
             workers = [_Worker(settings, url, port) for _ in range(settings.workers)]
             crew = _Crew(workers, stop)
             try:

@@ -11,8 +11,8 @@ import time
 from collections.abc import AsyncIterator
 
 from relayd.config import ConfigurationError, Settings
+from relayd.database import database_beside
 from relayd.federation.peers_file import read_peers
-from relayd.server import database_beside
 from relayd.store.peers import PeerStore
 
 __all__ = ["change_peer", "peer_line", "peer_rows"]

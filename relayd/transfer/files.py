@@ -30,8 +30,8 @@ from strata.protocol.tombstones import read_tombstone
 
 from relayd.admission.pipeline import AdmissionLimits
 from relayd.config import Settings
+from relayd.database import database
 from relayd.identity.directory import DECISIVE_TYPES
-from relayd.server import database
 from relayd.store import Store
 from relayd.store.types import Appended, IdentitiesMoved, LogEntry, NewPacket, Outcome
 from relayd.transfer.examiner import Candidate, Examiner

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from relayd.cli.doctor import examine
 from relayd.config import Settings
-from relayd.doctor import examine
 from relayd.tls import DevCertificates, write_dev_certificates
 from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import make, new_identity

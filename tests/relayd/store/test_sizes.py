@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from relayd.cli.explain import explain, read_filter
 from relayd.config import Settings
-from relayd.explain import explain, read_filter
 from relayd.store.sizes import read_replica, read_server, read_sizes
 
 NOW = 1_790_000_000

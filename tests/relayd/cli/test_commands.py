@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 from relayd import cli, daemon
+from relayd.cli import commands
 from relayd.config import Settings
 from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
@@ -235,19 +236,19 @@ def test_an_interrupted_command_says_that_it_may_go_on(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(typer.Exit) as left:
-        cli._run(interrupted())
+        commands._run(interrupted())
     assert left.value.exit_code == 130
 
     async def lost() -> None:
         raise StoreUnavailable("away")
 
     with pytest.raises(typer.Exit) as left:
-        cli._run(lost())
+        commands._run(lost())
     assert left.value.exit_code == 3
 
 
 def test_the_module_runs_as_the_command():
-    root = Path(cli.__file__).parents[1]
+    root = Path(cli.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "relayd", "--version"],
         capture_output=True,

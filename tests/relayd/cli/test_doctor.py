@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from relayd import doctor
+from relayd.cli import doctor
+from relayd.cli.doctor import Check, Verdict, examine
 from relayd.config import Settings
-from relayd.doctor import Check, Verdict, examine
 from relayd.lineage import KnownLog, Lineage, Term
 from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from relayd.cli.scraped import Scraped, metrics_url
+from relayd.cli.top import Look, figures, table
 from relayd.config import Settings
-from relayd.scraped import Scraped, metrics_url
-from relayd.top import Look, figures, table
 
 
 def scraped(accepted: float, fast: float, slow: float) -> Scraped:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings
-from relayd.scraped import metrics_url, scrape
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, latest_revision

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 import msgspec
 import typer
 
-from relayd.backing_up import add_backup_commands
+from relayd.cli.backup import add_backup_commands
+from relayd.cli.moderate import Console, add_commands
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
-from relayd.moderating import Console, add_commands
 from relayd.version import VERSION
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def doctor(
     Nothing is changed.
     """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.doctor import Check, Verdict, examine
+    from relayd.cli.doctor import Check, Verdict, examine
 
     checks: list[Check] = _run(examine(settings))
     problems = {check.name for check in checks if check.verdict is Verdict.PROBLEM}
@@ -209,8 +209,8 @@ def top(
     With --json, or where the output is no terminal: once.
     """
     settings = _settings(config)
-    from relayd.scraped import metrics_url
-    from relayd.top import figures, look, table
+    from relayd.cli.scraped import metrics_url
+    from relayd.cli.top import figures, look, table
 
     url = url or metrics_url(settings)
     try:
@@ -252,7 +252,7 @@ def explain(
     on an embedded PostgreSQL may run meanwhile.
     """
     settings = _settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd import explain as explaining
+    from relayd.cli import explain as explaining
     from relayd.database import database_beside
 
     async def run() -> list[explaining.Explained]:

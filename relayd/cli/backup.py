@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from relayd.cli.moderate import Console
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_INCOMPLETE
-from relayd.moderating import Console
 
 if TYPE_CHECKING:
     from relayd.backups import Drilled

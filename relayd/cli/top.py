@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from relayd.scraped import Scraped, scrape
+from relayd.cli.scraped import Scraped, scrape
 
 __all__ = ["Look", "figures", "look", "table"]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relayd.cli.moderate import Console
+from relayd.cli import console
+from relayd.cli.arguments import ConfigFile, DataDirInUse, Json
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_INCOMPLETE
 
@@ -21,22 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_backup_commands"]
 
-_ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
-]
 _DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="The PostgreSQL to copy; its role needs REPLICATION.")
 ]
-_DataDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder of the embedded PostgreSQL; the relay may be running."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of the backup.")]
 
 
-def add_backup_commands(app: typer.Typer, console: Console) -> None:
+def add_backup_commands(app: typer.Typer) -> None:
     """Put the group `backup` into the relay's commands."""
     group = typer.Typer(
         name="backup",
@@ -49,16 +41,16 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
     @group.command()
     def create(
         backup: _Backup,
-        config: _ConfigFile = None,
+        config: ConfigFile = None,
         database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Copy the whole server with pg_basebackup.
 
         The relay goes on meanwhile. pg_verifybackup then checks every file.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         head = console.run(_create(settings, backup))
         if json:
             console.print_json({"backup": str(backup), "head": head})
@@ -68,25 +60,25 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
     @group.command()
     def follow(
         backup: _Backup,
-        config: _ConfigFile = None,
+        config: ConfigFile = None,
         database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
+        data_dir: DataDirInUse = None,
     ) -> None:
         """Write the server's WAL into a backup until SIGINT.
 
         Every moment since the backup can then be restored. Run it as a service, and start it right after
         `create`: it ends with exit code 3 where WAL is missing in between, and a new backup is due.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         console.run(_follow(settings, backup))
 
     @group.command()
     def verify(
         backup: _Backup,
-        config: _ConfigFile = None,
+        config: ConfigFile = None,
         database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Drill: start a copy of a backup and count.
 
@@ -94,8 +86,8 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
         be reached, the output says how many packets it has beyond the backup. Exit code 1 if anything that
         was acknowledged before the backup is missing.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
-        _tell(console, console.run(_drill(settings, backup)), json)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+        _tell(console.run(_drill(settings, backup)), json)
 
     @group.command()
     def restore(
@@ -111,9 +103,9 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
                 help="The moment (UTC) to stop at, of a backup that was followed. Default: the last.",
             ),
         ] = None,
-        config: _ConfigFile = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Put a backup into an empty data folder.
 
@@ -122,18 +114,18 @@ def add_backup_commands(app: typer.Typer, console: Console) -> None:
         """
         from relayd.backups import restore as put_back
 
-        settings = console.settings(config, data_dir=data_dir)
+        settings = console.read_settings(config, data_dir=data_dir)
         moment = None if until is None else until.replace(tzinfo=UTC)
         found: Drilled | None = console.run(put_back(backup, settings.data_dir, verify=verify, until=moment))
         if found is not None:
-            _tell(console, found, json)
+            _tell(found, json)
         elif json:
             console.print_json({"data_dir": str(settings.data_dir)})
         else:
             typer.echo(f"{settings.data_dir} has the backup")
 
 
-def _tell(console: Console, found: Drilled, json: bool) -> None:
+def _tell(found: Drilled, json: bool) -> None:
     if json:
         console.print_json({**dataclasses.asdict(found), "is_whole": found.is_whole})
     else:

@@ -6,22 +6,23 @@ or unsafe, 4 port taken. Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import typer
 
+from relayd.cli import console
+from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
 from relayd.cli.backup import add_backup_commands
-from relayd.cli.moderate import Console, add_commands
-from relayd.config import ConfigurationError, Settings, load
+from relayd.cli.moderate import add_commands
+from relayd.config import ConfigurationError, Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.version import VERSION
 
@@ -41,24 +42,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
-]
-_DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="The PostgreSQL to use; a password is safer in RELAYD_DATABASE_URL_FILE."
-    ),
-]
-_DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="The folder of the embedded PostgreSQL, which serves when no URL is given."
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
 
 def main() -> None:
     """Entry point of the command."""
@@ -68,7 +51,7 @@ def main() -> None:
         if (error.name or "").partition(".")[0] in {"relayd", "strata"}:
             raise
         # The distribution alone is the client library; the daemon's dependencies are an extra.
-        _say(f"{error.name} is not installed; the daemon needs: pip install 'relayd[relay]'")
+        console.say(f"{error.name} is not installed; the daemon needs: pip install 'relayd[relay]'")
         sys.exit(EXIT_CONFIGURATION)
 
 
@@ -90,13 +73,13 @@ def _root(
 
 @app.command()
 def serve(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(metavar="HOST", help="The address to listen on.")] = None,
     port: Annotated[
         int | None, typer.Option(metavar="PORT", help="The port to listen on; 0 takes a free one.")
     ] = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="How many processes share the port.")
     ] = None,
@@ -120,14 +103,14 @@ def serve(
     One JSON line on stdout says when it accepts connections.
     """
     given = {name: value for name, value in locals().items() if name != "config"}
-    settings = _settings(config, **given)
+    settings = console.read_settings(config, **given)
     from relayd.daemon import run
 
     raise typer.Exit(run(settings))
 
 
 @app.command("check-config")
-def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
+def check_config(config: ConfigFile = None, json: Json = False) -> None:
     """Print the settings in effect, or everything wrong with them.
 
     Secrets are masked.
@@ -135,27 +118,27 @@ def check_config(config: _ConfigFile = None, json: _Json = False) -> None:
     from relayd.manual import toml_value
     from relayd.references import check_references
 
-    settings = _settings(config)
+    settings = console.read_settings(config)
     try:  # the files and plugins that the settings name have to be there as well
         check_references(settings)
     except ConfigurationError as error:
-        _fail(EXIT_CONFIGURATION, *error.problems)
+        console.fail(EXIT_CONFIGURATION, *error.problems)
     for warning in settings.warnings:
-        _say(f"warning: {warning}")
+        console.say(f"warning: {warning}")
     if json:
-        _print_json(_plain(settings))
+        console.print_json(_plain(settings))
         return
     for name, value in settings.shown().items():
         typer.echo(f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}")
 
 
 @app.command()
-def migrate(config: _ConfigFile = None, database_url: _DatabaseUrl = None, data_dir: _DataDir = None) -> None:
+def migrate(config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Bring the database's schema up to this version.
 
     `serve` does the same when it starts.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.database import database
     from relayd.store.migrate import latest_revision
 
@@ -163,28 +146,28 @@ def migrate(config: _ConfigFile = None, database_url: _DatabaseUrl = None, data_
         async with database(settings):
             pass
 
-    _run(run())
+    console.run(run())
     typer.echo(f"the schema is at revision {latest_revision()}")
 
 
 @app.command()
 def doctor(
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Check everything that the relay needs, and give advice.
 
     Nothing is changed.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.cli.doctor import Check, Verdict, examine
 
-    checks: list[Check] = _run(examine(settings))
+    checks: list[Check] = console.run(examine(settings))
     problems = {check.name for check in checks if check.verdict is Verdict.PROBLEM}
     if json:
-        _print_json({"ok": not problems, "checks": [dataclasses.asdict(check) for check in checks]})
+        console.print_json({"ok": not problems, "checks": [dataclasses.asdict(check) for check in checks]})
     else:
         marks = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.PROBLEM: "✗"}
         for check in checks:
@@ -197,18 +180,18 @@ def doctor(
 
 @app.command()
 def top(
-    config: _ConfigFile = None,
+    config: ConfigFile = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="The relay's /metrics; by default that of the settings.")
     ] = None,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Show what a running relay does, again and again.
 
     With --json, or where the output is no terminal: once.
     """
-    settings = _settings(config)
+    settings = console.read_settings(config)
     from relayd.cli.scraped import metrics_url
     from relayd.cli.top import figures, look, table
 
@@ -218,7 +201,7 @@ def top(
         time.sleep(interval)
         found = figures(look(url), before)
         if json:
-            _print_json(found)
+            console.print_json(found)
         elif not sys.stdout.isatty():
             typer.echo(table(found))
         else:
@@ -231,7 +214,7 @@ def top(
                     before = now
                     time.sleep(interval)
     except (OSError, ValueError) as error:
-        _fail(EXIT_INCOMPLETE, f"{url}: {error}")
+        console.fail(EXIT_INCOMPLETE, f"{url}: {error}")
     except KeyboardInterrupt:
         pass
 
@@ -241,17 +224,17 @@ def explain(
     filters: Annotated[
         str, typer.Argument(metavar="FILTER", help='The filters of a SUBSCRIBE: \'{"types": ["POST"]}\'.')
     ],
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Show how the database answers a filter, by running it.
 
     Names the indexes, the rows of the page and those looked at, the time and the planner's estimate. A relay
     on an embedded PostgreSQL may run meanwhile.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.cli import explain as explaining
     from relayd.database import database_beside
 
@@ -260,9 +243,9 @@ def explain(
         async with database_beside(settings) as url:
             return await explaining.explain(url, query, limit, timeout=settings.read_timeout)
 
-    found: list[explaining.Explained] = _run(run())
+    found: list[explaining.Explained] = console.run(run())
     if json:
-        _print_json([dataclasses.asdict(each) for each in found])
+        console.print_json([dataclasses.asdict(each) for each in found])
         return
     for number, each in enumerate(found):
         typer.echo(f"{'then' if number else 'first'} by {each.way}: {each.meaning}")
@@ -275,17 +258,17 @@ def explain(
 
 @app.command("new-epoch")
 def new_epoch(
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Say that the log may have lost its end.
 
     After a backup was put back on a machine that does not know how far the log had come. Readers that stood
     behind the end are told so, and go on from the last place that is good; the others notice nothing.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.store import Store
     from relayd.store.terms import Reset
 
@@ -297,9 +280,9 @@ def new_epoch(
             assert reset is not None
             return reset
 
-    reset: Reset = _run(run())
+    reset: Reset = console.run(run())
     if json:
-        _print_json(dataclasses.asdict(reset))
+        console.print_json(dataclasses.asdict(reset))
     else:
         typer.echo(f"epoch {reset.epoch} begins behind sequence {reset.good_to}")
 
@@ -312,16 +295,16 @@ def export_(
             "--output", "-o", metavar="FILE", help="Write to this file, or go on with it; by default stdout."
         ),
     ] = None,
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Write the whole log as JSON lines.
 
     With --output, a second run on the same file goes on where the first one stopped.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.files import ExportSummary, export_log, open_store, resume_point
 
     async def run(show: Callable[[ExportSummary], None]) -> ExportSummary:
@@ -334,7 +317,7 @@ def export_(
                 return summary
 
     with _progress("export") as (bar, task):
-        summary = _run(run(lambda now: bar.update(task, description=f"{now.packets} packets")))
+        summary = console.run(run(lambda now: bar.update(task, description=f"{now.packets} packets")))
     _summarise(summary, json, to_stdout=output is not None)
 
 
@@ -347,16 +330,16 @@ def import_(
         Path | None,
         typer.Option(metavar="FILE", help="Write the refused lines to this file, with the reasons."),
     ] = None,
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Append the valid packets of an export.
 
     Packets that the log has already are passed over. Exit code 1 if any line was refused.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.transfer.examiner import Examiner
     from relayd.transfer.files import ImportSummary, import_log, open_store
 
@@ -368,7 +351,7 @@ def import_(
 
     size = source.stat().st_size if source is not None and source.exists() else None
     with _progress("import", size) as (bar, task):
-        summary = _run(
+        summary = console.run(
             run(lambda now: bar.update(task, description=f"{now.lines} lines", completed=now.bytes_read))
         )
     _summarise(summary, json, to_stdout=True)
@@ -394,7 +377,7 @@ def dev_cert(
     try:
         made = write_dev_certificates(directory, tuple(names or ()))
     except (OSError, ValueError) as error:
-        _fail(EXIT_CONFIGURATION, str(error))
+        console.fail(EXIT_CONFIGURATION, str(error))
     typer.echo(f"relayd serve --tls-cert {made.cert} --tls-key {made.key}")
     typer.echo(f"SSL_CERT_FILE={made.ca}   # for clients: trusts this certificate and nothing else")
 
@@ -406,27 +389,27 @@ _PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or 
 
 @peers.command("list")
 def peers_list(
-    config: _ConfigFile = None,
-    database_url: _DatabaseUrl = None,
-    data_dir: _DataDir = None,
-    json: _Json = False,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Show how each peer stands.
 
     A peer that is in the table and not in `peers_file` is not read from any more.
     """
-    settings = _settings(config, database_url=database_url, data_dir=data_dir)
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.federation.overview import peer_line, peer_rows
 
-    found = _run(peer_rows(settings))
+    found = console.run(peer_rows(settings))
     if json:
-        _print_json({"peers": found})
+        console.print_json({"peers": found})
     for row in () if json else found:
         typer.echo(peer_line(row))
 
 
 @peers.command("pause")
-def peers_pause(peer: _PeerId, config: _ConfigFile = None, database_url: _DatabaseUrl = None) -> None:
+def peers_pause(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
     """Read no more from a peer, until `resume`.
 
     The running relay stops within some seconds.
@@ -435,19 +418,19 @@ def peers_pause(peer: _PeerId, config: _ConfigFile = None, database_url: _Databa
 
 
 @peers.command("resume")
-def peers_resume(peer: _PeerId, config: _ConfigFile = None, database_url: _DatabaseUrl = None) -> None:
+def peers_resume(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
     """Read again from a peer that was paused, from where it was read to."""
     _change_peer(config, database_url, peer, "resume")
 
 
 @peers.command("forgive")
-def peers_forgive(peer: _PeerId, config: _ConfigFile = None, database_url: _DatabaseUrl = None) -> None:
+def peers_forgive(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
     """Forget that a peer has sent forged packets, and read from it again."""
     _change_peer(config, database_url, peer, "forgive")
 
 
 @peers.command("reset-cursor")
-def peers_reset_cursor(peer: _PeerId, config: _ConfigFile = None, database_url: _DatabaseUrl = None) -> None:
+def peers_reset_cursor(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
     """Read a peer's log again from its beginning.
 
     What this relay has already is not stored again.
@@ -456,49 +439,10 @@ def peers_reset_cursor(peer: _PeerId, config: _ConfigFile = None, database_url: 
 
 
 def _change_peer(config: Path | None, database_url: str | None, peer: str, action: str) -> None:
-    settings = _settings(config, database_url=database_url)
+    settings = console.read_settings(config, database_url=database_url)
     from relayd.federation.overview import change_peer
 
-    typer.echo(f"{action}: {_run(change_peer(settings, peer, action))}")
-
-
-def _settings(config: Path | None, **given: object) -> Settings:
-    try:
-        return load(config, os.environ, given)
-    except ConfigurationError as error:
-        _fail(EXIT_CONFIGURATION, *error.problems)
-
-
-def _run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code."""
-    from relayd import logs
-    from relayd.store.types import StoreError
-
-    logs.configure("auto", "warning")
-    try:
-        return asyncio.run(main)
-    except StoreError as error:
-        _fail(EXIT_DATABASE, str(error))
-    except ConfigurationError as error:
-        _fail(EXIT_CONFIGURATION, *error.problems)
-    except (OSError, ValueError) as error:
-        _fail(EXIT_CONFIGURATION, str(error))
-    except KeyboardInterrupt:
-        _fail(130, "stopped; start it again to go on")
-
-
-def _fail(code: int, *problems: str) -> NoReturn:
-    for problem in problems:
-        _say(problem)
-    raise typer.Exit(code)
-
-
-def _say(text: str) -> None:
-    typer.echo(f"relayd: {text}", err=True)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
+    typer.echo(f"{action}: {console.run(change_peer(settings, peer, action))}")
 
 
 def _plain(settings: Settings) -> dict[str, object]:
@@ -513,9 +457,8 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
     typer.echo(text, err=not to_stdout)
 
 
-_CONSOLE = Console(_settings, _run, _print_json, _fail)
-add_commands(app, _CONSOLE)
-add_backup_commands(app, _CONSOLE)
+add_commands(app)
+add_backup_commands(app)
 
 
 @contextlib.contextmanager
@@ -543,6 +486,6 @@ def _progress(name: str, total: int | None = None) -> Iterator[tuple[Progress, T
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         yield bar, bar.add_task(name, total=total)

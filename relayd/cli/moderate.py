@@ -13,19 +13,19 @@ import getpass
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 
+from relayd.cli import console
+from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
 from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
 
-__all__ = ["Console", "add_commands"]
+__all__ = ["add_commands"]
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
@@ -33,21 +33,6 @@ _PAGE: Final = 1000
 _TOLD: Final = 78
 """Characters of a reason that a line shows."""
 
-_ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="RELAYD_CONFIG", metavar="FILE", help="The settings file (TOML)."),
-]
-_DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="The PostgreSQL to use; a password is safer in RELAYD_DATABASE_URL_FILE."
-    ),
-]
-_DataDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder of the embedded PostgreSQL; the relay may be running."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Kind = Annotated[
     Kind | None,
     typer.Option("--kind", help="What the subject is; needed for media hashes and types alone."),
@@ -67,17 +52,7 @@ _For = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Console:
-    """What these commands need of the others' front: settings, running, printing, failing."""
-
-    settings: Callable[..., Settings]
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
-    print_json: Callable[[object], None]
-    fail: Callable[..., NoReturn]
-
-
-def add_commands(app: typer.Typer, console: Console) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Put the commands into the relay's own."""
 
     @app.command()
@@ -90,10 +65,10 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         kind: _Kind = None,
         lasting: _For = None,
         by: _By = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Ban authors, networks, media hashes or types.
 
@@ -101,9 +76,9 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         banned address is served. What is stored stays stored. Every process on the database follows within
         two seconds.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(console, subjects, kind)
-        _rule(console, settings, wanted, reason, by, lasting=lasting, json=json)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(subjects, kind)
+        _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
     @app.command()
     def unban(
@@ -113,15 +88,15 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         reason: _Reason = "lifted",
         kind: _Kind = None,
         by: _By = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Lift bans. Exit code 1 if one of the subjects was not banned."""
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(console, subjects, kind)
-        _rule(console, settings, wanted, reason, by, bans=False, json=json)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(subjects, kind)
+        _rule(settings, wanted, reason, by, bans=False, json=json)
 
     @app.command()
     def remove(
@@ -129,33 +104,33 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         reason: _Reason,
         lasting: _For = None,
         by: _By = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Hide packets on every path.
 
         They need not have arrived yet. The log keeps them, so `relayd restore` brings them back.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(console, packet_ids, Kind.PACKET)
-        _rule(console, settings, wanted, reason, by, lasting=lasting, json=json)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(packet_ids, Kind.PACKET)
+        _rule(settings, wanted, reason, by, lasting=lasting, json=json)
 
     @app.command()
     def restore(
         packet_ids: Annotated[list[str], typer.Argument(metavar="PACKET_ID", help="The packets to show.")],
         reason: _Reason = "restored",
         by: _By = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Show packets again that were removed. Exit code 1 if one of them was not."""
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
-        wanted = _subjects(console, packet_ids, Kind.PACKET)
-        _rule(console, settings, wanted, reason, by, bans=False, json=json)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+        wanted = _subjects(packet_ids, Kind.PACKET)
+        _rule(settings, wanted, reason, by, bans=False, json=json)
 
     @app.command()
     def erase(
@@ -173,10 +148,10 @@ def add_commands(app: typer.Typer, console: Console) -> None:
             typer.Option("--author", metavar="DID", help="Erase all packets of this author."),
         ] = None,
         by: _By = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Erase packets for good.
 
@@ -184,11 +159,11 @@ def add_commands(app: typer.Typer, console: Console) -> None:
         that carry keys or revoke them stay. Cut off, the same command does the rest. Exit code 1 if some
         packets were not there or stay.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         if bool(packet_ids) is bool(authors):
             console.fail(EXIT_CONFIGURATION, "name packets, or authors with --author")
         kind = Kind.AUTHOR if authors else Kind.PACKET
-        wanted = [subject for _, subject in _subjects(console, authors or packet_ids or [], kind)]
+        wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
         try:
             why, actor = check_reason(reason), _actor(by)
         except ValueError as error:
@@ -211,13 +186,13 @@ def add_commands(app: typer.Typer, console: Console) -> None:
     @app.command("list")
     def list_(
         kind: Annotated[Kind | None, typer.Option("--kind", help="Only these.")] = None,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """List bans in force and removed packets."""
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         bans: list[Ban] = console.run(_bans(settings, kind))
         if json:
             console.print_json([entry._asdict() for entry in bans])
@@ -231,16 +206,16 @@ def add_commands(app: typer.Typer, console: Console) -> None:
             str | None, typer.Argument(metavar="SUBJECT", help="Only what was ruled about this.")
         ] = None,
         limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="So many, the newest.")] = 50,
-        config: _ConfigFile = None,
-        database_url: _DatabaseUrl = None,
-        data_dir: _DataDir = None,
-        json: _Json = False,
+        config: ConfigFile = None,
+        database_url: DatabaseUrl = None,
+        data_dir: DataDirInUse = None,
+        json: Json = False,
     ) -> None:
         """Show who ruled what and why.
 
         The newest comes first. --json tells how it was before and after.
         """
-        settings = console.settings(config, database_url=database_url, data_dir=data_dir)
+        settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         lines: list[Ruled] = console.run(_ruled(settings, subject, limit))
         if json:
             console.print_json([_ruled_plain(line) for line in lines])
@@ -254,7 +229,6 @@ def add_commands(app: typer.Typer, console: Console) -> None:
 
 
 def _rule(
-    console: Console,
     settings: Settings,
     wanted: list[tuple[Kind, str]],
     reason: str,
@@ -303,7 +277,7 @@ _UNCHANGED: Final = {
 }
 
 
-def _subjects(console: Console, texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
+def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
     found = []
     try:
         for text in texts:

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 from relayd import cli, daemon
-from relayd.cli import commands
+from relayd.cli import console
 from relayd.config import Settings
 from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
@@ -236,14 +236,14 @@ def test_an_interrupted_command_says_that_it_may_go_on(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(typer.Exit) as left:
-        commands._run(interrupted())
+        console.run(interrupted())
     assert left.value.exit_code == 130
 
     async def lost() -> None:
         raise StoreUnavailable("away")
 
     with pytest.raises(typer.Exit) as left:
-        commands._run(lost())
+        console.run(lost())
     assert left.value.exit_code == 3
 
 

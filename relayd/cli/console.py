@@ -1,0 +1,60 @@
+"""What every command does in one way: read the settings, run, print, fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import typer
+
+from relayd.config import ConfigurationError, Settings, load
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE
+
+__all__ = ["fail", "print_json", "read_settings", "run", "say"]
+
+
+def read_settings(config: Path | None, **given: object) -> Settings:
+    """The settings of file, environment and command line; wrong ones end the command."""
+    try:
+        return load(config, os.environ, given)
+    except ConfigurationError as error:
+        fail(EXIT_CONFIGURATION, *error.problems)
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code."""
+    from relayd import logs
+    from relayd.store.types import StoreError
+
+    logs.configure("auto", "warning")
+    try:
+        return asyncio.run(main)
+    except StoreError as error:
+        fail(EXIT_DATABASE, str(error))
+    except ConfigurationError as error:
+        fail(EXIT_CONFIGURATION, *error.problems)
+    except (OSError, ValueError) as error:
+        fail(EXIT_CONFIGURATION, str(error))
+    except KeyboardInterrupt:
+        fail(130, "stopped; start it again to go on")
+
+
+def fail(code: int, *problems: str) -> NoReturn:
+    """End the command with this code, after a line for each problem."""
+    for problem in problems:
+        say(problem)
+    raise typer.Exit(code)
+
+
+def say(text: str) -> None:
+    """A line on stderr: stdout is for results."""
+    typer.echo(f"relayd: {text}", err=True)
+
+
+def print_json(value: object) -> None:
+    """A result for programs, in one line."""
+    typer.echo(msgspec.json.encode(value).decode())

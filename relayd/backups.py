@@ -43,7 +43,9 @@ _RECOVERY: Final = """
 restore_command = 'cp {wal}/%f "%p" 2>/dev/null || cp {wal}/%f.partial "%p"'
 recovery_target_action = 'promote'
 recovery_target_timeline = 'latest'
+hot_standby = off
 """
+"""Without `hot_standby` nobody comes in, to count or to write, before the replay has ended."""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
 _RECOVERY_TIMEOUT: Final = 3600.0

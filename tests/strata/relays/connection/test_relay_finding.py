@@ -27,7 +27,7 @@ from tests.support.relays import FakeRelay, NaiveRelay
 OPTIONS = Options(
     backoff_base=0.001,
     backoff_cap=0.01,
-    idle_timeout=0.1,
+    idle_timeout=0.4,
     manifest_timeout=5,
     connect_timeout=5,
     close_timeout=1,

@@ -12,7 +12,7 @@ DEV := .venv/.dev
 
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
-	conformance docs faults fuzz planted site lock wheel deploy-test clean
+	conformance docs faults fuzz planted site lock wheel deploy-test clean web screens
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,13 @@ site: .venv/.docs docs ## Build the site into build/site; a warning or a broken 
 	rm -rf build/site
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -d build/doctrees -b html docs build/site
 	@echo "build/site/index.html"
+
+# relayd/console is committed, so that only who changes web/ needs Node.
+web: ## Build the console into relayd/console (needs Node)
+	cd web && { [ -d node_modules ] || npm ci --silent; } && npm run --silent types && npm run --silent console
+
+screens: $(DEV) ## Take pictures of every page of the console into build/screens (needs Chromium)
+	$(BIN)/python -m tests.support.screens $(ARGS)
 
 wheel: $(DEV) ## Build the wheel into dist/
 	$(BIN)/hatchling build --target wheel --directory dist

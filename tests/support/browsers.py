@@ -21,6 +21,11 @@ __all__ = ["Watch", "browser", "missing", "watched"]
 
 REQUIRED = "RELAYD_REQUIRE_CHROMIUM"
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+_EXPECTED = (
+    "Failed to load resource",  # an answer such as 404
+    "WebSocket connection",  # to a relay that is away
+    "Cross-Origin-Opener-Policy header has been ignored",  # as ever over plain http
+)
 _REPORTS = """
 addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
     console.error(`CSP: ${violatedDirective} ${blockedURI}`));
@@ -42,13 +47,13 @@ def missing() -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
-    """A headless Chromium."""
+async def browser(*arguments: str) -> AsyncIterator[Browser]:
+    """A headless Chromium, with these command line options."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(
-            executable_path=executable(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=executable(), args=["--no-sandbox", "--disable-dev-shm-usage", *arguments]
         )
         try:
             yield opened
@@ -70,7 +75,7 @@ class Watch:
             self.foreign.append(url)
 
     def said(self, kind: str, text: str) -> None:
-        if kind == "error" and "Failed to load resource" not in text and "WebSocket connection" not in text:
+        if kind == "error" and not any(words in text for words in _EXPECTED):
             self.errors.append(text)
 
 

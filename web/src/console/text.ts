@@ -26,6 +26,7 @@ export function shortId(id: string): string {
 
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const DAY = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+const BRIEF = new Intl.DateTimeFormat("sv", { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
 const COUNT = new Intl.NumberFormat("en");
 
 const isTime = (seconds: number): boolean => Number.isFinite(seconds) && Math.abs(seconds) < 8.64e12;
@@ -33,6 +34,12 @@ const isTime = (seconds: number): boolean => Number.isFinite(seconds) && Math.ab
 /** The time of day, here. */
 export function clock(seconds: number): string {
   return isTime(seconds) ? CLOCK.format(seconds * 1000) : "—";
+}
+
+/** The time of a list's row: without the day where that is today. */
+export function when(seconds: number): string {
+  const isToday = new Date(seconds * 1000).toDateString() === new Date().toDateString();
+  return isToday || !isTime(seconds) ? clock(seconds) : BRIEF.format(seconds * 1000);
 }
 
 /** Day and time, here. */

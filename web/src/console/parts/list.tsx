@@ -7,7 +7,7 @@ import { to } from "../route.js";
 import type { GapRow, PacketRow, Row } from "../state/rows.js";
 import { preview } from "../state/rows.js";
 import { check } from "../state/checking.js";
-import { bytes, clock, count, line, shortDid, shown } from "../text.js";
+import { bytes, clock, count, line, shortDid, shown, when } from "../text.js";
 import { Badge } from "./bits.js";
 
 const LINE = 38;
@@ -74,7 +74,7 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
 function PacketLine({ row }: { row: PacketRow }): JSX.Element {
   return (
     <a class="row" href={to("packet", row.id)} data-row={row.id}>
-      <span class="time">{clock(row.receivedAt)}</span>
+      <span class="time">{when(row.receivedAt)}</span>
       <span class="who" title={shown(row.author)}>
         {shortDid(row.author)}
       </span>

@@ -5,7 +5,7 @@
 
 import { signal } from "@preact/signals";
 
-import { page, phase } from "./link.js";
+import { page, phase, relayNow } from "./link.js";
 import { manifest } from "./relay.js";
 import type { PacketRow, Row } from "./rows.js";
 
@@ -140,7 +140,7 @@ export async function learn(did: string, events: AuthorEvents): Promise<KeyHisto
     clockSkewSeconds: said?.clock_skew_seconds ?? 300,
     recoveryDelaySeconds: said?.recovery_delay_seconds ?? 86_400,
   };
-  const { history } = await ask({ kind: "keys", did, events, at: Math.floor(Date.now() / 1000), rules });
+  const { history } = await ask({ kind: "keys", did, events, at: relayNow(), rules });
   return history;
 }
 

@@ -6,6 +6,7 @@
 import { batch, signal } from "@preact/signals";
 
 import { type Message, openingUrl, readMessage } from "./messages.js";
+import { manifest } from "./relay.js";
 
 /** What the connection is doing. `draining`: the relay said that it goes away. */
 export type Phase = "connecting" | "online" | "offline" | "draining";
@@ -90,9 +91,21 @@ let socket: WebSocket | null = null;
 let pause = SHORTEST_PAUSE;
 let retry: ReturnType<typeof setTimeout> | undefined;
 let numbers = 0;
+let challengedAt: { at: number; expiresAt: number } | null = null;
 const subscriptions = new Map<string, Open>();
 const requests = new Map<string, Asked>();
 const waiting = new Set<string>();
+
+/**
+ * The second that it is by the relay's clock, which is the one that packets are dated by. A challenge says it: it
+ * expires its lifetime after it was made. Until there was one, the browser's clock has to do.
+ */
+export function relayNow(): number {
+  const lifetime = Math.min(manifest.peek()?.auth.challenge_lifetime_seconds ?? 0, 600);
+  const here = Date.now() / 1000;
+  if (challengedAt === null || lifetime === 0) return Math.floor(here);
+  return Math.floor(challengedAt.expiresAt - lifetime + here - challengedAt.at);
+}
 
 /** Connect, and stay connected. */
 export function begin(): void {
@@ -163,6 +176,7 @@ function received(text: string): void {
       return;
     case "AUTH_CHALLENGE":
       challenge.value = message;
+      if (message.expires_at !== undefined) challengedAt = { at: now / 1000, expiresAt: message.expires_at };
       return;
     case "ERROR":
       if (subscription !== undefined) refusedSubscription(subscription, message);

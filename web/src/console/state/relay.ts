@@ -12,6 +12,7 @@ export interface Manifest {
   readonly limits: Readonly<Record<string, unknown>>;
   readonly auth: {
     readonly required_for: readonly string[];
+    readonly challenge_lifetime_seconds: number;
     readonly members_only: boolean;
     readonly capabilities: readonly string[];
   };

@@ -5,7 +5,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 
-import { type Event, page, phase, subscribe } from "./link.js";
+import { type Event, page, phase, relayNow, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
 const FIRST = 100;
@@ -75,7 +75,7 @@ function tailFrom(second: number | undefined): void {
       event: take,
       refused: ({ code, detail, cursor }) => {
         if (code !== "invalid_cursor") return;
-        addGap({ from: lastAt, to: now(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
+        addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
         if (cursor === undefined) jump();
         else close = subscribe({ cursor }, { event: take }, { gapless: true });
       },
@@ -83,8 +83,6 @@ function tailFrom(second: number | undefined): void {
     { gapless: true },
   );
 }
-
-const now = (): number => Math.floor(Date.now() / 1000);
 
 function take(event: Event): void {
   const row = rowOf(event);
@@ -106,7 +104,7 @@ function show(): void {
   timer = undefined;
   batch(() => {
     const late = arrived.at(-1);
-    behind.value = late === undefined ? 0 : Math.max(0, now() - late.receivedAt);
+    behind.value = late === undefined ? 0 : Math.max(0, relayNow() - late.receivedAt);
     if (paused.value) {
       held.value = arrived.length + lost.count;
       return;
@@ -153,12 +151,12 @@ export function jump(): void {
   close?.();
   round++;
   overlap.clear();
-  const from = lastAt || now();
+  const from = lastAt || relayNow();
   batch(() => {
     paused.value = false;
     show();
     behind.value = 0;
-    addGap({ from, to: now(), packets: null, why: "jumped to now" });
+    addGap({ from, to: relayNow(), packets: null, why: "jumped to now" });
   });
-  tailFrom(now());
+  tailFrom(relayNow());
 }

@@ -143,7 +143,7 @@ function Preview({ packet, publish }: { packet: Packet; publish: () => Promise<v
   );
 }
 
-const STATES = { waiting: ["…", "waits"], stored: ["✓", "stored"], refused: ["✗", "refused"], stale: ["–", "stale"] } as const;
+const STATES = { waiting: ["…", "waits"], stored: ["✓", "stored"], refused: ["✗", "refused"] } as const;
 
 function Outbox(): JSX.Element {
   return (

@@ -1,8 +1,8 @@
 // What this browser keeps: IndexedDB, one small store for each kind of thing.
 
-export type Shelf = "identities" | "outbox";
+export type Shelf = "identities";
 
-const NAMES: Readonly<Record<Shelf, string>> = { identities: "did", outbox: "id" };
+const NAMES: Readonly<Record<Shelf, string>> = { identities: "did" };
 
 let opened: Promise<IDBDatabase> | undefined;
 

@@ -124,10 +124,21 @@ export function hurry(): void {
   open();
 }
 
+/** Begin anew on another connection: a session speaks for one identity. */
+export function reconnect(): void {
+  socket?.close();
+  clearTimeout(retry);
+  pause = SHORTEST_PAUSE;
+  socket = null;
+  forgetRequests();
+  open();
+}
+
 function open(): void {
   clearTimeout(retry);
   const opened = new WebSocket(openingUrl());
   socket = opened;
+  challenge.value = null;
   if (phase.value !== "draining") phase.value = heardAt.value ? "offline" : "connecting";
   opened.onopen = () => {
     pause = SHORTEST_PAUSE;
@@ -139,7 +150,7 @@ function open(): void {
     });
     for (const each of subscriptions.values()) ask(each);
   };
-  opened.onmessage = ({ data }) => typeof data === "string" && received(data);
+  opened.onmessage = ({ data }) => typeof data === "string" && socket === opened && received(data);
   opened.onclose = ({ code }) => {
     if (socket === opened) ended(code);
   };
@@ -151,12 +162,16 @@ function ended(code: number): void {
     phase.value = code === 1001 || code === 1012 ? "draining" : heardAt.value ? "offline" : "connecting";
     challenge.value = null;
   });
-  for (const each of requests.values()) each.reject(new RequestFailed("lost", "the connection was lost before the answer came"));
-  requests.clear();
-  for (const each of subscriptions.values()) if (each.filters.cursor === undefined) each.taker.again?.();
+  forgetRequests();
   retry = setTimeout(open, pause * (0.5 + Math.random()));
   pause = Math.min(2 * pause, LONGEST_PAUSE);
   if (phase.value === "connecting" && pause > 2 * SHORTEST_PAUSE) phase.value = "offline";
+}
+
+function forgetRequests(): void {
+  for (const each of requests.values()) each.reject(new RequestFailed("lost", "the connection was lost before the answer came"));
+  requests.clear();
+  for (const each of subscriptions.values()) if (each.filters.cursor === undefined) each.taker.again?.();
 }
 
 function received(text: string): void {

@@ -1,110 +1,80 @@
-// Packets that were signed here and that the relay does not have yet. They outlive the page: each is on the disk
-// before it is sent, as the very bytes that were signed, and leaves it when the relay has said OK.
+// The client library's outbox, over this page's connection: packets that were signed here wait in the browser, as
+// the very bytes that were signed, until the relay has said OK.
 
 import { effect, signal } from "@preact/signals";
 
-import { Packet } from "../../client/protocol/packets.js";
-import { retryAdvice } from "../../client/protocol/errors.js";
+import { indexedDbOutbox } from "../../client/outbox/indexeddb.js";
+import { memoryOutbox } from "../../client/outbox/memory.js";
+import { Outbox } from "../../client/outbox/outbox.js";
+import { RequestRefused } from "../../client/protocol/errors.js";
+import type { Packet } from "../../client/protocol/packets.js";
 import { publishFrame } from "../../client/protocol/wire.js";
-import { all, drop, keep } from "./cellar.js";
+import type { Published } from "../../client/relays/values.js";
 import { chosen, keepsKeys } from "./keys.js";
-import { connections, phase, request, RequestFailed } from "./link.js";
+import { phase, request, RequestFailed } from "./link.js";
 import { authenticate } from "./session.js";
 
 export interface Item {
   readonly id: string;
-  readonly text: string;
   readonly type: string;
-  readonly timestamp: number;
-  readonly state: "waiting" | "stored" | "refused" | "stale";
+  readonly state: "waiting" | "stored" | "refused";
   readonly note: string;
 }
-
-const MOST = 200;
-const FRESH_SECONDS = 86_400;
-const PAUSE = 3000;
 
 /** Newest first; those stored are forgotten with the page. */
 export const items = signal<readonly Item[]>([]);
 
-let draining = false;
+const MOST_STORED = 20;
+const INTERVAL = 2000;
+let timer: ReturnType<typeof setTimeout> | undefined;
+const stored: Item[] = [];
+const outbox = new Outbox(keepsKeys ? indexedDbOutbox("console") : memoryOutbox(), send);
 
-export async function loadOutbox(): Promise<void> {
-  if (keepsKeys) {
-    const kept = await all<Item>("outbox");
-    items.value = [...items.value, ...kept.sort((a, b) => b.timestamp - a.timestamp)];
-  }
-  effect(() => {
-    if (phase.value === "online" && connections.value > 0) void drain();
-  });
+/** Send what waits from before, and whatever is put in. */
+export function beginOutbox(): void {
+  outbox.start();
+  effect(() => void (phase.value === "online" && outbox.wake()));
+  void look();
 }
 
-function change(id: string, to: Partial<Item>): void {
-  items.value = items.value.map((item) => (item.id === id ? { ...item, ...to } : item));
+async function look(): Promise<void> {
+  const waiting = (await outbox.list()).map(({ packet, state, refusal, isStale }): Item => {
+    const stale = isStale ? "Older than a day: relays refuse it, unless they have it. Nothing is signed anew. " : "";
+    const why = refusal === undefined ? "" : `${refusal.reason} (${refusal.code})`;
+    return { id: packet.packetId, type: packet.contentType, state, note: stale + why };
+  });
+  items.value = [...waiting.reverse(), ...stored];
+  // Another tab may be the one that sends.
+  clearTimeout(timer);
+  if (waiting.length > 0) timer = setTimeout(() => void look(), INTERVAL);
 }
 
 /** Keep a signed packet and send it. Rejects if it cannot be kept; then it was not sent either. */
 export async function put(packet: Packet): Promise<void> {
-  if (items.value.filter(({ state }) => state !== "stored").length >= MOST) throw new Error("the outbox is full");
-  const item: Item = {
-    id: packet.packetId,
-    text: packet.canonical,
-    type: packet.contentType,
-    timestamp: packet.timestamp,
-    state: "waiting",
-    note: "",
-  };
-  if (keepsKeys) await keep("outbox", item);
-  items.value = [item, ...items.value.filter(({ id }) => id !== item.id)];
-  void drain();
+  const { sent } = await outbox.add(packet);
+  sent.catch(() => undefined).then(look, look);
+  await look();
 }
 
 export async function discard(id: string): Promise<void> {
-  if (keepsKeys) await drop("outbox", id);
-  items.value = items.value.filter((item) => item.id !== id);
+  await outbox.remove(id);
+  await look();
 }
 
-/** Send what waits, oldest first; of several tabs, one does it. */
-export async function drain(): Promise<void> {
-  if (draining || phase.value !== "online") return;
-  draining = true;
+async function send(packet: Packet): Promise<Published> {
   try {
-    if ("locks" in navigator) await navigator.locks.request("strata-outbox", { ifAvailable: true }, async (lock) => void (lock && (await sendAll())));
-    else await sendAll();
-  } finally {
-    draining = false;
-  }
-}
-
-async function sendAll(): Promise<void> {
-  for (;;) {
-    const item = items.value.findLast(({ state }) => state === "waiting");
-    if (item === undefined || phase.value !== "online") return;
-    if (Date.now() / 1000 - item.timestamp > FRESH_SECONDS) {
-      change(item.id, { state: "stale", note: "older than a day: relays refuse it. Nothing is signed anew by itself." });
-      continue;
-    }
-    if (!(await send(item))) return;
-  }
-}
-
-/** Whether to go on with the next. */
-async function send(item: Item): Promise<boolean> {
-  try {
-    const ok = await request((id) => publishFrame(item.text, id));
-    if (keepsKeys) await drop("outbox", item.id);
-    change(item.id, { state: "stored", note: ok.duplicate === true ? "The relay had it already." : "" });
-    return true;
+    const ok = await request((id) => publishFrame(packet.canonical, id));
+    const duplicate = ok.duplicate === true;
+    const item: Item = { id: packet.packetId, type: packet.contentType, state: "stored", note: duplicate ? "The relay had it already." : "" };
+    stored.unshift(item);
+    stored.splice(MOST_STORED);
+    setTimeout(() => void look());
+    return { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued: false, downgradedTo: undefined };
   } catch (error) {
-    if (!(error instanceof RequestFailed)) throw error;
-    const advice = ["lost", "timeout", "offline"].includes(error.code) ? "again" : retryAdvice(error.code);
-    if (advice === "never") {
-      change(item.id, { state: "refused", note: `${error.reason} (${error.detail ?? error.code})` });
-      return true;
-    }
-    change(item.id, { note: error.reason });
-    if (advice === "authenticate" && chosen.value !== null && (await authenticate())) return true;
-    setTimeout(() => void drain(), PAUSE);
-    return false;
+    // Without an answer it is sent again.
+    if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline"].includes(error.code)) throw error;
+    if (error.code === "unauthenticated" && chosen.value !== null) await authenticate();
+    setTimeout(() => void look());
+    throw new RequestRefused(error.code, error.reason, { detail: error.detail });
   }
 }

@@ -7,7 +7,7 @@ import { hex } from "../../client/protocol/bytes.js";
 import { InvalidMessage } from "../../client/protocol/errors.js";
 import type { AuthChallenge } from "../../client/protocol/wire.js";
 import { chosen } from "./keys.js";
-import { authenticated, challenge, connections, request, RequestFailed, wantsAuth } from "./link.js";
+import { authenticated, challenge, connections, reconnect, request, RequestFailed, wantsAuth } from "./link.js";
 
 const PIN = "strata-relay-id";
 
@@ -35,6 +35,10 @@ export async function authenticate(): Promise<boolean> {
   const identity = chosen.value;
   if (identity === null) return false;
   wanted = true;
+  if (speaksFor.value !== null && speaksFor.value !== identity.did) {
+    reconnect(); // and then as the one that is chosen now
+    return false;
+  }
   try {
     const asked = await nextChallenge();
     const known = pin();
@@ -90,12 +94,12 @@ function nextChallenge(): Promise<AuthChallenge> {
 /** Authenticate where the relay asks for it, and again on each new connection. */
 export function keepAuthenticated(): void {
   effect(() => {
-    connections.value;
+    const isConnected = connections.value > 0;
     speaksFor.value = null;
     capabilities.value = [];
-    if (wanted && chosen.peek() !== null && connections.peek() > 0) void authenticate();
+    if (wanted && isConnected) queueMicrotask(() => void authenticate());
   });
   effect(() => {
-    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) void authenticate();
+    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(() => void authenticate());
   });
 }

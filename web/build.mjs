@@ -5,7 +5,7 @@
 //   test      the unit tests, bundled into build/tests and run by node's own runner
 
 import { spawnSync } from "node:child_process";
-import { existsSync, readdirSync, rmSync } from "node:fs";
+import { copyFileSync, existsSync, readdirSync, rmSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -26,6 +26,7 @@ function tsc(...args) {
 const targets = {
   client() {
     rmSync(join(HERE, "dist"), { recursive: true, force: true });
+    copyFileSync(join(HERE, "../LICENSE"), join(HERE, "LICENSE"));
     tsc("--project", "tsconfig.package.json");
   },
 

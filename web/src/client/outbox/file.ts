@@ -50,6 +50,7 @@ export function fileOutbox(folder: string): OutboxStore {
       last = Math.max(highest, last) + 1;
       await write(`${String(last).padStart(16, "0")}-${entry.packetId.slice(2)}.json`, entry);
     },
+    count: async () => (await names()).length,
     async list() {
       const present = await names();
       for (const name of known.keys()) if (!present.includes(name)) known.delete(name);

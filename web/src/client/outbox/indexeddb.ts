@@ -39,6 +39,9 @@ export function indexedDbOutbox(name: string): OutboxStore {
       });
       announce(full);
     },
+    async count() {
+      return (await within<number>("readonly", (store) => store.count())) ?? 0;
+    },
     async list() {
       return (await within<StoredEntry[]>("readonly", (store) => store.getAll() as IDBRequest<StoredEntry[]>)) ?? [];
     },

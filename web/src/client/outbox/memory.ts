@@ -9,6 +9,7 @@ export function memoryOutbox(): OutboxStore {
     add: async (entry) => {
       if (!entries.has(entry.packetId)) entries.set(entry.packetId, entry);
     },
+    count: async () => entries.size,
     list: async () => [...entries.values()],
     refuse: async (packetId, refusal) => {
       const entry = entries.get(packetId);

@@ -30,6 +30,8 @@ export interface StoredEntry {
 export interface OutboxStore {
   /** Keep a packet behind all others; resolves when it is durable. One that is there already changes nothing. */
   add(entry: StoredEntry): Promise<void>;
+  /** How many packets there are. */
+  count(): Promise<number>;
   /** All packets, in the order they were added. */
   list(): Promise<readonly StoredEntry[]>;
   /** Note the refusal of a packet. */
@@ -66,7 +68,7 @@ export interface Queued {
 export type Send = (packet: Packet, options: PublishOptions) => Promise<Published>;
 
 /** Most packets that an outbox holds, refused ones among them. */
-export const MAX_OUTBOX_PACKETS = 10_000;
+export const MAX_OUTBOX_PACKETS = 1_000;
 
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
@@ -100,8 +102,7 @@ export class Outbox {
    */
   async add(packet: Packet): Promise<Queued> {
     this.requireOpen();
-    const known = await this.store.list();
-    if (known.length >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
+    if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
     await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
     this.requireOpen();
     const promised = this.promise(packet.packetId);
@@ -160,12 +161,13 @@ export class Outbox {
     while (!signal.aborted) {
       this.hasRung = false;
       const waiting = (await this.store.list()).filter((entry) => entry.refusal === undefined);
-      const batch = waiting.slice(0, AT_ONCE);
-      // Handed over in their order, which is the order of sending.
-      const settled = await Promise.all(batch.map((entry) => this.sendOne(entry)));
-      if (signal.aborted) return;
-      if (batch.length > 0 && settled.some(Boolean)) continue;
-      await this.pause(batch.length > 0 ? RETRY_MS : undefined);
+      let left = 0;
+      for (let at = 0; at < waiting.length && !signal.aborted; at += AT_ONCE) {
+        // Handed over in their order, which is the order of sending.
+        const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
+        left += settled.filter((isGone) => !isGone).length;
+      }
+      if (!signal.aborted) await this.pause(left > 0 ? RETRY_MS : undefined);
     }
   }
 

@@ -250,10 +250,10 @@ export class Driver {
   }
 
   private sleep(seconds: number): Promise<void> {
-    return new Promise((resolve) => {
+    return new Promise<void>((resolve) => {
       const timer = setTimeout(resolve, seconds * 1000);
       this.wakeUp = () => (clearTimeout(timer), resolve());
-    }).then(() => (this.wakeUp = undefined));
+    }).then(() => void (this.wakeUp = undefined));
   }
 
   /** Run one connection until it ends; returns how it ended. */

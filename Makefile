@@ -12,7 +12,7 @@ DEV := .venv/.dev
 
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
-	conformance docs faults fuzz planted site lock wheel deploy-test clean
+	conformance docs faults fuzz planted site lock wheel deploy-test web test-web vectors clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,17 @@ site: .venv/.docs docs ## Build the site into build/site; a warning or a broken 
 wheel: $(DEV) ## Build the wheel into dist/
 	$(BIN)/hatchling build --target wheel --directory dist
 
+WEB := web/node_modules/.package-lock.json
+web: $(WEB) ## Build the TypeScript client (needs Node 22)
+	cd web && node build.mjs client
+
+test-web: $(WEB) $(DEV) ## Check and test the TypeScript client, against a relay too (needs Node 22)
+	cd web && npm run --silent types
+	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_client.py $(ARGS)
+
+vectors: $(DEV) ## Write what the Python and the TypeScript client must agree on (web/vectors)
+	$(BIN)/python -m tests.web.vectors
+
 deploy-test: ## Check the alert rules (needs promtool)
 	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
 	promtool test rules deploy/prometheus/alerts_test.yml deploy/prometheus/pipeline_alerts_test.yml
@@ -111,6 +122,10 @@ lock: $(DEV) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest ver
 
 clean: ## Remove what the targets made, but not .relayd
 	rm -rf .venv dist build .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(WEB): web/package-lock.json
+	cd web && npm ci
+	@touch $@
 
 .venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }

@@ -157,7 +157,7 @@ async def test_an_outbox_killed_amid_sending_loses_and_doubles_nothing(
         durable = [event["durable"] for event in agent.take(60) if "durable" in event]
         agent.kill()
     with Agent(package, "outbox", count=0, **options) as agent:
-        assert {"empty": True} in agent.lines()
+        assert {"empty": True} in list(agent.lines())
     stored = await everything(fragile.ws, me(3))
     assert set(durable) <= set(stored)
     assert len(stored) == len(set(stored))

@@ -100,7 +100,8 @@ web: $(WEB) ## Build the TypeScript client (needs Node 22)
 
 test-web: $(WEB) $(DEV) ## Check and test the TypeScript client, against a relay too (needs Node 22)
 	cd web && npm run --silent types
-	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_client.py $(ARGS)
+	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_client.py \
+		tests/system/test_web_page.py $(ARGS)
 
 vectors: $(DEV) ## Write what the Python and the TypeScript client must agree on (web/vectors)
 	$(BIN)/python -m tests.web.vectors

@@ -140,7 +140,7 @@ ODD_CONTENTS: list[dict[str, Any]] = [
 def key_chains() -> object:
     """Key chains at many moments."""
     worlds = Worlds(20261122)
-    made = [worlds.world() for _ in range(36)]
+    made = [worlds.world() for _ in range(24)]
     return {
         "did": alice.ALICE,
         "clock_skew_seconds": alice.RULES.clock_skew_seconds,

@@ -35,6 +35,7 @@ from relayd.federation.service import Federation
 from relayd.files import room_for_sockets
 from relayd.gauges import Gauges
 from relayd.http.api import HttpApi, MetricsApi
+from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
@@ -401,6 +402,7 @@ class _Process:
             metrics=None if settings.metrics_listen else self._scrapes.get,
             websocket_path=settings.path,
             log_epoch=lambda: self._store.known.lineage.current.epoch,
+            console=self._console(),
         )
         context = self._tls.context if self._tls else None
         reuse_port = shared_port is not None
@@ -432,6 +434,16 @@ class _Process:
             self._ports["metrics"] = taken
         self._reload_on_sighup()
         return {"ws": self._ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay_id}
+
+    def _console(self) -> WebConsole | None:
+        settings = self._settings
+        if not settings.console:
+            return None
+        try:
+            return WebConsole.read(public_url=settings.public_url, websocket_path=settings.path)
+        except OSError as error:
+            problem = f"its files cannot be read ({problem_of(error)}); without them set it to false"
+            raise ConfigurationError([f"console: {problem}"]) from None
 
     def _open(
         self,

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from relayd.access.accounts import AddressAccounts
 from relayd.access.auth import Grants
@@ -66,6 +67,7 @@ class Visitor:
         "address",
         "ceiling",
         "identity_quota",
+        "is_own_page",
         "is_spared",
         "knocks",
         "origins",
@@ -85,6 +87,8 @@ class Visitor:
         """It came too soon, and is to hear so."""
         self.origins: tuple[str, ...] = ()
         """The web page that connected, as its browser names it; programs name none."""
+        self.is_own_page = False
+        """That page is this relay's console."""
         self._own: Quota | None = None
 
     @property
@@ -145,6 +149,24 @@ def _origins_of(headers: RequestHeaders) -> tuple[str, ...]:
     return tuple(origin[:_MAX_ORIGIN].lower() for origin in headers.get_all("Origin")[:2])
 
 
+def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -> bool:
+    """Whether the one page named is served by this relay: at its public name, or where the request went to.
+
+    The latter by an address or as `localhost` alone. A name that a stranger owns may lead here, and a page
+    under that name would come with this name as its Host.
+    """
+    hosts = headers.get_all("Host")
+    if len(origins) != 1 or len(hosts) != 1:
+        return False
+    scheme, _, origin = origins[0].partition("://")
+    if scheme not in ("http", "https") or not origin:
+        return False
+    if origin == public_host:
+        return True
+    host = origin[1:].partition("]")[0] if origin.startswith("[") else origin.partition(":")[0]
+    return origin == hosts[0].lower() and (host == "localhost" or parse_address(host) is not None)
+
+
 class Access:
     """The doors of one process: quotas of addresses and of identities, origins, grants."""
 
@@ -184,6 +206,8 @@ class Access:
         self._trusted = Networks(settings.trusted_proxies)
         self._unlimited = Networks(settings.unlimited_addresses)
         self._header = settings.forwarded_header
+        self._console = settings.console
+        self._public_host = urlsplit(settings.public_url or "").netloc.lower()
         self._log_addresses = settings.log_addresses
         self._knows_of_proxy = False
         self._banned_authors: frozenset[str] = frozenset()
@@ -289,6 +313,7 @@ class Access:
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
         """Whether a WebSocket handshake is refused; one that is not counts as a connection."""
         visitor.origins = _origins_of(headers)
+        visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._public_host)
         if self.is_banned_address(visitor):
             return Turnaway(403, "This relay takes no connections from that address.", "banned")
         if not self.takes_origin(visitor):
@@ -305,7 +330,7 @@ class Access:
 
     def takes_origin(self, visitor: Visitor) -> bool:
         """Whether the page that this visitor came by may connect, as the settings are now."""
-        return not self._origins or self._origins.issuperset(visitor.origins)
+        return not self._origins or visitor.is_own_page or self._origins.issuperset(visitor.origins)
 
     def retry_after(self, visitor: Visitor, now: float) -> int:
         """When a visitor that `knocks` may come again, in seconds from now."""

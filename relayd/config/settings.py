@@ -73,6 +73,9 @@ class Settings:
         "Without `tls_cert`: speak `wss` with a certificate that the relay makes at its first start and keeps"
         " in `data_dir`/tls, and `ws` on the same port.",
     )
+    console: bool = _setting(
+        True, "Serve the console, a web page that shows what this relay carries, at `/` of the same port."
+    )
     metrics_listen: str | None = _setting(
         None, "`host:port` that serves `/metrics`; the main port then does not."
     )
@@ -281,7 +284,8 @@ class Settings:
     )
     allowed_origins: tuple[str, ...] = _setting(
         (),
-        "Web origins (`https://host`) whose pages may connect; an empty list means any. Programs send none.",
+        "Web origins (`https://host`) whose pages may connect; an empty list means any. Programs send none,"
+        " and the relay's own console may always connect, at `public_url` or by an IP address.",
         reload=True,
     )
     log_addresses: Literal["off", "truncated", "full"] = _setting(

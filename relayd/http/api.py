@@ -9,6 +9,7 @@ writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
     /.well-known/strata-relay.json   the manifest (R-389)
     /packets/{packet_id}             a stored packet (R-301)
     /did/…, /did-docs/…              identities (R-058, see `identity_http`)
+    /, /assets/…                     the console, for GET and HEAD (see `console`)
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from strata.protocol.fields import is_content_id
 
+from relayd.access.gate import RequestHeaders
 from relayd.feed.events import Form, annotated_tail, event_tail
+from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.scrapes import Scrape
 from relayd.responses import JSON, NO_STORE, PUBLIC, Response, error_response, json_response
@@ -49,8 +52,10 @@ class HttpApi:
         websocket_path: str = "/strata",
         clock: Callable[[], float] = time.time,
         log_epoch: Callable[[], int] = lambda: 1,
+        console: WebConsole | None = None,
     ) -> None:
         self._log_epoch = log_epoch
+        self._console = console
         self._readiness = readiness
         self._manifest = manifest
         self._by_id = by_id
@@ -60,6 +65,10 @@ class HttpApi:
         self._written: tuple[Mapping[str, object], Response] | None = None
         self._websocket_path = websocket_path
         self._clock = clock
+
+    def page(self, path: str, headers: RequestHeaders) -> Response | None:
+        """The console's answer to this path, None where it has none."""
+        return None if self._console is None else self._console.page(path, headers)
 
     async def respond(self, path: str) -> Response:
         """Answer `GET path`; a query is ignored. Cancelling it cancels a read of the store under way."""
@@ -126,6 +135,9 @@ class MetricsApi:
 
     def __init__(self, metrics: Callable[[], Awaitable[Scrape]]) -> None:
         self._metrics = metrics
+
+    def page(self, path: str, headers: RequestHeaders) -> None:
+        """There is no console here."""
 
     async def respond(self, path: str) -> Response:
         """Answer `GET path`."""

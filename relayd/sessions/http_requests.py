@@ -14,7 +14,7 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
 from relayd.access.auth import SUBSCRIBE
-from relayd.access.gate import Access, Turnaway, Visitor
+from relayd.access.gate import Access, RequestHeaders, Turnaway, Visitor
 from relayd.access.limits import purse
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
@@ -26,7 +26,9 @@ _READS = ("/packets/", "/did/", "/did-docs/")
 
 
 class HttpResponder(Protocol):
-    """Answers plain HTTP GET requests."""
+    """Answers plain HTTP requests: GET, and HEAD as well where there is a page."""
+
+    def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
     async def respond(self, path: str) -> HttpResponse: ...
 
@@ -49,20 +51,28 @@ async def respond(
 ) -> Response:
     """Answer a plain request. Cancelling it cancels a read of the store under way."""
     method = getattr(request, "method", "GET")
-    if method != "GET":
-        return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
+    answer = await _answer(request, method, responder, access, visitor, now)
+    return _response(answer, whole=method != "HEAD")
+
+
+async def _answer(
+    request: Request, method: str, responder: HttpResponder, access: Access, visitor: Visitor, now: float
+) -> HttpResponse:
+    page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
+    if method != "GET" and page is None:
+        return HttpResponse(405, "text/plain", b"", {"Allow": "GET"})
     if access.is_banned_address(visitor):
         sentence = "this relay takes no requests from that address"
-        return _response(error_response(403, "policy_rejected", sentence))
+        return error_response(403, "policy_rejected", sentence)
     if visitor.knocks:
-        return _response(_too_many(access.retry_after(visitor, now)))
+        return _too_many(access.retry_after(visitor, now))
     reads_packet = request.path.startswith(_READS)
     if reads_packet and (refusal := _refused(access, visitor, now)) is not None:
-        return _response(refusal)
-    answer = await responder.respond(request.path)
+        return refusal
+    answer = page or await responder.respond(request.path)
     if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
         backfill.spend(len(answer.body), now)
-    return _response(answer)
+    return answer
 
 
 def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | None:
@@ -93,17 +103,14 @@ def _too_many(wait: int) -> HttpResponse:
     )
 
 
-def _response(answer: HttpResponse) -> Response:
+def _response(answer: HttpResponse, *, whole: bool = True) -> Response:
+    """As the library writes it, and without the body for HEAD."""
+    headers = {**answer.headers, "Content-Type": answer.content_type, "Connection": "close"}
+    if answer.status != http.HTTPStatus.NOT_MODIFIED:  # which has no body, and whose length is another's
+        headers["Content-Length"] = str(len(answer.body))
     return Response(
         answer.status,
         http.HTTPStatus(answer.status).phrase,
-        Headers(
-            {
-                **answer.headers,
-                "Content-Type": answer.content_type,
-                "Content-Length": str(len(answer.body)),
-                "Connection": "close",
-            }
-        ),
-        answer.body,
+        Headers(headers),
+        answer.body if whole else b"",
     )

@@ -18,6 +18,7 @@ A `SocketHandler` gives the messages their meaning.
 from __future__ import annotations
 
 import asyncio
+import http
 import time
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
@@ -138,6 +139,15 @@ def _ignoring() -> Generator[None, None, None]:
         yield
 
 
+class _ServerProtocol(ServerProtocol):
+    """Says of each answer to plain HTTP, the library's own ones too, that it is what its type says."""
+
+    def send_response(self, response: Response) -> None:
+        if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            response.headers["X-Content-Type-Options"] = "nosniff"
+        super().send_response(response)
+
+
 _NOBODY: Final[SocketHandler] = _Nobody()
 _IGNORES: Final = _ignoring()
 
@@ -186,7 +196,7 @@ class WebSocket(asyncio.Protocol):
         settings = relay.settings
         self._relay = relay
         self._handler = handler
-        self._protocol = ServerProtocol(max_size=settings.max_frame_bytes)
+        self._protocol = _ServerProtocol(max_size=settings.max_frame_bytes)
         self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         # What each delivery needs is held here rather than looked up: it runs once for each subscriber.

@@ -306,6 +306,34 @@ def test_pages_of_other_origins_are_refused_where_origins_are_listed(origins, ex
     assert judged(access(), "192.0.2.1", headers) is None
 
 
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    ("origin", "host", "expected"),
+    [
+        ("http://192.0.2.9:7447", "192.0.2.9:7447", None),
+        ("https://192.0.2.9", "192.0.2.9", None),
+        ("http://[2001:db8::1]:7447", "[2001:db8::1]:7447", None),
+        ("http://localhost:7447", "localhost:7447", None),
+        ("https://relay.example", "10.0.0.1", None),  # a proxy asks with a Host of its own
+        ("http://192.0.2.9:7447", "192.0.2.9", (403, "origin")),
+        ("http://192.0.2.9:7447", "192.0.2.8:7447", (403, "origin")),
+        ("ftp://192.0.2.9", "192.0.2.9", (403, "origin")),
+        ("http://evil.example:7447", "evil.example:7447", (403, "origin")),  # a name that was pointed here
+        ("http://localhost.evil.example", "localhost.evil.example", (403, "origin")),
+        ("https://relay.example:8443", "relay.example", (403, "origin")),
+        ("null", "null", (403, "origin")),
+    ],
+)
+def test_the_relays_own_page_may_connect_whatever_origins_are_listed(origin, host, expected):
+    settings: dict[str, Any] = {
+        "allowed_origins": ("https://good.example",),
+        "public_url": "wss://Relay.example/strata",
+    }
+    headers = Headers([("Origin", origin), ("Host", host)])
+    assert judged(access(**settings), "192.0.2.1", headers) == expected
+    assert judged(access(**settings, console=False), "192.0.2.1", headers) == (403, "origin")
+
+
 def test_a_reload_changes_grants_and_origins_and_keeps_what_is_spent():
     doors = access(anonymous_publish_limit=1)
     visitor = visit(doors, "192.0.2.1")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from relayd.http.api import HttpApi
+from relayd.http.console import WebConsole
 from relayd.sessions.connection import Connection
 from relayd.store.types import StoredPacket
 from tests.relayd.sessions.connection_rig import (
+    HANDSHAKE,
     NOW,
     FakeTransport,
 )
@@ -45,4 +47,50 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
         assert transport.written.split()[1] == expected
         body = json.loads(transport.written.partition(b"\r\n\r\n")[2])
         assert ("packet" in body) is (expected == b"200")
+        asking.socket.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "has_body"),
+    [
+        ("GET /", b"200", True),
+        ("HEAD /", b"200", False),
+        ("HEAD /healthz", b"405", False),
+        ("POST /", b"405", False),
+        ("GET /nowhere", b"404", True),
+        ("GET /" + "x" * 9000, b"414", True),
+        ("GET /strata", b"426", True),
+    ],
+)
+async def test_pages_answer_head_as_well_and_no_answer_is_sniffed(rigs, request_line, status, has_body):
+    console = WebConsole({"index.html": b"<p>console</p>"}, public_url=None, websocket_path="/strata")
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None), console=console)
+    asking, transport = Connection(rigs().relay, api, "/strata"), FakeTransport()
+    asking.socket.connection_made(cast(asyncio.Transport, transport))
+    asking.socket.data_received(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    if asking._http_task is not None:
+        await asking._http_task
+    head, _, body = bytes(transport.written).partition(b"\r\n\r\n")
+    assert head.split()[1] == status
+    assert bool(body) is has_body
+    assert b"X-Content-Type-Options: nosniff" in head
+    if status == b"200":
+        assert b"Content-Length: 14" in head
+    asking.socket.connection_lost(None)
+
+
+async def test_a_page_at_the_path_of_the_websocket_gives_way_to_an_upgrade(rigs):
+    rig = rigs()
+    console = WebConsole({"index.html": b"<p>console</p>"}, public_url=None, websocket_path="/")
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None), console=console)
+    for handshake, status in (
+        (HANDSHAKE.replace(b"/strata", b"/"), b"101"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+    ):
+        asking, transport = Connection(rig.relay, api, "/"), FakeTransport()
+        asking.socket.connection_made(cast(asyncio.Transport, transport))
+        asking.socket.data_received(handshake)
+        if asking._http_task is not None:
+            await asking._http_task
+        assert transport.written.split()[1] == status
         asking.socket.connection_lost(None)

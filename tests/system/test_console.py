@@ -1,0 +1,541 @@
+"""The console in a real Chromium, on a real relay: one browser and one relay for all of it.
+
+It needs the package playwright and a Chromium (Debian's will do); where either is missing, the tests are
+skipped, unless RELAYD_REQUIRE_CHROMIUM is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+from strata.protocol.packets import Packet
+
+from tests.support.bare_client import open_client
+from tests.support.browsers import Watch, browser, missing, watched
+from tests.support.made_packets import make, new_identity
+from tests.support.ports import free_port
+from tests.support.relay_process import ROOT, RelayProcess
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(missing() is not None, reason=f"the console: {missing()}"),
+]
+
+OPERATOR = new_identity()
+AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
+PLACES = ("live", "search", "overview", "topics", "publish", "operator")
+CORPUS = (
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(1)</script>",
+    '"><svg/onload=alert(1)>',
+    "javascript:alert(1)//",
+    "</pre><iframe src=//evil.example>",
+    "{{constructor.constructor('alert(1)')()}}",
+    "\u202egnp.exe\u2066\u200b\ufeff",
+)
+
+FEED = """
+const Real = WebSocket;
+window.WebSocket = class extends Real {
+    send(text) {
+        const message = JSON.parse(text);
+        if (message.gapless) window.tail = { socket: this, id: message.subscription_id };
+        super.send(text);
+    }
+};
+window.feed = (packet, count) => {
+    const received = Math.floor(Date.now() / 1000);
+    for (let number = 0; number < count; number++) {
+        const id = "0x" + String(number).padStart(64, "0");
+        const text = packet.replace(/0x[0-9a-f]{64}/, id);
+        const data = `{"type":"EVENT","subscription_id":"${window.tail.id}","packet":${text},` +
+            `"received_at":${received},"cursor":"c${number}"}`;
+        window.tail.socket.onmessage({ data });
+    }
+};
+"""
+"""Events by the thousand, as if the relay had sent them."""
+
+
+class House:
+    """The relay, its settings file, and what tests do to both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "relayd.toml"
+        self.write()
+        self.relay = RelayProcess(folder / "relay", arguments=("--config", str(self.file)), port=free_port())
+
+    def write(self, **settings: object) -> None:
+        values = {"operators": [OPERATOR.did], **settings}
+        self.file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+
+    @contextlib.contextmanager
+    def set(self, **settings: object) -> Iterator[None]:
+        """Other settings for a while."""
+        self._reload(**settings)
+        try:
+            yield
+        finally:
+            self._reload()
+
+    def _reload(self, **settings: object) -> None:
+        before = self.relay.logged("reloaded")
+        self.write(**settings)
+        os.kill(self.relay.pid, signal.SIGHUP)
+        deadline = 4000
+        while self.relay.logged("reloaded") == before and deadline:
+            deadline -= 1
+            signal.sigtimedwait([], 0.005)
+        assert deadline, self.relay.last_words()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    # How long its steps take is asked elsewhere (test_http.py): beside a browser that draws, the processor's
+    # time says nothing.
+    found = House(tmp_path_factory.mktemp("console"))
+    try:
+        found.relay.start()
+        yield found
+        assert not found.relay.complaints()
+    finally:
+        found.relay.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    # A name that leads here, and is no name of this machine: pages under it have no secure context.
+    async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as opened:
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def console(
+    house: House, chromium: Browser, place: str = "", *, url: str | None = None, **options: Any
+) -> AsyncIterator[tuple[Page, Watch]]:
+    """The console at this place; a page that broke the policy, or asked another host, fails the test."""
+    address = url or house.relay.http
+    async with watched(chromium, address, **options) as (page, watch):
+        page.set_default_timeout(20_000)
+        await page.goto(f"{address}/#/{place}")
+        yield page, watch
+        assert not watch.errors
+        assert not watch.foreign
+
+
+def of(packets: Sequence[Packet]) -> list[str]:
+    return [packet.packet_id for packet in packets]
+
+
+async def rows(page: Page) -> list[str]:
+    """The ids of the rows in view, newest first."""
+    found: list[str] = await page.evaluate(
+        "[...document.querySelectorAll('.list .row')].map((row) => row.dataset.row)"
+    )
+    return found
+
+
+async def shows(page: Page, ids: list[str]) -> None:
+    """Wait until the newest rows are these."""
+    await page.wait_for_function(
+        "(ids) => [...document.querySelectorAll('.list .row')].slice(0, ids.length)"
+        ".map((row) => row.dataset.row).join() === ids.join()",
+        arg=ids,
+    )
+
+
+async def says(page: Page, text: str) -> None:
+    await page.get_by_text(text).first.wait_for()
+
+
+async def take_key(page: Page, members: dict[str, str]) -> None:
+    """Import a key file, as a person would."""
+    await page.get_by_role("button", name="Use a key file…").click()
+    content = {"name": "key.json", "mimeType": "application/json", "buffer": json.dumps(members).encode()}
+    await page.locator("input[type=file]").set_input_files(content)  # type: ignore[arg-type]
+    await page.locator(".card .did", has_text=members["did"]).wait_for()
+
+
+def key_file(identity: Any) -> dict[str, str]:
+    return {"did": identity.did, "seed": f"0x{identity.seed.hex()}"}
+
+
+async def test_an_empty_relay_says_how_to_begin_and_then_shows_what_comes(house: House, chromium: Browser):
+    async with console(house, chromium) as (page, _), open_client(house.relay.ws) as client:
+        await says(page, "Nothing has been published here yet")
+        assert f'strata publish --text "hello" --relay {house.relay.ws}' in await page.inner_text("main")
+        packets = [make(new_identity(), f"first {number}") for number in range(3)]
+        await client.publish_all(packets)
+        await shows(page, of(packets)[::-1])
+        await page.locator(".row .badge.good").nth(2).wait_for()
+
+
+async def test_every_page_keeps_to_its_policy_and_to_its_host(house: House, chromium: Browser):
+    author = new_identity()
+    packet = make(author, "seen")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    async with console(house, chromium, viewport={"width": 390, "height": 844}) as (page, watch):
+        for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}", "nowhere"):
+            await page.goto(f"{house.relay.http}/#/{place}")
+            await page.locator("h1").wait_for()
+            if place.startswith("packet"):
+                await page.locator(".steps .good").nth(3).wait_for()
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 390, f"{place} is wider than a phone"
+        refused = await page.evaluate(
+            """async () => {
+                const image = document.createElement("img");
+                const outcome = new Promise((resolve) => (image.onerror = () => resolve("refused")));
+                image.src = "http://evil.example/x.png";
+                try { document.body.innerHTML = "<b>x</b>"; return "taken" } catch { return await outcome }
+            }"""
+        )
+        assert refused == "refused"
+        assert any("img-src" in error for error in watch.errors), "the policy reports nothing"
+        watch.errors.clear()
+        watch.foreign.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_pages_are_accessible(house: House, chromium: Browser, scheme: str):
+    if not AXE.exists():
+        if os.environ.get("RELAYD_REQUIRE_CHROMIUM"):
+            pytest.fail("axe-core is missing: `npm ci` in web/")
+        pytest.skip("axe-core is missing: `npm ci` in web/")
+    author = new_identity()
+    packet = make(author, "accessible")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    async with console(house, chromium, color_scheme=scheme) as (page, _):
+        for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}"):
+            await page.goto(f"{house.relay.http}/#/{place}")
+            await page.reload()
+            await page.locator("h1").wait_for()
+            await says(page, "Connected")
+            if place.startswith("packet"):
+                await page.locator(".steps .good").nth(3).wait_for()
+            await page.evaluate(AXE.read_text())
+            found = await page.evaluate(
+                "axe.run().then((found) => found.violations.map("
+                "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
+            )
+            assert not found, f"{place}, {scheme}"
+
+
+async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, chromium: Browser):
+    author = new_identity()
+    packets = [
+        make(author, text, type=text, title=text, media_note=[{text: text}], extra={text: {text: text}})
+        for text in CORPUS
+    ]
+    async with open_client(house.relay.ws) as client:
+        answers = await client.publish_all(packets)
+        assert {answer["type"] for answer in answers} == {"OK"}
+    async with console(house, chromium) as (page, watch):
+        page.on("dialog", lambda dialog: watch.errors.append(dialog.message))
+        await shows(page, of(packets)[::-1])
+        for place in ("live", f"search?q={author.did}", "topics", f"identity/{author.did}"):
+            await page.goto(f"{house.relay.http}/#/{place}")
+            await says(page, "<img src=x onerror")
+            assert not await page.locator("#app :is(img, script, iframe, object, embed)").count()
+            assert "\u202e" not in await page.inner_text("body")
+        for packet, text in zip(packets, CORPUS, strict=True):
+            await page.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
+            await page.locator(".subject", has_text=packet.packet_id).wait_for()
+            await page.locator(".steps .good").nth(3).wait_for()
+            body = await page.inner_text("main")
+            assert not set("\u202e\u2066\u200b\ufeff") & set(body)
+            if text.isascii():
+                assert json.dumps(text) in body
+            else:
+                assert "⟨U+202E⟩gnp.exe" in body
+            hrefs = await page.evaluate("[...document.querySelectorAll('main a')].map((a) => a.protocol)")
+            assert set(hrefs) <= {"http:"}
+
+
+async def test_the_keyboard_is_enough(house: House, chromium: Browser):
+    author = new_identity()
+    packets = [make(author, f"by hand, {name}") for name in ("wren", "robin", "heron", "swift")]
+    async with open_client(house.relay.ws) as client:
+        await client.publish_all(packets)
+        newest = of(packets)[::-1]
+        async with console(house, chromium, reduced_motion="reduce") as (page, _):
+            await shows(page, newest)
+            press = page.keyboard.press
+            await press("Tab")
+            assert await page.evaluate("document.activeElement.textContent") == "Skip to the page"
+            await press("Enter")
+            assert await page.evaluate("document.activeElement.id") == "main"
+            await press("j")
+            await press("j")
+            await press("j")
+            await press("k")
+            assert await page.evaluate("document.activeElement.dataset.row") == newest[1]
+            await press("Enter")
+            await says(page, newest[1])
+            await page.locator("h1", has_text="Packet").wait_for()
+            await press("Escape")
+            await page.locator("h1", has_text="Live").wait_for()
+            await press(" ")
+            await says(page, "Go on")
+            late = make(author, "while paused")
+            await client.publish(late)
+            await says(page, "1 new")
+            assert late.packet_id not in await rows(page)
+            await press(" ")
+            await shows(page, [late.packet_id, *newest])
+            await press("/")
+            await page.keyboard.type("hand, heron")
+            await shows(page, [packets[2].packet_id])
+            assert len(await rows(page)) == 1
+            await press("Escape")
+            assert await page.evaluate("document.activeElement === document.body")
+            motion = await page.evaluate(
+                "getComputedStyle(document.querySelector('.row')).transitionDuration"
+            )
+            assert motion == "0s"
+
+
+async def test_a_killed_relay_costs_no_packet_and_repeats_none(house: House, chromium: Browser):
+    author = new_identity()
+    relay = house.relay
+    async with console(house, chromium, viewport={"width": 1280, "height": 2400}) as (page, _):
+        sent: list[str] = []
+        for round_ in range(3):
+            async with open_client(relay.ws) as client:
+                packets = [make(author, f"round {round_}, {number}") for number in range(12)]
+                await client.publish_all(packets)
+                sent += of(packets)
+            if round_ != 1:
+                await shows(page, sent[::-1])
+            if round_ < 2:
+                relay.kill()
+                await says(page, "Last heard")
+                relay.start()
+        await shows(page, sent[::-1])
+        await says(page, "Connected")
+        assert not await page.get_by_text("Gap:").count()
+
+
+async def test_who_jumps_to_now_sees_what_was_left_out(house: House, chromium: Browser):
+    author = new_identity()
+    async with console(house, chromium) as (page, _), open_client(house.relay.ws) as client:
+        before = make(author, "before")
+        await client.publish(before)
+        await shows(page, [before.packet_id])
+        held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        page.on("dialog", lambda dialog: held.set_result(dialog))
+        asking = asyncio.create_task(page.evaluate("alert('the page stands still')"))
+        dialog = await held
+        late = make(author, "late")
+        ok = await client.publish(late)
+        # Behind by more than five seconds of the relay's own clock.
+        await until(lambda: time.time() > ok["received_at"] + 8)
+        await dialog.accept()
+        await asking
+        await page.get_by_role("button", name="Jump to now").click()
+        await says(page, "jumped to now")
+        after = make(author, "after")
+        await client.publish(after)
+        await shows(page, [after.packet_id])
+        assert (await rows(page))[1].startswith("gap-")
+
+
+async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House, chromium: Browser):
+    author = new_identity()
+    async with watched(chromium, house.relay.http) as (page, watch):
+        await page.add_init_script(FEED)
+        await page.goto(house.relay.http)
+        await says(page, "Connected")
+        await page.wait_for_function("() => window.tail !== undefined")
+        before = int(re.sub(r"\D", "", await page.locator(".counters b").first.inner_text()))
+        await page.get_by_role("button", name="Pause").click()
+        fed = make(author, "fed").canonical.decode()
+        await page.evaluate("([packet, count]) => window.feed(packet, count)", [fed, 6000])
+        await says(page, "6,000 new")
+        await page.get_by_role("button", name="Go on").click()
+        await says(page, "more came during the pause than is kept")
+        await says(page, "4,999")
+        counters = await page.locator(".counters").inner_text()
+        assert f"{before + 6000:,} received" in counters
+        assert "1,000 skipped" in counters
+        assert "4,999 in the list" in counters
+        assert not watch.errors
+
+
+async def test_a_relay_that_goes_away_is_said_to(house: House, chromium: Browser):
+    async with console(house, chromium) as (page, _):
+        await says(page, "Connected")
+        house.relay.terminate()
+        await says(page, "The relay is going away for a moment")
+        assert house.relay.wait() == 0
+        house.relay.start()
+        await says(page, "Connected")
+
+
+async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromium: Browser):
+    relay = house.relay
+    async with console(house, chromium, "publish") as (page, watch):
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        did = await page.locator(".card .did").inner_text()
+        await page.get_by_label("Text", exact=True).fill("written while it was away")
+        await page.get_by_role("button", name="Show what will be sent").click()
+        shown = json.loads(await page.get_by_label("The packet's bytes").inner_text())
+        assert shown["content"] == {"type": "POST", "text": "written while it was away"}
+        assert shown["author_id"] == did
+        relay.kill()
+        await says(page, "Last heard")
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await says(page, "waits")
+        other = await page.context.new_page()  # a second tab has the same outbox
+        relay.start()
+        await page.reload()
+        await other.goto(f"{relay.http}/#/publish")
+        assert await page.locator(".card .did").inner_text() == did
+        async with open_client(relay.ws) as client:
+            await client.send(
+                {"type": "SUBSCRIBE", "subscription_id": "s", "filters": {"packet_ids": [shown["packet_id"]]}}
+            )
+            event = await client.receive()
+            assert event["packet"] == shown
+        await page.get_by_text("waits").wait_for(state="detached")
+        assert await page.evaluate(
+            "new Promise((resolve) => { indexedDB.open('strata-console').onsuccess = ({target}) => {"
+            " const all = target.result.transaction('identities').objectStore('identities').getAll();"
+            " all.onsuccess = () => resolve(all.result.map(({pair}) => pair.privateKey.extractable)) } })"
+        ) == [False]
+        # The page that the relay was killed under may complain of that, and of nothing else.
+        watch.errors[:] = [error for error in watch.errors if "WebSocket" not in error]
+
+
+async def test_readers_authenticate_where_the_relay_asks_for_it(house: House, chromium: Browser):
+    packet = make(new_identity(), "for members")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    with house.set(require_auth=["subscribe"]):
+        async with console(house, chromium) as (page, _):
+            await says(page, "authenticated readers only")
+            assert not await rows(page)
+            await page.get_by_role("link", name="Choose or make an identity").click()
+            await page.get_by_role("button", name="Make a new identity").click()
+            await says(page, "The relay knows this page as")
+            await page.get_by_role("link", name="Live").click()
+            await shows(page, [packet.packet_id])
+
+
+async def test_nothing_is_signed_for_a_relay_by_another_name(house: House, chromium: Browser):
+    relay = house.relay
+    async with console(house, chromium, "publish") as (page, _):
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.get_by_role("button", name="Authenticate").click()
+        await says(page, "The relay knows this page as")
+        relay.kill()
+        relay.settings["identity_seed"] = "07" * 32
+        relay.start()
+        try:
+            await says(page, "another name than before")
+            assert relay.metric("relayd_auths_total") == 0
+            await page.get_by_role("button", name="I know of the change").click()
+            await says(page, "The relay knows this page as")
+        finally:
+            relay.kill()
+            del relay.settings["identity_seed"]
+            relay.start()
+
+
+async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: House, chromium: Browser):
+    author = new_identity()
+    packet = make(author, "to be judged")
+    async with console(house, chromium, "operator") as (page, _), open_client(house.relay.ws) as client:
+        await client.publish(packet)
+        await take_key(page, key_file(author))
+        await page.get_by_role("button", name="Authenticate").click()
+        await says(page, "This identity is no operator here")
+        assert not await page.get_by_role("button", name="Ban", exact=True).count()
+        await take_key(page, key_file(OPERATOR))
+        await page.get_by_role("button", name="Authenticate").click()
+        await page.get_by_label("DID").fill(author.did)
+        await page.get_by_label("Reason, as you would tell the author").fill("a test of the desk")
+        await page.get_by_role("button", name="Ban", exact=True).click()
+        await says(page, "is banned. Every process follows")
+        await until(lambda: house.relay.get(f"/did/{author.did}")[0] == 410)
+        assert (await client.publish(make(author)))["code"] == "blocked_author"
+        await page.get_by_role("button", name=re.compile("Undo")).click()
+        await page.get_by_label("Reason for the undoing").fill("it was a test")
+        await page.get_by_role("button", name="Lift the ban").click()
+        await says(page, "is no longer banned")
+        await until(lambda: house.relay.get(f"/packets/{packet.packet_id}")[0] == 200)
+        assert "a test of the desk" in await page.get_by_label("Log of rulings").inner_text()
+
+
+async def test_origins_that_are_listed_do_not_shut_the_console_out(house: House, chromium: Browser):
+    with house.set(allowed_origins=["https://good.example"]):
+        async with console(house, chromium) as (page, _):
+            await says(page, "Connected")
+        stranger = house.relay.http.replace("127.0.0.1", "relay.test")
+        async with console(house, chromium, url=stranger) as (page, _):
+            await says(page, "may not take connections from this page")
+
+
+async def test_without_a_secure_context_packets_are_checked_and_no_keys_are_kept(
+    house: House, chromium: Browser
+):
+    packet = make(new_identity(), "over plain http")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    url = house.relay.http.replace("127.0.0.1", "relay.test")
+    async with console(house, chromium, url=url) as (page, _):
+        await says(page, "This page came over plain http")
+        await shows(page, [packet.packet_id])
+        assert await page.evaluate("crypto.subtle === undefined")
+        await page.locator(f'[data-row="{packet.packet_id}"] .badge.good').wait_for()
+        await page.get_by_role("link", name="Publish").click()
+        await says(page, "one made here is gone when the page is closed")
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        await page.reload()
+        await page.locator("h1").wait_for()
+        assert not await page.locator(".card .did").count()
+
+
+async def test_a_rate_limit_is_counted_down(house: House, chromium: Browser):
+    async with watched(chromium, house.relay.http) as (page, _):
+        first = True
+
+        def refuse(socket: Any) -> None:
+            server = socket.connect_to_server()
+
+            def to_server(text: str) -> None:
+                nonlocal first
+                message = json.loads(text)
+                if first and message["type"] == "SUBSCRIBE":
+                    first = False
+                    error = {"type": "ERROR", "code": "rate_limited", "reason": "later", "retry_after": 2}
+                    socket.send(json.dumps({**error, "subscription_id": message["subscription_id"]}))
+                else:
+                    server.send(text)
+
+            socket.on_message(to_server)
+
+        await page.route_web_socket(re.compile(".*"), refuse)
+        await page.goto(house.relay.http)
+        await says(page, "Rate limited:")
+        await page.get_by_text("Rate limited:").wait_for(state="detached")
+        await page.locator(".row").first.wait_for()

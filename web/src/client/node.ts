@@ -1,0 +1,51 @@
+/**
+ * What only Node has: an outbox and pins in files.
+ *
+ * @packageDocumentation
+ */
+
+import { randomBytes } from "node:crypto";
+import { mkdir, open, readFile, rename } from "node:fs/promises";
+import { dirname } from "node:path";
+
+import { addressOf, parsePins, type Pins } from "./relays/pins.js";
+
+export { fileOutbox } from "./outbox/file.js";
+
+/**
+ * Pins in a JSON file, of the form that Python's `pins=FILE` reads and writes: both may share one.
+ *
+ * It is replaced as a whole, never half-written. `load` rejects with `IdentityError` for a file that is no pin file.
+ */
+export function filePins(path: string): Pins {
+  const load = async () => {
+    let text = "{}";
+    try {
+      text = await readFile(path, "utf8");
+    } catch (error) {
+      if ((error as { code?: string }).code !== "ENOENT") throw error;
+    }
+    return parsePins(text, path);
+  };
+  return {
+    load,
+    async add(address, relayId) {
+      const pins = await load();
+      if (pins.has(address)) return;
+      pins.set(address, relayId);
+      await mkdir(dirname(path), { recursive: true, mode: 0o700 });
+      const temporary = `${path}.${randomBytes(6).toString("hex")}`;
+      const file = await open(temporary, "wx", 0o600);
+      try {
+        const sorted = Object.fromEntries([...pins].sort(([one], [other]) => (one < other ? -1 : 1)));
+        await file.writeFile(`${JSON.stringify(sorted, undefined, 2)}\n`);
+        await file.sync();
+      } finally {
+        await file.close();
+      }
+      await rename(temporary, path);
+    },
+  };
+}
+
+export { addressOf };

@@ -1,0 +1,119 @@
+/** An outbox in a folder, for Node: durable over kills of the program. */
+
+import { randomBytes } from "node:crypto";
+import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, unlink } from "node:fs/promises";
+import { join } from "node:path";
+
+import { OutboxError } from "../protocol/errors.js";
+import type { OutboxStore, Refusal, StoredEntry } from "./outbox.js";
+
+const NAME = /^(\d{16})-([0-9a-f]{64})\.json$/;
+const POLL_MS = 1_000;
+
+/**
+ * Keep packets in a folder, one file each. The folder is made if it is missing.
+ *
+ * A file is written under another name, flushed to the disk and renamed, so that a kill leaves a whole packet or none.
+ * Several programs may share the folder: each sends what waits, which is harmless, for a relay keeps a packet once.
+ */
+export function fileOutbox(folder: string): OutboxStore {
+  let last = 0;
+  const known = new Map<string, StoredEntry>();
+
+  async function names(): Promise<string[]> {
+    await mkdir(folder, { recursive: true, mode: 0o700 });
+    return (await readdir(folder)).filter((name) => NAME.test(name)).sort();
+  }
+
+  async function nameOf(packetId: string): Promise<string | undefined> {
+    return (await names()).find((name) => NAME.exec(name)?.[2] === packetId.slice(2));
+  }
+
+  async function write(name: string, entry: StoredEntry): Promise<void> {
+    const temporary = join(folder, `.${randomBytes(8).toString("hex")}.part`);
+    try {
+      await flushed(temporary, "wx", (file) => file.writeFile(JSON.stringify(entry)));
+      await rename(temporary, join(folder, name));
+    } catch (error) {
+      await rm(temporary, { force: true });
+      throw new OutboxError(`the outbox cannot be written: ${String(error)}`);
+    }
+    await flushed(folder, "r"); // the name itself
+    known.set(name, entry);
+  }
+
+  return {
+    async add(entry) {
+      const present = await names();
+      if (present.some((name) => NAME.exec(name)?.[2] === entry.packetId.slice(2))) return;
+      const highest = Number(present.at(-1)?.slice(0, 16) ?? 0);
+      last = Math.max(highest, last) + 1;
+      await write(`${String(last).padStart(16, "0")}-${entry.packetId.slice(2)}.json`, entry);
+    },
+    count: async () => (await names()).length,
+    async list() {
+      const present = await names();
+      for (const name of known.keys()) if (!present.includes(name)) known.delete(name);
+      const entries: StoredEntry[] = [];
+      for (const name of present) {
+        const entry = known.get(name) ?? (await read(join(folder, name)));
+        if (entry === undefined) continue; // sent meanwhile, by another program
+        known.set(name, entry);
+        entries.push(entry);
+      }
+      return entries;
+    },
+    async refuse(packetId, refusal) {
+      const name = await nameOf(packetId);
+      const entry = name === undefined ? undefined : await read(join(folder, name));
+      if (name !== undefined && entry !== undefined) await write(name, { ...entry, refusal });
+    },
+    async remove(packetId) {
+      const name = await nameOf(packetId);
+      if (name === undefined) return;
+      known.delete(name);
+      await unlink(join(folder, name)).catch(ignoreMissing);
+    },
+    exclusively: (drain) => drain(),
+    watch(heard) {
+      let seen = -1;
+      const poll = async () => {
+        const count = (await names()).length;
+        if (count > seen && seen !== -1) heard({ kind: "added" });
+        seen = count;
+      };
+      const timer = setInterval(() => void poll().catch(() => undefined), POLL_MS);
+      timer.unref();
+      return () => clearInterval(timer);
+    },
+  };
+}
+
+async function flushed(path: string, flags: string, act?: (file: FileHandle) => Promise<void>): Promise<void> {
+  const file = await open(path, flags, 0o600);
+  try {
+    await act?.(file);
+    await file.sync();
+  } finally {
+    await file.close();
+  }
+}
+
+async function read(path: string): Promise<StoredEntry | undefined> {
+  let text: string;
+  try {
+    text = await readFile(path, "utf8");
+  } catch (error) {
+    ignoreMissing(error);
+    return undefined;
+  }
+  const value = JSON.parse(text) as { packetId?: unknown; canonical?: unknown; refusal?: Refusal };
+  if (typeof value.packetId !== "string" || typeof value.canonical !== "string") {
+    throw new OutboxError(`${path} is not a packet of an outbox`);
+  }
+  return value as StoredEntry;
+}
+
+function ignoreMissing(error: unknown): void {
+  if ((error as { code?: string }).code !== "ENOENT") throw error;
+}

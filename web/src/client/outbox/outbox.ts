@@ -1,0 +1,262 @@
+/**
+ * Packets that wait until a relay has them.
+ *
+ * `add` resolves when the packet is durable in its store; from then on it is sent, over reconnects and restarts of the
+ * program, until the relay acknowledges it or refuses it for good. What is kept is the canonical text, and the same
+ * text is sent every time: a packet is never signed again. That is safe, for a relay keeps a packet once and says
+ * `duplicate` to the second. Of several tabs that share a store one sends at a time, where the browser has locks.
+ */
+
+import { Closed, InvalidPacket, OutboxError, RequestRefused } from "../protocol/errors.js";
+import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
+import type { PublishOptions } from "../relays/relay.js";
+import type { Published } from "../relays/values.js";
+
+/** Why a relay does not take a packet. */
+export interface Refusal {
+  readonly code: string;
+  readonly reason: string;
+}
+
+/** One packet in a store. */
+export interface StoredEntry {
+  readonly packetId: string;
+  readonly canonical: string;
+  /** Set once a relay has refused the packet for good: it is kept for the program to look at. */
+  readonly refusal?: Refusal | undefined;
+}
+
+/** Where an outbox keeps its packets. */
+export interface OutboxStore {
+  /** Keep a packet behind all others; resolves when it is durable. One that is there already changes nothing. */
+  add(entry: StoredEntry): Promise<void>;
+  /** How many packets there are. */
+  count(): Promise<number>;
+  /** All packets, in the order they were added. */
+  list(): Promise<readonly StoredEntry[]>;
+  /** Note the refusal of a packet. */
+  refuse(packetId: string, refusal: Refusal): Promise<void>;
+  /** Forget a packet; `published` is the relay's word on it, for others who wait for that. */
+  remove(packetId: string, published?: Published): Promise<void>;
+  /** Run `drain` while no other user of the store does so; until `signal` aborts. */
+  exclusively(drain: () => Promise<void>, signal: AbortSignal): Promise<void>;
+  /** Have `heard` called with what other users of the store do, as far as that can be told; returns how to stop that. */
+  watch(heard: (news: OutboxNews) => void): () => void;
+}
+
+/** What another user of a store has done. */
+export type OutboxNews =
+  | { readonly kind: "added" }
+  | { readonly kind: "sent"; readonly published: Published }
+  | { readonly kind: "refused"; readonly packetId: string; readonly refusal: Refusal }
+  | { readonly kind: "removed"; readonly packetId: string };
+
+/** Where a packet of the outbox stands. */
+export interface OutboxEntry {
+  readonly packet: Packet;
+  /** `refused`: a relay will not have it, and `refusal` says why; the program decides what becomes of it. */
+  readonly state: "waiting" | "refused";
+  readonly refusal: Refusal | undefined;
+  /** Older than relays take. It is sent all the same, as a relay may have it; it is never signed again. */
+  readonly isStale: boolean;
+}
+
+/** A packet that was added. */
+export interface Queued {
+  readonly packetId: string;
+  /**
+   * The relay's word on it, whichever tab has sent it. Rejects with what the relay's final refusal is, `Closed` when the
+   * relay connection is closed first (the packet waits in the store then), and `OutboxError` when the packet was removed,
+   * or another program that shares a folder has dealt with it. May be ignored.
+   */
+  readonly sent: Promise<Published>;
+}
+
+/** Sends a packet within a timeout. */
+export type Send = (packet: Packet, options: PublishOptions) => Promise<Published>;
+
+/** Most packets that an outbox holds, refused ones among them. */
+export const MAX_OUTBOX_PACKETS = 1_000;
+
+const AT_ONCE = 16;
+const ATTEMPT_SECONDS = 60;
+const RETRY_MS = 2_000;
+
+interface Promised {
+  readonly promise: Promise<Published>;
+  /** Whether the store has said that the packet is durable. */
+  isStored: boolean;
+  resolve(published: Published): void;
+  reject(error: unknown): void;
+}
+
+/** The outbox of one relay connection. */
+export class Outbox {
+  private readonly awaited = new Map<string, Promised>();
+  private readonly stopping = new AbortController();
+  private draining: Promise<void> | undefined;
+  private stopWatching: (() => void) | undefined;
+  private bell: () => void = () => undefined;
+  private hasRung = false;
+
+  /** @internal Made by `Relay`. */
+  constructor(
+    private readonly store: OutboxStore,
+    private readonly send: Send,
+  ) {}
+
+  /**
+   * Keep a packet until the relay has it; resolves when it is durable in the store.
+   *
+   * Rejects with `OutboxError` if there is no room or the store cannot be used, and `Closed`.
+   */
+  async add(packet: Packet): Promise<Queued> {
+    this.requireOpen();
+    if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
+    // Before it is stored: it may be sent, and settled, before the store has said so.
+    const promised = this.promise(packet.packetId);
+    try {
+      await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
+    } catch (error) {
+      this.awaited.delete(packet.packetId);
+      throw error;
+    }
+    promised.isStored = true;
+    if (this.stopping.signal.aborted) promised.reject(new Closed("the relay connection was closed"));
+    this.wake();
+    return { packetId: packet.packetId, sent: promised.promise };
+  }
+
+  /** The packets that wait, and those that were refused, in the order they were added. */
+  async list(): Promise<readonly OutboxEntry[]> {
+    const oldest = Date.now() / 1000 - DEFAULT_MAX_PACKET_AGE_SECONDS;
+    return (await this.store.list()).map(({ canonical, refusal }) => {
+      const packet = Packet.read(canonical);
+      const state = refusal === undefined ? "waiting" : "refused";
+      return { packet, state, refusal, isStale: packet.timestamp < oldest };
+    });
+  }
+
+  /** Forget a packet, refused or waiting. The relay may have it, or may yet get it if it is on its way. */
+  async remove(packetId: string): Promise<void> {
+    await this.store.remove(packetId);
+    this.settle(packetId)?.reject(new OutboxError("the packet was removed"));
+  }
+
+  /** Look for work: a packet was added, or a connection came. */
+  wake(): void {
+    this.hasRung = true;
+    this.bell();
+  }
+
+  /** @internal Begin to send what waits. */
+  start(): void {
+    if (this.draining !== undefined || this.stopping.signal.aborted) return;
+    this.stopWatching = this.store.watch((news) => this.hear(news));
+    this.draining = this.store
+      .exclusively(() => this.drain(), this.stopping.signal)
+      .catch((error: unknown) => {
+        if (!this.stopping.signal.aborted) console.warn("the outbox cannot be used", error);
+      });
+  }
+
+  /** @internal Send no more; what waits stays in the store. */
+  async stop(): Promise<void> {
+    this.stopping.abort();
+    this.stopWatching?.();
+    this.wake();
+    await this.draining;
+    for (const promised of this.awaited.values()) promised.reject(new Closed("the relay connection was closed"));
+    this.awaited.clear();
+  }
+
+  private requireOpen(): void {
+    if (this.stopping.signal.aborted) throw new Closed("the relay connection was closed");
+  }
+
+  private async drain(): Promise<void> {
+    const { signal } = this.stopping;
+    while (!signal.aborted) {
+      this.hasRung = false;
+      const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
+      const entries = await this.store.list();
+      const ids = new Set(entries.map((entry) => entry.packetId));
+      for (const [packetId] of durable) {
+        if (ids.has(packetId)) continue;
+        this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
+      }
+      const waiting = entries.filter((entry) => entry.refusal === undefined);
+      let left = 0;
+      for (let at = 0; at < waiting.length && !signal.aborted; at += AT_ONCE) {
+        // Handed over in their order, which is the order of sending.
+        const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
+        left += settled.filter((isGone) => !isGone).length;
+      }
+      if (!signal.aborted) await this.pause(left > 0 ? RETRY_MS : undefined);
+    }
+  }
+
+  /** Whether the packet has left the queue. */
+  private async sendOne({ packetId, canonical }: StoredEntry): Promise<boolean> {
+    const { signal } = this.stopping;
+    try {
+      const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
+      await this.store.remove(packetId, published);
+      this.settle(packetId)?.resolve(published);
+    } catch (error) {
+      const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
+      if (signal.aborted || !isFinal) return false;
+      await this.store.refuse(packetId, { code: error.code, reason: error.reason });
+      this.settle(packetId)?.reject(error);
+    }
+    return true;
+  }
+
+  /** Another tab has done something. */
+  private hear(news: OutboxNews): void {
+    if (news.kind === "added") this.wake();
+    else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
+    else if (news.kind === "removed") this.settle(news.packetId)?.reject(new OutboxError("the packet was removed"));
+    else this.settle(news.packetId)?.reject(new RequestRefused(news.refusal.code, news.refusal.reason));
+  }
+
+  /** Whoever waits for the packet, no longer waited for by the time this returns. */
+  private settle(packetId: string): Promised | undefined {
+    const promised = this.awaited.get(packetId);
+    this.awaited.delete(packetId);
+    return promised;
+  }
+
+  /** Wait for something to do, or for a while. */
+  private async pause(milliseconds: number | undefined): Promise<void> {
+    if (this.hasRung) return;
+    await new Promise<void>((resolve) => {
+      const timer = milliseconds === undefined ? undefined : setTimeout(resolve, milliseconds);
+      this.bell = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+    this.bell = () => undefined;
+  }
+
+  private promise(packetId: string): Promised {
+    const known = this.awaited.get(packetId);
+    if (known !== undefined) return known;
+    let resolve!: (published: Published) => void;
+    let reject!: (error: unknown) => void;
+    const promise = new Promise<Published>((done, failed) => {
+      resolve = done;
+      reject = failed;
+    });
+    promise.catch(() => undefined); // it may be ignored
+    const promised = { promise, isStored: false, resolve, reject };
+    this.awaited.set(packetId, promised);
+    return promised;
+  }
+}
+
+/** Whether the same packet will be refused again: not for want of a session, nor for a limit that passes. */
+function isForGood(refusal: RequestRefused): boolean {
+  return refusal.retry === "never";
+}

@@ -1,0 +1,84 @@
+/** What a document makes of the keys of a DID: their parts, and windows that only shrink (R-061, R-065). */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import { fromHex } from "../bytes.js";
+import { type DidDocument, type KeyHex, keyMultibase, methodId, type VerificationMethod } from "../documents.js";
+import { type KeyState, newKey } from "./states.js";
+
+/** Keys by public key, in order of introduction. */
+export type Keys = ReadonlyMap<KeyHex, KeyState>;
+
+/**
+ * The keys once `document` has become the newest.
+ *
+ * `introducedBy` is the packet that brought it; undefined says that the program vouches for the document: it
+ * then says all there is to say about its keys, save that a revocation is never taken back.
+ */
+export function underDocument(
+  keys: Keys,
+  document: DidDocument,
+  introducedBy: string | undefined,
+): Map<KeyHex, KeyState> {
+  const after = new Map<KeyHex, KeyState>();
+  const given = new Set(document.methods.map((method) => method.keyId));
+  for (const [publicKey, key] of keys) {
+    const method = document.methodOf(publicKey);
+    if (method === undefined) {
+      after.set(publicKey, unlisted(key, document.did, given));
+    } else if (introducedBy === undefined) {
+      const revokedAt = earlier(key.revokedAt, method.revokedAt);
+      after.set(publicKey, { ...introduced(method, document, undefined), revokedAt });
+    } else {
+      after.set(publicKey, merged(key, method, document));
+    }
+  }
+  for (const method of document.methods) {
+    if (!after.has(method.publicKey)) after.set(method.publicKey, introduced(method, document, introducedBy));
+  }
+  return after;
+}
+
+/** The earlier of two ends, where undefined is open. */
+export function earlier(one: number | undefined, other: number | undefined): number | undefined {
+  return one === undefined ? other : other === undefined ? one : Math.min(one, other);
+}
+
+function introduced(
+  method: VerificationMethod,
+  document: DidDocument,
+  introducedBy: string | undefined,
+): KeyState {
+  const { validUntil, revokedAt, recovery, custody } = method;
+  return newKey(method.keyId, method.publicKey, method.validFrom, {
+    validUntil,
+    revokedAt,
+    recovery,
+    custody,
+    authentication: document.mayAuthenticate(method),
+    assertion: document.mayAssert(method),
+    introducedBy,
+  });
+}
+
+/** A key that a new head does not list: not the DID's any more, but kept to explain old signatures. */
+function unlisted(key: KeyState, did: string, given: ReadonlySet<string>): KeyState {
+  const spelled = () => methodId(did, keyMultibase(fromHex(key.publicKey) as Uint8Array));
+  const keyId = given.has(key.keyId) ? spelled() : key.keyId;
+  return { ...key, keyId, authentication: false, assertion: false, recovery: false };
+}
+
+/** A known key as a new head lists it: its part is the document's, its window only shrinks. */
+function merged(key: KeyState, method: VerificationMethod, document: DidDocument): KeyState {
+  return {
+    ...key,
+    keyId: method.keyId,
+    validFrom: Math.max(key.validFrom, method.validFrom),
+    validUntil: earlier(key.validUntil, method.validUntil),
+    revokedAt: earlier(key.revokedAt, method.revokedAt),
+    recovery: method.recovery,
+    custody: method.custody,
+    authentication: document.mayAuthenticate(method),
+    assertion: document.mayAssert(method),
+  };
+}

@@ -1,0 +1,326 @@
+/**
+ * One relay session's authentication, seen from the client (RFC-0004 §3.7).
+ *
+ *     unauthenticated ──AUTH──▶ authenticating ──AUTH_OK──▶ authenticated
+ *            ▲                        │                          │
+ *            ├─── ERROR, silence ─────┘                          │
+ *            └─────────────────────── connection lost ───────────┘
+ *
+ * Only AUTH_OK leads to authenticated (R-293): the absence of an ERROR is no success (R-297), and neither is an
+ * answer that comes too late. A challenge is answered once, and only after `checkChallenge`. Authentication is
+ * *wanted* from the moment that somebody asks for it, over all further connections; while it is wanted and
+ * undecided the machine is *pending*.
+ *
+ * Signing takes a while here, as it is WebCrypto's or a device's: the machine gives the bytes out
+ * (`SignatureWanted`) and goes on when the shell brings the signature (`signed`).
+ */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import * as auth from "../protocol/auth.js";
+import { hex } from "../protocol/bytes.js";
+import {
+  IdentityError,
+  InvalidMessage,
+  MissingCapability,
+  RequestRefused,
+  RequestTimeout,
+  type StrataError,
+} from "../protocol/errors.js";
+import { type AuthChallenge, type AuthOk, encode, type ErrorMessage } from "../protocol/wire.js";
+import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
+import type { Options } from "./options.js";
+import type { Authenticated, Statistics } from "./values.js";
+
+/** Where authentication stands, by the relay's word alone. */
+export type AuthState = "unauthenticated" | "authenticating" | "authenticated";
+
+/** The shell has to sign these bytes and to call `signed` with the same `request`. */
+export interface SignatureWanted {
+  readonly kind: "signature";
+  readonly request: string;
+  readonly message: Uint8Array;
+}
+
+const MAX_ATTEMPTS = 3; // AUTHs sent on one connection; a relay closes for good after five failures (R-282)
+const CLOCK_ERROR_SECONDS = 5;
+
+interface Challenge {
+  readonly message: AuthChallenge;
+  /** Until when, on our clock, there is a point in answering it. */
+  readonly usableUntil: number;
+}
+
+/** What an `Authenticating` is about. */
+export interface AuthenticatingOptions {
+  /** The DID to authenticate as; undefined: there is no identity. */
+  readonly did: string | undefined;
+  /** The DID that the relay must show; undefined holds it to the first one shown. */
+  readonly serverId: string | undefined;
+  readonly address: string;
+  /** The DIDs of relays met before, each with its address. */
+  readonly met: Map<string, string>;
+}
+
+/** Answers challenges for one relay, across connections; appends frames to `outbox`. */
+export class Authenticating {
+  state: AuthState = "unauthenticated";
+  /** Whom the relay takes this session for; undefined unless authenticated. */
+  session: Authenticated | undefined;
+  /** Why authentication failed on this connection. */
+  error: StrataError | undefined;
+  /** The DID that the relay is held to. */
+  serverId: string | undefined;
+  /** When `handleTimer` has work to do. */
+  wakeAt = Infinity;
+  /** Whether authentication is under way: asked for, possible, and neither granted nor failed. */
+  isPending = false;
+  /** How often it has been granted or has failed; the owner compares. */
+  decisions = 0;
+  /** Bytes to sign, for the shell. */
+  wanted: SignatureWanted | undefined;
+  private isWanted: boolean;
+  private connected = false;
+  private claimed: string | undefined; // the manifest's relay_id
+  private clockOffset = 0; // Unix time minus our monotonic time
+  private challenge: Challenge | undefined;
+  private answered: Challenge | undefined;
+  private signing: Challenge | undefined;
+  private request: string | undefined;
+  private requests = 0;
+  private attempts = 0;
+  private retryAt = -Infinity;
+  private patienceEndsAt = Infinity;
+
+  constructor(
+    private readonly who: AuthenticatingOptions,
+    private readonly options: Options,
+    private readonly statistics: Statistics,
+    private readonly random: Random,
+    private readonly outbox: string[],
+  ) {
+    this.serverId = who.serverId;
+    this.isWanted = options.authenticate === "always";
+  }
+
+  /**
+   * Somebody needs the session authenticated. Returns whether that is decided yet to come; false means that
+   * asking changes nothing.
+   */
+  want(now: number): boolean {
+    if (this.who.did === undefined || this.state === "authenticated") return false;
+    this.isWanted = true;
+    if (!this.connected || this.isPending) return true;
+    if (this.error !== undefined && (this.challenge === undefined || this.attempts >= MAX_ATTEMPTS)) return false;
+    this.begin(now);
+    return this.isPending;
+  }
+
+  /** Why an action that needs `capability` must not be attempted on this session (R-291). */
+  obstacle(capability: string): StrataError | undefined {
+    if (this.session !== undefined) {
+      const granted = this.session.capabilities;
+      return granted === undefined || granted.has(capability) ? undefined : new MissingCapability(capability, granted);
+    }
+    return this.options.authenticate === "always" ? this.error : undefined;
+  }
+
+  /**
+   * A new connection, anonymous like every one. What was wanted before is wanted here first.
+   *
+   * `claimed` is what the relay's manifest says; it can contradict a pin and never make one.
+   */
+  connectionMade(claimed: string | undefined, now: number, unixNow: number): void {
+    this.connected = true;
+    this.claimed = claimed;
+    this.clockOffset = unixNow - now;
+    if (this.isWanted && this.who.did !== undefined) this.begin(now);
+  }
+
+  /** Whatever the session was, it is no more. */
+  connectionLost(): void {
+    this.state = "unauthenticated";
+    this.connected = this.isPending = false;
+    this.session = this.error = this.wanted = undefined;
+    this.challenge = this.answered = this.signing = this.request = undefined;
+    this.attempts = 0;
+    this.retryAt = -Infinity;
+    this.wakeAt = Infinity;
+  }
+
+  /** Keep a challenge, and answer it if authentication waits for one. */
+  receiveChallenge(message: AuthChallenge, now: number): void {
+    const expires = Math.min(Math.max(message.expires_at, 0), 2 ** 53);
+    const left = expires - (now + this.clockOffset);
+    if (left < auth.MIN_LIFETIME_SECONDS - CLOCK_ERROR_SECONDS) this.statistics.challengesShort++;
+    // The relay owes us the least lifetime. If there seems to be less our clock may be wrong, and trying costs
+    // one attempt.
+    const lifetime = Math.min(Math.max(left, auth.MIN_LIFETIME_SECONDS), auth.MAX_LIFETIME_SECONDS);
+    this.challenge = { message, usableUntil: now + lifetime };
+    if (this.isPending && this.state === "unauthenticated" && this.signing === undefined) this.proceed(now);
+  }
+
+  /** The relay's word that the session is authenticated; false if it answers no AUTH of ours. */
+  receiveOk(message: AuthOk): boolean {
+    if (this.state !== "authenticating" || !this.answers(message.client_msg_id)) return false;
+    if (message.author_id !== this.who.did) return false; // somebody else's session is not ours
+    this.state = "authenticated";
+    this.request = undefined;
+    this.isPending = false;
+    this.wakeAt = Infinity;
+    const granted = message.capabilities;
+    this.session = { authorId: message.author_id, capabilities: granted && new Set(granted) };
+    this.statistics.authentications++;
+    this.decisions++;
+    return true;
+  }
+
+  /**
+   * The relay refused AUTH (R-294); false if the ERROR is about something else. A plain relay need not echo
+   * `client_msg_id`: then the two codes that AUTH is answered with are taken for its answer.
+   */
+  receiveError(message: ErrorMessage, refusal: RequestRefused, now: number): boolean {
+    if (this.state !== "authenticating") {
+      return this.request !== undefined && message.client_msg_id === this.request;
+    }
+    if (message.client_msg_id === undefined) {
+      const codes = ["unauthenticated", "invalid_signature"];
+      if (!codes.includes(message.code) || message.subscription_id !== undefined) return false;
+    } else if (message.client_msg_id !== this.request) {
+      return false;
+    }
+    this.statistics.authenticationsRefused++;
+    this.attemptFailed(refusal, now);
+    return true;
+  }
+
+  /** The shell has signed what `request` wanted, or could not; too late an answer is ignored. */
+  signed(request: string, outcome: Uint8Array | Error, now: number): void {
+    const taken = this.signing;
+    if (taken === undefined || request !== this.request) return;
+    this.signing = undefined;
+    if (outcome instanceof Error) {
+      const failure = new IdentityError("the signer could not sign the relay's challenge");
+      failure.cause = outcome;
+      this.fail(failure);
+      return;
+    }
+    const { challenge, server_id: serverId } = taken.message;
+    this.serverId = serverId; // first use pins (R-298)
+    if (!this.who.met.has(serverId)) this.who.met.set(serverId, this.who.address);
+    this.outbox.push(
+      encode({
+        type: "AUTH",
+        author_id: this.who.did,
+        challenge,
+        signature: `0x${hex(outcome)}`,
+        capabilities: this.options.capabilities,
+        client_msg_id: request,
+      }),
+    );
+    this.attempts++;
+    this.state = "authenticating";
+    this.wakeAt = now + this.options.authTimeout;
+  }
+
+  /** Give up an attempt that has taken too long; go on after a backoff that is over. */
+  handleTimer(now: number): void {
+    if (now < this.wakeAt) return;
+    this.wakeAt = Infinity;
+    if (this.state === "authenticating") {
+      // R-295, R-297: silence is a failure.
+      this.statistics.authenticationsTimedOut++;
+      this.attemptFailed(new RequestTimeout("AUTH", this.options.authTimeout), now);
+    } else if (this.isPending && this.signing === undefined) {
+      this.proceed(now);
+    }
+  }
+
+  private begin(now: number): void {
+    this.isPending = true;
+    this.error = undefined;
+    this.patienceEndsAt = now + this.options.authTimeout;
+    this.proceed(now);
+  }
+
+  /** Answer a challenge if it is time and there is one; else wait for the one or the other. */
+  private proceed(now: number): void {
+    if (now < this.retryAt) this.wakeAt = this.retryAt;
+    else if (this.challenge !== undefined && now <= this.challenge.usableUntil) this.answer(this.challenge);
+    else if (now < this.patienceEndsAt) this.wakeAt = this.patienceEndsAt;
+    else this.fail(this.error ?? new RequestTimeout("the wait for AUTH_CHALLENGE", this.options.authTimeout));
+  }
+
+  private answer(taken: Challenge): void {
+    this.challenge = undefined; // R-268: a challenge is used once
+    this.answered = taken;
+    try {
+      auth.checkChallenge(taken.message, this.serverId);
+      this.checkAcquaintance(taken.message.server_id);
+    } catch (error) {
+      if (!(error instanceof InvalidMessage)) throw error;
+      this.statistics.challengesRefused++;
+      this.fail(error);
+      return;
+    }
+    this.signing = taken;
+    this.request = `a${++this.requests}`;
+    const message = auth.signingInput(taken.message.challenge, taken.message.server_id);
+    this.wanted = { kind: "signature", request: this.request, message };
+    this.wakeAt = Infinity; // a signer may be a device that asks its user; what is too late, the relay says
+  }
+
+  /** Throw `InvalidMessage` where what is known of relays speaks against the DID that this one shows. */
+  private checkAcquaintance(shown: string): void {
+    if (this.serverId === undefined) {
+      const other = this.who.met.get(shown) ?? this.who.address;
+      if (other !== this.who.address) {
+        throw auth.unfit(
+          `this is the DID of the relay at ${other}; where both are one relay, say so by relayId`,
+          "server_id_elsewhere",
+        );
+      }
+    } else if (this.claimed !== undefined && this.claimed !== this.serverId) {
+      throw auth.unfit("the relay's manifest names another relay than the one expected", "server_id_unexpected");
+    }
+  }
+
+  /** R-294…R-296: back to the start, and a fresh challenge after a backoff where that can help. */
+  private attemptFailed(error: RequestRefused | RequestTimeout, now: number): void {
+    this.state = "unauthenticated";
+    this.error = error;
+    if (this.attempts >= MAX_ATTEMPTS || !mayPass(error)) {
+      this.fail(error);
+      return;
+    }
+    const refusal = error instanceof RequestRefused ? error : undefined;
+    if (refusal?.retry === "later") this.challenge ??= this.answered; // the relay has not looked at it yet
+    const { backoffBase, backoffCap, authTimeout } = this.options;
+    let delay = fullJitter(this.attempts, backoffBase, backoffCap, this.random);
+    if (refusal?.retryAfter !== undefined) delay = Math.max(delay, afterRetryAfter(refusal.retryAfter, this.random));
+    this.retryAt = now + delay;
+    this.patienceEndsAt = this.retryAt + authTimeout;
+    this.proceed(now);
+  }
+
+  private fail(error: StrataError): void {
+    this.error = error;
+    this.isPending = false;
+    this.wakeAt = Infinity;
+    this.decisions++;
+  }
+
+  private answers(clientMsgId: string | undefined): boolean {
+    return clientMsgId === undefined || clientMsgId === this.request;
+  }
+}
+
+/** Whether another AUTH by the same key, over a fresh challenge, may go better than this one did. */
+function mayPass(error: RequestRefused | RequestTimeout): boolean {
+  if (!(error instanceof RequestRefused)) return true;
+  if (error.retryAfter !== undefined) return error.retryAfter <= MAX_RETRY_AFTER_SECONDS;
+  if (error.code === "unauthenticated") {
+    return [undefined, "challenge_expired", "challenge_unknown"].includes(error.detail);
+  }
+  return error.retry === "again" || error.retry === "later";
+}

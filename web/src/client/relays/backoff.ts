@@ -1,0 +1,44 @@
+/** How long to wait before trying again: full jitter (R-338, R-339). */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+/** The longest wait without a deadline of its own; a relay that asks for a longer one has refused. */
+export const MAX_RETRY_AFTER_SECONDS = 3600;
+
+const MAX_DOUBLINGS = 32;
+const SPREAD = 0.2;
+const FOREVER_SECONDS = 2 ** 31;
+
+/** Gives values in [0, 1). */
+export type Random = () => number;
+
+/** Seconds to wait before attempt number `attempt` (from 0): even over [0, min(cap, base·2^attempt)). */
+export function fullJitter(attempt: number, base: number, cap: number, random: Random): number {
+  return random() * Math.min(cap, base * 2 ** Math.min(attempt, MAX_DOUBLINGS));
+}
+
+/** Seconds to wait when the peer said when to come back: never less, up to a fifth more. */
+export function afterRetryAfter(retryAfter: number, random: Random): number {
+  return Math.min(Math.max(retryAfter, 0), FOREVER_SECONDS) * (1 + SPREAD * random());
+}
+
+/** Successive waits between attempts to connect. */
+export class Backoff {
+  private attempt = 0;
+
+  constructor(
+    private readonly base: number,
+    private readonly cap: number,
+    private readonly random: Random,
+  ) {}
+
+  /** The next wait in seconds; its upper bound doubles each time. */
+  nextDelay(): number {
+    return fullJitter(this.attempt++, this.base, this.cap, this.random);
+  }
+
+  /** Begin again from the shortest wait, after a connection that was worth having. */
+  reset(): void {
+    this.attempt = 0;
+  }
+}

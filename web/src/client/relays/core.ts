@@ -1,0 +1,443 @@
+/**
+ * The client's side of one relay, across any number of connections.
+ *
+ * The shell reports events (`connectionMade`, `receiveMessage`, `connectionLost`, `handleTimer`) and passes on the
+ * application's requests. After every step it does the same three things: it sends `dataToSend()`, acts on
+ * `changes()`, and arms one timer for `timer`. Times are seconds on one monotonic clock.
+ *
+ * A relay's bad message never throws out of here: it is counted and dropped.
+ */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import { ConnectionFailed, InvalidMessage, RequestRefused, type StrataError } from "../protocol/errors.js";
+import { decodeRelayMessage, encode, type ErrorMessage, type Event, type Moderated } from "../protocol/wire.js";
+import { Authenticating, type SignatureWanted } from "./authenticating.js";
+import type { Random } from "./backoff.js";
+import type { Options } from "./options.js";
+import { type Handle, Publishing, type PublishSettled } from "./publishing.js";
+import { Stream } from "./stream.js";
+import { type Announced, type Authenticated, type Query, Statistics } from "./values.js";
+
+/** Authentication is decided on this connection: by the relay's word, or by what went wrong. */
+export interface AuthenticationSettled {
+  readonly kind: "authenticated";
+  readonly outcome: Authenticated | StrataError;
+}
+
+/** A subscription has something to take, or has ended. */
+export interface StreamChanged {
+  readonly kind: "stream";
+  readonly stream: Stream;
+}
+
+/** What the application is waiting for and has happened. */
+export type Change = PublishSettled | StreamChanged | AuthenticationSettled | SignatureWanted | Answered;
+
+/** An operator's request was answered. */
+export interface Answered {
+  readonly kind: "answered";
+  readonly request: string;
+  readonly outcome: Moderated | StrataError;
+}
+
+/** Whom a core speaks for, and what it knows of relays. */
+export interface CoreOptions {
+  readonly options: Options;
+  readonly random: Random;
+  /** The DID to authenticate as. */
+  readonly did?: string | undefined;
+  /** What tells this relay's address from another's. */
+  readonly address?: string;
+  /** The DIDs of relays met before, each with its address. */
+  readonly met?: Map<string, string>;
+}
+
+/** Every publish and subscription of one relay, and where each of them stands. */
+export class Core {
+  readonly statistics = new Statistics();
+  /** What the relay now connected said about itself; undefined between connections. */
+  announced: Announced | undefined;
+  private readonly options: Options;
+  private readonly random: Random;
+  private readonly outbox: string[] = [];
+  private readonly authenticating: Authenticating;
+  private readonly publishing: Publishing;
+  private readonly streams = new Set<Stream>();
+  private readonly byWireId = new Map<string, Stream>();
+  private readonly changed = new Set<Stream>();
+  private readonly asked = new Set<string>();
+  private news: (AuthenticationSettled | SignatureWanted | Answered)[] = [];
+  private decisions = 0;
+  private isOpen = false;
+  // No later than the earliest `wakeAt` of the subscriptions: kept so that a message costs no scan.
+  private streamsWakeAt = Infinity;
+  private names = 0;
+  private probes = 0;
+
+  constructor({ options, random, did, address, met }: CoreOptions) {
+    this.options = options;
+    this.random = random;
+    this.authenticating = new Authenticating(
+      {
+        did: options.authenticate === "never" ? undefined : did,
+        serverId: options.relayId,
+        address: address ?? "",
+        met: met ?? new Map<string, string>(),
+      },
+      options,
+      this.statistics,
+      random,
+      this.outbox,
+    );
+    this.publishing = new Publishing(options, this.statistics, random, this.outbox);
+  }
+
+  // What the application asks for.
+
+  /** Hold the relay to this DID, unless the options name one (R-298). */
+  expect(serverId: string | undefined): void {
+    if (this.options.relayId === undefined) this.authenticating.serverId = serverId;
+  }
+
+  /** Have the session authenticated; false if there is nothing to be decided. */
+  authenticate(now: number): boolean {
+    const undecided = this.authenticating.want(now);
+    this.followAuthentication(now);
+    return undecided;
+  }
+
+  /** The shell has signed what a `SignatureWanted` asked for, or could not. */
+  signed(request: string, outcome: Uint8Array | Error, now: number): void {
+    this.authenticating.signed(request, outcome, now);
+    this.followAuthentication(now);
+  }
+
+  /** Begin to publish a packet given by its canonical text; it ends with one `PublishSettled`. */
+  publish(packetId: string, canonical: string, timeout: number, now: number): Handle {
+    return this.publishing.add(packetId, canonical, timeout, now);
+  }
+
+  /** Forget a publish. If it was sent, the relay may store the packet all the same. */
+  cancelPublish(handle: Handle): void {
+    this.publishing.cancel(handle);
+  }
+
+  /** Open a subscription; SUBSCRIBE goes out now, or when there is a connection. */
+  subscribe(query: Query, now: number): Stream {
+    const name = `s${++this.names}`;
+    const stream = new Stream(name, query, this.options, this.statistics, this.random, this.outbox);
+    this.streams.add(stream);
+    if (this.announced !== undefined && this.isOpen) {
+      stream.connectionMade(this.announced, now, this.authenticating.obstacle("subscribe"));
+      this.follow(stream, undefined);
+    }
+    return stream;
+  }
+
+  /** Close a subscription for good: nothing more is queued and UNSUBSCRIBE goes out. Idempotent. */
+  unsubscribe(stream: Stream): void {
+    const before = stream.wireId;
+    stream.close();
+    this.follow(stream, before);
+  }
+
+  /** The consumer has dealt with the event it took: `Stream.taken`. */
+  taken(stream: Stream, delivered: boolean, now: number): void {
+    const before = stream.wireId;
+    stream.taken(delivered, now);
+    this.follow(stream, before);
+  }
+
+  /**
+   * Send a request of another kind (an operator's MODERATE) with a `client_msg_id`; it ends with one `Answered`,
+   * unless the connection is lost, which is an answer too. Returns that id; undefined while not connected.
+   */
+  ask(message: { readonly type: string } & Readonly<Record<string, unknown>>): string | undefined {
+    if (!this.isOpen) return undefined;
+    const request = `m${++this.names}`;
+    this.asked.add(request);
+    this.outbox.push(encode({ ...message, client_msg_id: request }));
+    return request;
+  }
+
+  /** Whether anything waits for the relay, so that its silence is worth a question. */
+  get isWaiting(): boolean {
+    return this.isOpen && (this.streams.size > 0 || this.publishing.size > 0 || this.asked.size > 0);
+  }
+
+  /** Ask the relay something small, if it marks the end of history: any answer shows that it lives. */
+  probe(): boolean {
+    if (this.announced?.extensions.has("history_marker") !== true) return false;
+    const id = `k${++this.probes}`;
+    const filters = { packet_ids: [`0x${"0".repeat(64)}`], limit: 1, until: 0 };
+    this.outbox.push(
+      encode({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, client_msg_id: id }),
+      encode({ type: "UNSUBSCRIBE", subscription_id: id }),
+    );
+    return true;
+  }
+
+  // What the network brings.
+
+  /** A new connection is there: send what has no answer, go on where each subscription stands. */
+  connectionMade(announced: Announced, now: number, unixNow = 0): void {
+    this.announced = announced;
+    this.statistics.connections++;
+    this.authenticating.connectionMade(announced.relayId, now, unixNow);
+    this.takeWanted();
+    if (!this.authenticating.isPending) this.open(announced, now);
+  }
+
+  /** The connection is gone. Nothing is forgotten; what was in flight waits for the next one. */
+  connectionLost(error?: StrataError): void {
+    if (this.announced === undefined) return;
+    this.announced = undefined;
+    this.isOpen = false;
+    this.statistics.connectionsLost++;
+    this.authenticating.connectionLost();
+    this.outbox.length = 0;
+    this.byWireId.clear();
+    for (const stream of this.streams) stream.connectionLost();
+    this.publishing.connectionLost();
+    const outcome = error ?? new ConnectionFailed("the connection was lost before the answer");
+    for (const request of this.asked) this.news.push({ kind: "answered", request, outcome });
+    this.asked.clear();
+  }
+
+  /** One frame of the relay's. */
+  receiveMessage(frame: string, now: number): void {
+    let message: ReturnType<typeof decodeRelayMessage>;
+    try {
+      message = decodeRelayMessage(frame);
+    } catch (error) {
+      if (!(error instanceof InvalidMessage)) throw error;
+      this.statistics.messagesInvalid++;
+      return;
+    }
+    switch (message.type) {
+      case "EVENT":
+        this.receiveEvent(message, now);
+        break;
+      case "OK":
+        if (!this.publishing.receiveOk(message)) this.blameUnlessOurs(message.client_msg_id);
+        break;
+      case "ERROR":
+        this.receiveError(message, now);
+        break;
+      case "END_OF_HISTORY": {
+        const stream = this.byWireId.get(message.subscription_id);
+        if (stream === undefined) break;
+        const before = stream.wireId;
+        stream.receiveEndOfHistory(message, now);
+        this.follow(stream, before);
+        break;
+      }
+      case "AUTH_CHALLENGE":
+        this.learn(message.extensions);
+        this.authenticating.receiveChallenge(message, now);
+        this.followAuthentication(now);
+        break;
+      case "AUTH_OK":
+        this.learn(message.extensions);
+        if (!this.authenticating.receiveOk(message)) this.statistics.messagesInvalid++;
+        this.followAuthentication(now);
+        break;
+      case "MODERATED":
+        this.answered(message.client_msg_id, message);
+    }
+  }
+
+  /** Do what is due at `now`; early and late calls are harmless. */
+  handleTimer(now: number): void {
+    if (now >= this.authenticating.wakeAt) {
+      this.authenticating.handleTimer(now);
+      this.followAuthentication(now);
+    }
+    if (now >= this.publishing.wakeAt) this.publishing.handleTimer(now);
+    if (now < this.streamsWakeAt) return;
+    this.streamsWakeAt = Infinity;
+    for (const stream of [...this.streams]) {
+      const before = stream.wireId;
+      stream.handleTimer(now);
+      this.follow(stream, before);
+    }
+  }
+
+  /** Nothing further will happen: end every publish and subscription with this error. */
+  fail(error: StrataError): void {
+    this.connectionLost(error);
+    this.news.push({ kind: "authenticated", outcome: error });
+    this.publishing.fail(error);
+    for (const stream of [...this.streams]) {
+      stream.close(error);
+      this.follow(stream, undefined);
+    }
+    this.streamsWakeAt = Infinity;
+  }
+
+  // What comes out.
+
+  /** The text frames to send now, in order. Each is given once. */
+  dataToSend(): string[] {
+    return this.outbox.splice(0);
+  }
+
+  /** What has happened since the last call. */
+  changes(): Change[] {
+    const changes: Change[] = [
+      ...this.news,
+      ...this.publishing.settled,
+      ...[...this.changed].map((stream) => ({ kind: "stream", stream }) as const),
+    ];
+    this.news = [];
+    this.publishing.settled = [];
+    this.changed.clear();
+    return changes;
+  }
+
+  /** When to call `handleTimer`; infinity while there is nothing to wait for. */
+  get timer(): number {
+    return Math.min(this.streamsWakeAt, this.publishing.wakeAt, this.authenticating.wakeAt);
+  }
+
+  /** Whom the relay takes this session for; undefined while it is anonymous. */
+  get session(): Authenticated | undefined {
+    return this.authenticating.session;
+  }
+
+  /** Why authentication has failed on this connection, if it has. */
+  get authenticationError(): StrataError | undefined {
+    return this.authenticating.error;
+  }
+
+  /** The DID that the relay is held to (R-298); undefined while it has shown none. */
+  get serverId(): string | undefined {
+    return this.authenticating.serverId;
+  }
+
+  // Dispatch.
+
+  private receiveEvent(message: Event, now: number): void {
+    this.statistics.eventsReceived++;
+    const wireId = message.subscription_id;
+    // R-174: nobody takes an unsolicited event, nor an event of a subscription that was left.
+    const stream = wireId === undefined ? undefined : this.byWireId.get(wireId);
+    if (stream === undefined) {
+      this.statistics.eventsUnclaimed++;
+      return;
+    }
+    stream.receiveEvent(message, now);
+    this.changed.add(stream);
+    this.follow(stream, wireId);
+  }
+
+  private receiveError(message: ErrorMessage, now: number): void {
+    const refusals = this.statistics.refusals;
+    if (Object.hasOwn(refusals, message.code) || Object.keys(refusals).length < MAX_CODES) {
+      refusals[message.code] = (Object.hasOwn(refusals, message.code) ? (refusals[message.code] ?? 0) : 0) + 1;
+    }
+    const refusal = new RequestRefused(message.code, message.reason, {
+      detail: message.detail,
+      retryAfter: message.retry_after,
+      maxBytes: message.max_bytes,
+      cursor: message.cursor,
+    });
+    if (this.authenticating.receiveError(message, refusal, now)) {
+      this.followAuthentication(now);
+      return;
+    }
+    if (this.answered(message.client_msg_id, refusal)) return;
+    const wireId = message.subscription_id || message.client_msg_id;
+    const stream = wireId === undefined ? undefined : this.byWireId.get(wireId);
+    let park = false;
+    if (refusal.retry === "authenticate" && (stream !== undefined || this.publishing.awaits(message))) {
+      // Only for a request of ours: a stray ERROR must not make us authenticate.
+      park = this.authenticating.want(now);
+      refusal.cause = this.authenticating.error;
+      this.takeWanted();
+    }
+    if (this.publishing.receiveError(message, refusal, now, park)) return;
+    if (stream === undefined) {
+      this.blameUnlessOurs(wireId);
+      return;
+    }
+    stream.receiveError(refusal, now, park);
+    this.changed.add(stream); // it may have a `LogReset` to take
+    this.follow(stream, wireId);
+  }
+
+  private answered(request: string | undefined, outcome: Moderated | StrataError): boolean {
+    if (request === undefined || !this.asked.delete(request)) return false;
+    this.news.push({ kind: "answered", request, outcome });
+    return true;
+  }
+
+  /** R-139: additions are announced on the connection too. Streams already open stay as they are. */
+  private learn(extensions: readonly string[] | undefined): void {
+    if (extensions === undefined || extensions.length === 0 || this.announced === undefined) return;
+    const known = new Set([...this.announced.extensions, ...extensions]);
+    this.announced = { ...this.announced, extensions: known };
+    for (const stream of this.streams) stream.learn(this.announced);
+  }
+
+  /** Let requests out on a new connection, now that nothing has to come before them. */
+  private open(announced: Announced, now: number): void {
+    this.isOpen = true;
+    const forbidden = this.authenticating.obstacle("subscribe");
+    // Subscriptions first: a program sees the packets it publishes next.
+    for (const stream of [...this.streams]) {
+      stream.connectionMade(announced, now, forbidden);
+      this.follow(stream, undefined);
+    }
+    this.publishing.connectionMade(now, this.authenticating.obstacle("publish"));
+  }
+
+  private takeWanted(): void {
+    const wanted = this.authenticating.wanted;
+    if (wanted === undefined) return;
+    this.authenticating.wanted = undefined;
+    this.news.push(wanted);
+  }
+
+  /** Act on authentication that has been decided, and say so. */
+  private followAuthentication(now: number): void {
+    this.takeWanted();
+    const authenticating = this.authenticating;
+    const outcome = authenticating.session ?? authenticating.error;
+    if (outcome === undefined || authenticating.decisions === this.decisions) return;
+    this.decisions = authenticating.decisions;
+    this.news.push({ kind: "authenticated", outcome });
+    if (!this.isOpen) {
+      if (this.announced !== undefined) this.open(this.announced, now);
+      return;
+    }
+    const forbidden = authenticating.obstacle("subscribe");
+    for (const stream of [...this.streams]) {
+      const before = stream.wireId;
+      if (outcome instanceof Error) stream.giveUp(outcome);
+      else stream.authorize(now, forbidden);
+      this.follow(stream, before);
+    }
+    if (outcome instanceof Error) this.publishing.giveUp(outcome);
+    else this.publishing.authorize(now, authenticating.obstacle("publish"));
+  }
+
+  /** Keep routes and timer in step with a stream that may have moved. */
+  private follow(stream: Stream, before: string | undefined): void {
+    const wireId = stream.wireId;
+    if (wireId !== before) {
+      if (before !== undefined) this.byWireId.delete(before);
+      if (wireId !== undefined) this.byWireId.set(wireId, stream);
+    }
+    this.streamsWakeAt = Math.min(this.streamsWakeAt, stream.wakeAt);
+    if (stream.phase === "ended" && this.streams.delete(stream)) this.changed.add(stream);
+  }
+
+  /** Late answers to requests of ours are no fault of the relay's. */
+  private blameUnlessOurs(request: string | undefined): void {
+    if (request === undefined || !/^[apskm]/.test(request)) this.statistics.messagesInvalid++;
+  }
+}
+
+const MAX_CODES = 256;

@@ -1,0 +1,487 @@
+/** The shell around a `Core`: one WebSocket at a time, one timer, the program's promises. It decides nothing. */
+
+import { ConnectionFailed, InvalidMessage, RequestTimeout, StrataError } from "../protocol/errors.js";
+import type { Signer } from "../protocol/ids.js";
+import { decodeRelayMessage, type Moderated } from "../protocol/wire.js";
+import { Backoff } from "./backoff.js";
+import { Core } from "./core.js";
+import { discover } from "./discovery.js";
+import type { Options } from "./options.js";
+import { addressOf, type Pins } from "./pins.js";
+import type { Stream } from "./stream.js";
+import type { Announced, Authenticated, Published, Query } from "./values.js";
+
+/** As much of the browser's WebSocket as is used here; Node 22 has it too, and packages give it to older ones. */
+export interface WebSocketLike {
+  onopen: ((event: never) => void) | null;
+  onmessage: ((event: never) => void) | null;
+  onclose: ((event: never) => void) | null;
+  onerror: ((event: never) => void) | null;
+  send(data: string): void;
+  close(code?: number, reason?: string): void;
+}
+
+/** Makes a WebSocket. */
+export type WebSocketConstructor = new (url: string) => WebSocketLike;
+
+/** What a driver works with. */
+export interface DriverOptions {
+  readonly signer: Signer | undefined;
+  readonly pins: Pins | undefined;
+  readonly webSocket: WebSocketConstructor | undefined;
+  /** Called when a connection came or went. */
+  readonly changed: () => void;
+}
+
+// RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us: the
+// same again would end the same way.
+const FINAL_CLOSE_CODES = [1002, 1003, 1007, 1008, 1009, 1010];
+const GOODBYE_CODES = [1001, 1012, 1013];
+const CHALLENGE_PATIENCE_SECONDS = 1;
+const WAKE_PROBE_SECONDS = 10;
+const WAKE_PROBE_INTERVAL = 5;
+const MAX_EARLY_FRAMES = 64;
+const ERROR_MS = 20;
+const MAX_TIMER_MS = 2 ** 31 - 1;
+
+interface Waiter<T> {
+  resolve(value: T): void;
+  reject(error: unknown): void;
+}
+
+interface Ending {
+  readonly code: number;
+  readonly reason: string;
+}
+
+/** Keeps one relay connected until `stop`. */
+export class Driver {
+  readonly core: Core;
+  /** Why nothing further will happen, once that is so. */
+  failure: StrataError | undefined;
+  private readonly arrivals = new Map<Stream, () => void>();
+  private readonly publishes = new Map<string, Waiter<Published>>();
+  private readonly questions = new Map<string, Waiter<Moderated>>();
+  private readonly authentications = new Set<Waiter<Authenticated>>();
+  private readonly met = new Map<string, string>();
+  private socket: WebSocketLike | undefined;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private timerAt = Infinity;
+  private pulse: ReturnType<typeof setInterval> | undefined;
+  private heardAt = 0;
+  private probedAt: number | undefined;
+  private probeEndsAt = Infinity;
+  private lastProbeAt = -Infinity;
+  private hangUp: ((ending: Ending) => void) | undefined;
+  private wakeUp: (() => void) | undefined;
+  private lastProblem: ConnectionFailed | undefined;
+  private isOpened = false;
+  private isPinned = false;
+
+  constructor(
+    private readonly url: string,
+    private readonly options: Options,
+    private readonly more: DriverOptions,
+  ) {
+    checkUrl(url);
+    const random = Math.random;
+    this.core = new Core({ options, random, did: more.signer?.did, address: addressOf(url), met: this.met });
+  }
+
+  /** Seconds on a clock that never goes back. */
+  now(): number {
+    return performance.now() / 1000;
+  }
+
+  /** Let the core do something, then do what follows from it. */
+  step<T>(act: (core: Core) => T): T {
+    try {
+      return act(this.core);
+    } finally {
+      this.deliver();
+    }
+  }
+
+  /**
+   * Connect. Rejects with `ConnectionFailed`: at once if trying again cannot help, else after `connectTimeout`; and
+   * with what reading the pins rejects with.
+   */
+  async open(): Promise<void> {
+    if (this.isOpened) throw new TypeError("a relay connection can be opened once");
+    this.isOpened = true;
+    if (this.more.pins !== undefined) {
+      const pins = await this.more.pins.load();
+      for (const [address, did] of pins) if (!this.met.has(did)) this.met.set(did, address);
+      this.core.expect(pins.get(addressOf(this.url)));
+    }
+    if (this.failure !== undefined) throw this.failure;
+    let opened!: () => void;
+    const first = new Promise<void>((resolve) => (opened = resolve));
+    void this.keepConnected(opened);
+    const late = this.after(this.options.connectTimeout, opened);
+    await first;
+    clearTimeout(late);
+    if (this.failure !== undefined) throw this.failure;
+    if (this.core.announced === undefined && this.core.statistics.connections === 0) {
+      throw this.lastProblem ?? new ConnectionFailed(`no connection to ${shown(this.url)}: it did not answer in time`);
+    }
+  }
+
+  /** End every publish and subscription with `reason`, and let go of the socket. Idempotent. */
+  stop(reason: StrataError): void {
+    this.failure ??= reason;
+    this.step((core) => core.fail(this.failure as StrataError));
+    this.socket?.close(1000);
+    this.hangUp?.({ code: 1000, reason: "" });
+    this.wakeUp?.();
+    clearTimeout(this.timer);
+    this.timerAt = Infinity;
+    this.more.changed();
+  }
+
+  /** Throw why the connection cannot be used any more, if so. */
+  checkOpen(): void {
+    if (this.failure !== undefined) throw this.failure;
+    if (!this.isOpened) throw new TypeError("the relay connection is not open: call open() or use connect()");
+  }
+
+  // What a program asks for.
+
+  /** Have the session authenticated. Rejects with why it is not, and `RequestTimeout`. */
+  authenticate(timeout: number): Promise<Authenticated> {
+    const { session } = this.core;
+    if (session !== undefined) return Promise.resolve(session);
+    const undecided = this.step((core) => core.authenticate(this.now()));
+    if (this.core.session !== undefined) return Promise.resolve(this.core.session);
+    const error = this.core.authenticationError;
+    if (!undecided && error !== undefined) return Promise.reject(error);
+    return new Promise((resolve, reject) => {
+      const late = this.after(timeout, () => settle(() => reject(new RequestTimeout("AUTH", timeout))));
+      const settle = (act: () => void) => {
+        clearTimeout(late);
+        this.authentications.delete(waiter);
+        act();
+      };
+      const waiter: Waiter<Authenticated> = {
+        resolve: (session_) => settle(() => resolve(session_)),
+        reject: (why) => settle(() => reject(why)),
+      };
+      this.authentications.add(waiter);
+    });
+  }
+
+  /** Publish a packet within `timeout` seconds. Rejects with why that failed; aborting forgets the publish. */
+  publish(packetId: string, canonical: string, timeout: number, signal?: AbortSignal): Promise<Published> {
+    signal?.throwIfAborted();
+    return new Promise((resolve, reject) => {
+      this.step((core) => {
+        const handle = core.publish(packetId, canonical, timeout, this.now());
+        const abort = () => {
+          if (!this.publishes.delete(handle)) return;
+          this.step((inner) => inner.cancelPublish(handle));
+          reject(signal?.reason);
+        };
+        signal?.addEventListener("abort", abort, { once: true });
+        const done = () => signal?.removeEventListener("abort", abort);
+        this.publishes.set(handle, {
+          resolve: (published) => (done(), resolve(published)),
+          reject: (why) => (done(), reject(why)),
+        });
+      });
+    });
+  }
+
+  /** Send a request of another kind. Rejects with `RequestRefused`, `RequestTimeout`, `ConnectionFailed`. */
+  ask(message: { readonly type: string } & Readonly<Record<string, unknown>>, timeout: number): Promise<Moderated> {
+    return new Promise((resolve, reject) => {
+      const request = this.step((core) => core.ask(message));
+      if (request === undefined) {
+        reject(new ConnectionFailed("the relay is not connected"));
+        return;
+      }
+      const late = this.after(timeout, () => {
+        if (this.questions.delete(request)) reject(new RequestTimeout(message.type, timeout));
+      });
+      this.questions.set(request, {
+        resolve: (answer) => (clearTimeout(late), resolve(answer)),
+        reject: (why) => (clearTimeout(late), reject(why)),
+      });
+    });
+  }
+
+  /** Open a subscription; `arrived` is called when its stream has something to take or has ended. */
+  subscribe(query: Query, arrived: () => void): Stream {
+    return this.step((core) => {
+      const stream = core.subscribe(query, this.now());
+      this.arrivals.set(stream, arrived);
+      return stream;
+    });
+  }
+
+  /** The page or the machine may have slept: look at once whether the relay is still there. */
+  readonly wake = (): void => {
+    this.wakeUp?.();
+    const isRecent = this.now() - this.lastProbeAt < WAKE_PROBE_INTERVAL;
+    if (this.core.isWaiting && this.probedAt === undefined && !isRecent) this.probe(WAKE_PROBE_SECONDS);
+  };
+
+  // Connecting.
+
+  private async keepConnected(opened: () => void): Promise<void> {
+    const { backoffBase, backoffCap, stableAfter } = this.options;
+    const backoff = new Backoff(backoffBase, backoffCap, Math.random);
+    globalThis.addEventListener?.("online", this.wake);
+    globalThis.document?.addEventListener("visibilitychange", this.wake);
+    while (this.failure === undefined) {
+      const startedAt = this.now();
+      const ending = await this.serve(opened);
+      if (this.failure !== undefined) break;
+      const isFinal = FINAL_CLOSE_CODES.includes(ending.code);
+      const problem = describe(ending, this.url);
+      if (isFinal) {
+        this.stop(problem);
+        break;
+      }
+      this.lastProblem = problem;
+      // A relay that says goodbye has not failed: it makes way for another, or for itself anew.
+      const worth = GOODBYE_CODES.includes(ending.code) ? backoffBase : stableAfter;
+      if (this.now() - startedAt >= worth) backoff.reset();
+      await this.sleep(backoff.nextDelay());
+    }
+    globalThis.removeEventListener?.("online", this.wake);
+    globalThis.document?.removeEventListener("visibilitychange", this.wake);
+    opened();
+  }
+
+  private sleep(seconds: number): Promise<void> {
+    return new Promise<void>((resolve) => {
+      const timer = setTimeout(resolve, seconds * 1000);
+      this.wakeUp = () => (clearTimeout(timer), resolve());
+    }).then(() => void (this.wakeUp = undefined));
+  }
+
+  /** Run one connection until it ends; returns how it ended. */
+  private async serve(opened: () => void): Promise<Ending> {
+    const early: string[] = [];
+    const timeouts = new Set<ReturnType<typeof setTimeout> | undefined>();
+    const discovery = new AbortController();
+    let socket: WebSocketLike;
+    try {
+      socket = new (this.more.webSocket ?? globalWebSocket())(this.url);
+    } catch (error) {
+      return { code: 1002, reason: error instanceof Error ? error.message : String(error) };
+    }
+    let ready!: () => void;
+    const isReady = new Promise<undefined>((resolve) => (ready = () => resolve(undefined)));
+    let isServing = false;
+    const ended = new Promise<Ending>((resolve) => {
+      this.hangUp = resolve;
+      socket.onclose = ({ code, reason }: CloseEvent) => resolve({ code, reason });
+    });
+    // In browsers `close` follows at once, and may say more. Node says nothing more where nobody listens.
+    socket.onerror = () => timeouts.add(setTimeout(() => this.hangUp?.({ code: 1006, reason: "" }), ERROR_MS));
+    socket.onopen = () => ready();
+    socket.onmessage = ({ data }: MessageEvent<unknown>) => {
+      this.heardAt = this.now();
+      this.probedAt = undefined;
+      this.probeEndsAt = Infinity;
+      if (typeof data !== "string" || data.length > this.options.maxMessageLength) {
+        this.core.statistics.messagesInvalid++;
+      } else if (isServing) {
+        this.step((core) => core.receiveMessage(data, this.now()));
+      } else if (early.length < MAX_EARLY_FRAMES) {
+        early.push(data);
+      }
+    };
+    const patience = <T>(seconds: number, value: T) =>
+      new Promise<T>((resolve) => timeouts.add(this.after(seconds, () => resolve(value))));
+    const manifest = discover(this.url, discovery.signal);
+    try {
+      const slow = patience(this.options.handshakeTimeout, "slow" as const);
+      const first = await Promise.race([isReady, ended, slow]);
+      if (first === "slow") return { code: 1006, reason: "it did not answer in time" };
+      if (first !== undefined) {
+        this.core.statistics.connectionsFailed++;
+        return first;
+      }
+      let announced = await Promise.race([manifest, patience(this.options.manifestTimeout, undefined), ended]);
+      if (announced !== undefined && "code" in announced) return announced;
+      if (announced === undefined) announced = await this.announcedBy(early, ended, patience);
+      if (this.failure !== undefined) return await ended;
+      this.socket = socket;
+      this.heardAt = this.now();
+      isServing = true;
+      this.step((core) => {
+        core.connectionMade(announced ?? { extensions: new Set() }, this.now(), Date.now() / 1000);
+        for (const frame of early) core.receiveMessage(frame, this.now());
+      });
+      opened();
+      this.more.changed();
+      this.pulse = setInterval(() => this.beat(), Math.min(this.options.pingInterval * 250, MAX_TIMER_MS));
+      return await ended;
+    } finally {
+      for (const timeout of timeouts) clearTimeout(timeout);
+      clearInterval(this.pulse);
+      discovery.abort();
+      socket.onopen = socket.onmessage = socket.onclose = null;
+      socket.onerror = () => undefined; // some WebSockets throw what nobody takes
+      socket.close();
+      this.socket = this.hangUp = this.probedAt = undefined;
+      this.probeEndsAt = Infinity;
+      this.step((core) => core.connectionLost());
+      this.more.changed();
+    }
+  }
+
+  /** Without a manifest, as where another origin's may not be read: what the relay's first challenge announces. */
+  private async announcedBy(
+    early: readonly string[],
+    ended: Promise<Ending>,
+    patience: (seconds: number, value: undefined) => Promise<undefined>,
+  ): Promise<Announced | undefined> {
+    let over = false;
+    void Promise.race([patience(CHALLENGE_PATIENCE_SECONDS, undefined), ended]).then(() => (over = true));
+    for (let seen = 0; !over; ) {
+      for (; seen < early.length; seen++) {
+        const extensions = extensionsIn(early[seen] as string);
+        if (extensions !== undefined) return { extensions: new Set(extensions) };
+      }
+      await patience(0.01, undefined);
+    }
+    return undefined;
+  }
+
+  // Liveness. A browser's WebSocket says nothing when its peer is gone without a word, as after sleep.
+
+  private beat(): void {
+    const now = this.now();
+    if (now >= this.probeEndsAt) this.hangUp?.({ code: 1006, reason: "the relay has fallen silent" });
+    else if (this.probedAt === undefined && this.core.isWaiting && now - this.heardAt >= this.options.pingInterval) {
+      this.probe(this.options.pingTimeout);
+    }
+  }
+
+  private probe(patience: number): void {
+    if (!this.step((core) => core.probe())) return;
+    this.probedAt = this.lastProbeAt = this.now();
+    this.probeEndsAt = this.probedAt + patience;
+  }
+
+  // After every step.
+
+  private deliver(): void {
+    for (const change of this.core.changes()) {
+      switch (change.kind) {
+        case "signature":
+          void this.sign(change.request, change.message);
+          break;
+        case "authenticated":
+          for (const waiter of [...this.authentications]) settle(waiter, change.outcome);
+          if (!(change.outcome instanceof Error)) this.pin();
+          break;
+        case "published": {
+          const waiter = this.publishes.get(change.handle);
+          this.publishes.delete(change.handle);
+          if (waiter !== undefined) settle(waiter, change.outcome);
+          break;
+        }
+        case "answered": {
+          const waiter = this.questions.get(change.request);
+          this.questions.delete(change.request);
+          if (waiter !== undefined) settle(waiter, change.outcome);
+          break;
+        }
+        case "stream": {
+          const arrived = this.arrivals.get(change.stream);
+          if (change.stream.phase === "ended") this.arrivals.delete(change.stream);
+          arrived?.();
+        }
+      }
+    }
+    for (const frame of this.core.dataToSend()) this.socket?.send(frame);
+    this.arm();
+  }
+
+  private async sign(request: string, message: Uint8Array): Promise<void> {
+    let outcome: Uint8Array | Error;
+    try {
+      outcome = await (this.more.signer as Signer).sign(message);
+    } catch (error) {
+      outcome = error instanceof Error ? error : new Error(String(error));
+    }
+    this.step((core) => core.signed(request, outcome, this.now()));
+    this.more.changed();
+  }
+
+  /** Write down which relay this is, beside everything else: a store that fails harms no message. */
+  private pin(): void {
+    const relayId = this.core.serverId;
+    if (this.more.pins === undefined || this.isPinned || relayId === undefined) return;
+    this.isPinned = true;
+    this.more.pins.add(addressOf(this.url), relayId).catch((error: unknown) => {
+      console.warn("the relay could not be pinned", error);
+    });
+  }
+
+  private arm(): void {
+    const wakeAt = this.core.timer;
+    if (wakeAt === this.timerAt) return;
+    clearTimeout(this.timer);
+    this.timerAt = wakeAt;
+    this.timer = this.after(Math.max(wakeAt - this.now(), 0), () => {
+      this.timerAt = Infinity;
+      this.step((core) => core.handleTimer(this.now()));
+    });
+  }
+
+  private after(seconds: number, act: () => void): ReturnType<typeof setTimeout> | undefined {
+    return seconds === Infinity ? undefined : setTimeout(act, Math.min(Math.ceil(seconds * 1000), MAX_TIMER_MS));
+  }
+}
+
+function settle<T>(waiter: Waiter<T>, outcome: T | StrataError): void {
+  if (outcome instanceof StrataError) waiter.reject(outcome);
+  else waiter.resolve(outcome);
+}
+
+function extensionsIn(frame: string): readonly string[] | undefined {
+  try {
+    const message = decodeRelayMessage(frame);
+    return message.type === "AUTH_CHALLENGE" ? message.extensions : undefined;
+  } catch (error) {
+    if (error instanceof InvalidMessage) return undefined;
+    throw error;
+  }
+}
+
+function globalWebSocket(): WebSocketConstructor {
+  const found = (globalThis as { WebSocket?: WebSocketConstructor }).WebSocket;
+  if (found !== undefined) return found;
+  throw new TypeError("this program has no WebSocket: use Node 22 or newer, or pass webSocket");
+}
+
+function checkUrl(url: string): void {
+  let parts: URL | undefined;
+  try {
+    parts = new URL(url);
+  } catch {
+    parts = undefined;
+  }
+  if (parts === undefined || !["ws:", "wss:"].includes(parts.protocol) || parts.hash !== "") {
+    throw new ConnectionFailed("not a relay URL; one looks like ws://127.0.0.1:7447/strata");
+  }
+}
+
+function describe({ code, reason }: Ending, url: string): ConnectionFailed {
+  const why =
+    code === 1006 && reason === ""
+      ? "nothing answers there, or it is no relay, or it does not let this page in; browsers do not say which"
+      : reason || `it closed the connection with code ${code}`;
+  return new ConnectionFailed(`no connection to ${shown(url)}: ${why}`);
+}
+
+/** The URL without the user name, password and query that it may carry: fit for logs and errors. */
+function shown(url: string): string {
+  const { protocol, host, pathname } = new URL(url);
+  return `${protocol}//${host}${pathname}`;
+}

@@ -1,0 +1,102 @@
+/** The checks of every received packet, before a program sees it. */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import { InvalidPacket } from "../protocol/errors.js";
+import { idHolds, type Packet } from "../protocol/packets.js";
+import { type OriginType, restore } from "../protocol/provenance.js";
+import type { KeyRing } from "./keyring.js";
+import type { Options } from "./options.js";
+import type { QueuedEvent } from "./stream.js";
+import type { Delivery, Query, Statistics } from "./values.js";
+
+/** A packet whose form and id hold, that was asked for and is new; who signed it is still to be judged. */
+export interface Candidate {
+  readonly event: QueuedEvent;
+  readonly packet: Packet;
+  readonly originType: OriginType | undefined;
+}
+
+/** The relay has to be asked for the author's keys before the packet can be judged. */
+export const KEYS_WANTED = "keys_wanted";
+
+/**
+ * Checks the events of one subscription; a packet that fails is dropped and counted, never handed on.
+ *
+ * With a `KeyRing` an author's key events are applied first; without one, only the key in the author's DID counts.
+ */
+export class Inspector {
+  private readonly seen = new Set<string>();
+
+  constructor(
+    private readonly query: Query,
+    private readonly options: Options,
+    private readonly statistics: Statistics,
+    private readonly keys: KeyRing | undefined,
+  ) {}
+
+  /** The event's packet, if it is whole, new and wanted: every check but the signature's. */
+  read(event: QueuedEvent): Candidate | undefined {
+    let candidate: Candidate;
+    try {
+      candidate = { event, ...restore(event.packet, event.annotations) }; // R-183: recomputes the id
+    } catch (error) {
+      if (!(error instanceof InvalidPacket)) throw error;
+      this.count(error, undefined);
+      // Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
+      if (error.code === "invalid_schema" && !idHolds(event.packet)) this.statistics.eventsForged++;
+      return undefined;
+    }
+    const { packetId } = candidate.packet;
+    // Before the signature, which costs more than all the rest. The id is recomputed and the one remembered was
+    // verified, so a forged signature cannot hide a packet from us.
+    if (this.seen.delete(packetId)) {
+      this.seen.add(packetId);
+      this.statistics.eventsRepeated++;
+      return undefined;
+    }
+    if (!this.query.matches(candidate.packet, event.receivedAt)) {
+      this.statistics.eventsUnasked++;
+      return undefined;
+    }
+    return candidate;
+  }
+
+  /** The packet as a delivery, undefined if it must not be handed on, or that keys are wanted first. */
+  async judge(candidate: Candidate): Promise<Delivery | typeof KEYS_WANTED | undefined> {
+    const { packet, event, originType } = candidate;
+    try {
+      if (this.keys === undefined) await packet.verify(event.receivedAt); // R-336, R-337
+      else if (!(await this.keys.verify(packet, event.receivedAt, event.arrivedAt))) return KEYS_WANTED;
+    } catch (error) {
+      if (!(error instanceof InvalidPacket)) throw error;
+      this.count(error, packet.authorId);
+      return undefined;
+    }
+    this.seen.add(packet.packetId);
+    if (this.seen.size > this.options.dedupPackets) this.seen.delete(this.seen.values().next().value as string);
+    this.statistics.eventsDelivered++;
+    const { receivedAt, cursor, live } = event;
+    return { packet, receivedAt, cursor, live, originType };
+  }
+
+  private count(error: InvalidPacket, author: string | undefined): void {
+    const tampered = error.detail === undefined || error.detail === "packet_id_mismatch";
+    if (error.code === "packet_expired") this.statistics.eventsExpired++;
+    else if (error.code === "invalid_signature" && tampered) {
+      this.statistics.eventsTampered++;
+      const hasKeys = author !== undefined && this.keys !== undefined && this.keys.hasAllKeys(author);
+      if (error.detail !== undefined || hasKeys) this.statistics.eventsForged++;
+    } else this.statistics.eventsInvalid++;
+  }
+}
+
+/** The author that an event claims, unchecked; undefined if the event cannot be read. */
+export function authorOf(event: QueuedEvent): string | undefined {
+  try {
+    const author = (JSON.parse(event.packet) as { author_id?: unknown } | null)?.author_id;
+    return typeof author === "string" ? author : undefined;
+  } catch {
+    return undefined;
+  }
+}

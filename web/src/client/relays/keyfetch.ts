@@ -1,0 +1,143 @@
+/** Asking a relay for authors' identity packets: many authors at once, one question at a time. */
+
+import { RequestTimeout, StrataError } from "../protocol/errors.js";
+import type { ReceivedPacket } from "../protocol/keys/entries.js";
+import { MAX_CHAIN_EVENTS } from "../protocol/keys/ledger.js";
+import type { KeyRing } from "./keyring.js";
+import type { Announced } from "./values.js";
+
+/** Most authors in one question. */
+export const MAX_AUTHORS = 500;
+
+const MAX_EVENTS = 2 * MAX_CHAIN_EVENTS;
+const MAX_BYTES = 8 * 2 ** 20;
+
+interface Question {
+  readonly askedAt: number;
+  readonly answered: Promise<void>;
+}
+
+interface Wish {
+  readonly answered: Promise<void>;
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+/** What a fetcher needs of the connection. */
+export interface KeySource {
+  /** The identity packets of some authors, unverified, until the relay has no more. */
+  read(authors: readonly string[], signal: AbortSignal): AsyncIterable<ReceivedPacket>;
+  /** What the relay now connected says about itself. */
+  announced(): Announced | undefined;
+  /** The connection's clock, in seconds. */
+  now(): number;
+}
+
+/** Fills a `KeyRing` on demand: at most one question is under way, and who asks meanwhile joins the next. */
+export class KeyFetcher {
+  private wanted = new Map<string, Wish>();
+  private asking = new Map<string, Question>();
+  private isWorking = false;
+
+  constructor(
+    readonly ring: KeyRing,
+    private readonly source: KeySource,
+    private readonly timeout: number,
+  ) {}
+
+  /**
+   * Have the ring learn `author`, by a question made no earlier than `since`; `others` are asked for along the
+   * way. Rejects with `RequestTimeout` and what the relay's refusal is.
+   */
+  fetch(author: string, others: Iterable<string>, since: number): Promise<void> {
+    const answered = this.want(author, since);
+    for (const other of others) if (!this.wanted.has(other) && !this.asking.has(other)) this.want(other, since);
+    return answered;
+  }
+
+  /** Ask again for the authors who are due for it, in the background. */
+  refreshStale(): void {
+    for (const author of this.ring.stale) {
+      this.ring.stale.delete(author);
+      this.want(author, this.source.now());
+    }
+  }
+
+  private want(author: string, since: number): Promise<void> {
+    const asked = this.asking.get(author);
+    if (asked !== undefined && asked.askedAt >= since) return asked.answered;
+    let wish = this.wanted.get(author);
+    if (wish === undefined) {
+      wish = newWish();
+      this.wanted.set(author, wish);
+    }
+    if (!this.isWorking) void this.work();
+    return wish.answered;
+  }
+
+  private async work(): Promise<void> {
+    this.isWorking = true;
+    await Promise.resolve(); // whoever asks in the same step shares the question
+    while (this.wanted.size > 0) {
+      const askedAt = this.source.now();
+      const batch = [...this.wanted].slice(0, MAX_AUTHORS);
+      for (const [author, wish] of batch) {
+        this.wanted.delete(author);
+        this.asking.set(author, { askedAt, answered: wish.answered });
+      }
+      try {
+        await this.ask(
+          batch.map(([author]) => author),
+          askedAt,
+        );
+        for (const [, wish] of batch) wish.resolve();
+      } catch (error) {
+        for (const [, wish] of batch) wish.reject(error);
+      }
+      this.asking = new Map();
+    }
+    this.isWorking = false;
+  }
+
+  private async ask(authors: readonly string[], askedAt: number): Promise<void> {
+    const events = new Map(authors.map((author) => [author, [] as ReceivedPacket[]]));
+    const sizes = new Map(authors.map((author) => [author, 0]));
+    const announced = this.source.announced();
+    const late = new AbortController();
+    const timer = setTimeout(() => late.abort(), this.timeout * 1000);
+    try {
+      for await (const event of this.source.read(authors, late.signal)) {
+        const author = event.packet.authorId;
+        const size = (sizes.get(author) ?? 0) + event.packet.sizeBytes;
+        sizes.set(author, size);
+        const found = events.get(author);
+        if (found !== undefined && size <= MAX_BYTES && found.length <= MAX_EVENTS) found.push(event);
+      }
+    } finally {
+      clearTimeout(timer);
+    }
+    if (late.signal.aborted) throw new RequestTimeout("the question for authors' keys", this.timeout);
+    const isMarked = announced?.extensions.has("history_marker") ?? false;
+    const isWhole = isMarked && this.source.announced() === announced; // over one connection
+    for (const [author, found] of events) {
+      if ((sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
+        this.ring.learn(author, undefined, askedAt, { isOvergrown: true });
+      } else {
+        this.ring.learn(author, await this.ring.build(author, found), askedAt, { isWhole });
+      }
+    }
+  }
+}
+
+function newWish(): Wish {
+  let resolve!: () => void;
+  let reject!: (error: unknown) => void;
+  const answered = new Promise<void>((done, failed) => {
+    resolve = done;
+    reject = failed;
+  });
+  answered.catch((error: unknown) => {
+    if (!(error instanceof StrataError)) throw error; // a fault of ours must not pass unseen
+  }); // nobody need be waiting for a refresh
+  return { answered, resolve, reject };
+}

@@ -1,0 +1,156 @@
+/**
+ * What a relay connection knows of its authors' keys (R-075, R-336).
+ *
+ * An author is *known* once the relay has been asked for its identity packets. Most authors have none: their key
+ * is in their DID, and remembering that costs one entry. For the others a `KeyChain` says which key could sign in
+ * the second in which a relay received a packet.
+ *
+ * The ring need not be told of every change at once. A packet that does not verify may be signed by a key that is
+ * younger than what is known here. So a verdict against a packet stands only if the relay was asked after that
+ * packet had arrived. A reader cannot notice a revocation by itself, so it asks again from time to time.
+ */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import type { DidDocument } from "../protocol/documents.js";
+import { InvalidPacket } from "../protocol/errors.js";
+import { KeyChain } from "../protocol/keys/chain.js";
+import type { ReceivedPacket } from "../protocol/keys/entries.js";
+import { isIdentityType } from "../protocol/keys/statements.js";
+import { DEFAULT_RULES, type KeyRules } from "../protocol/keys/states.js";
+import { checkExpiry, type Packet } from "../protocol/packets.js";
+
+/** Documents and keys trusted before any packet is read: by configuration or bootstrap. */
+export interface Anchors {
+  readonly documents?: Readonly<Record<string, readonly DidDocument[]>>;
+  /** Public keys by DID. */
+  readonly keys?: Readonly<Record<string, Uint8Array>>;
+  readonly rules?: KeyRules;
+}
+
+interface Author {
+  /** Undefined: nothing but the key in the DID itself. */
+  chain: KeyChain | undefined;
+  /** The relay told more than a chain may hold: nothing that this author signs resolves. */
+  readonly isOvergrown: boolean;
+  /** Whether the relay said itself that this was all it had of the author. */
+  readonly isWhole: boolean;
+  /** When the relay was asked; all that it held then is in the chain. */
+  readonly askedAt: number;
+  refreshAt: number;
+}
+
+/** The key chains of the authors met on one relay, the least recently met forgotten first. */
+export class KeyRing {
+  /** Authors to ask for again, in the background; whoever does so takes them out. */
+  readonly stale = new Set<string>();
+  private readonly authors = new Map<string, Author>();
+
+  constructor(
+    private readonly anchors: Anchors,
+    private readonly maxAuthors: number,
+    private readonly refreshInterval: number,
+  ) {}
+
+  /** Whether the relay was asked for this author. */
+  has(did: string): boolean {
+    return this.authors.has(did);
+  }
+
+  /** The relay was asked at `askedAt` and has answered with this chain, or with too much. */
+  learn(
+    did: string,
+    chain: KeyChain | undefined,
+    askedAt: number,
+    how: { isOvergrown?: boolean; isWhole?: boolean } = {},
+  ): void {
+    this.authors.delete(did);
+    this.authors.set(did, {
+      chain,
+      isOvergrown: how.isOvergrown ?? false,
+      isWhole: how.isWhole ?? false,
+      askedAt,
+      refreshAt: askedAt + this.refreshInterval,
+    });
+    this.stale.delete(did);
+    if (this.authors.size > this.maxAuthors) this.authors.delete(this.authors.keys().next().value as string);
+  }
+
+  /** The chain that identity packets amount to; undefined if there is nothing but the DID itself. */
+  async build(did: string, events: readonly ReceivedPacket[]): Promise<KeyChain | undefined> {
+    if (events.length === 0 && !this.names(did)) return undefined;
+    return KeyChain.replay(did, events, this.options(did));
+  }
+
+  /** What is known of an author's keys, for showing to people; undefined if the relay was not asked. */
+  chain(did: string): KeyChain | undefined {
+    const author = this.authors.get(did);
+    return author && (author.chain ?? KeyChain.genesis(did, this.options(did)));
+  }
+
+  /** Whether the relay has told everything that it had about this author's keys, and said so. */
+  hasAllKeys(did: string): boolean {
+    return this.authors.get(did)?.isWhole ?? false;
+  }
+
+  /**
+   * Check signature, key window and expiry of a packet that the relay received at `receivedAt`.
+   *
+   * False says that the relay has to be asked first. An identity packet that passes counts from here on. Rejects
+   * with `InvalidPacket`.
+   */
+  async verify(packet: Packet, receivedAt: number, arrivedAt: number): Promise<boolean> {
+    const author = this.authors.get(packet.authorId);
+    if (author === undefined) return false;
+    this.authors.delete(packet.authorId);
+    this.authors.set(packet.authorId, author);
+    if (arrivedAt > author.refreshAt) {
+      author.refreshAt = Infinity;
+      this.stale.add(packet.authorId);
+    }
+    try {
+      await this.verifyBy(author, packet, receivedAt);
+    } catch (error) {
+      if (!(error instanceof InvalidPacket)) throw error;
+      if (author.askedAt < arrivedAt && error.code !== "packet_expired") return false;
+      throw error;
+    }
+    return true;
+  }
+
+  private async verifyBy(author: Author, packet: Packet, receivedAt: number): Promise<void> {
+    if (author.isOvergrown) {
+      throw new InvalidPacket("invalid_signature", "the author has too many identity packets", "too_many_key_events");
+    }
+    if (isIdentityType(packet.contentType)) {
+      const chain = author.chain ?? KeyChain.genesis(packet.authorId, this.options(packet.authorId));
+      await chain.verify(packet, receivedAt, { ingest: false });
+      try {
+        author.chain = await chain.apply(packet, receivedAt);
+      } catch (error) {
+        // It held when it was received and does not fit what is known since, as after a conflict.
+        if (!(error instanceof InvalidPacket)) throw error;
+      }
+    } else if (author.chain === undefined) {
+      await packet.verify(receivedAt);
+      return;
+    } else {
+      await author.chain.verify(packet, receivedAt, { ingest: false });
+    }
+    checkExpiry(packet, receivedAt);
+  }
+
+  private names(did: string): boolean {
+    const { documents, keys } = this.anchors;
+    return Object.hasOwn(documents ?? {}, did) || Object.hasOwn(keys ?? {}, did);
+  }
+
+  private options(did: string) {
+    const { documents, keys, rules } = this.anchors;
+    return {
+      documents: (Object.hasOwn(documents ?? {}, did) ? documents?.[did] : undefined) ?? [],
+      staticKey: Object.hasOwn(keys ?? {}, did) ? keys?.[did] : undefined,
+      rules: rules ?? DEFAULT_RULES,
+    };
+  }
+}

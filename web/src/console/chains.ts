@@ -1,0 +1,93 @@
+// Whose key counts, and when: the author's key chain, judged as a relay judges it.
+
+import { InvalidInput } from "../client/protocol/errors.js";
+import { fromHex } from "../client/protocol/bytes.js";
+import { KeyChain } from "../client/protocol/keys/chain.js";
+import { standing } from "../client/protocol/keys/states.js";
+import { Packet } from "../client/protocol/packets.js";
+import type { AuthorEvents, KeyHistory, Rules } from "./state/checking.js";
+
+export interface Chain {
+  /** In one sentence, why the key counts. */
+  readonly words: string;
+  judge(packet: Packet, receivedAt: number): Promise<{ verdict: string; key: string | null }>;
+  history(at: number): Promise<KeyHistory>;
+}
+
+/** The chain of these identity packets, as the relay gave them with the second in which it received each. */
+export async function chainOf(did: string, events: AuthorEvents, rules?: Rules): Promise<Chain> {
+  const received = events.flatMap(([text, receivedAt]) => {
+    const packet = read(text);
+    return packet === null || packet.authorId !== did ? [] : [{ packet, receivedAt }];
+  });
+  const chain = await KeyChain.replay(did, received, rules === undefined ? {} : { rules });
+  const refused = events.length - chain.events.length;
+  return {
+    words:
+      chain.events.length === 0
+        ? "The DID is this key, and the relay knows of no change to it."
+        : "By the author's key events, this key could sign when the relay received the packet.",
+    judge: (packet, receivedAt) => judge(chain, packet, receivedAt),
+    history: (at) => historyOf(chain, at, refused),
+  };
+}
+
+function read(text: string): Packet | null {
+  try {
+    return Packet.read(text);
+  } catch (error) {
+    if (error instanceof InvalidInput) return null;
+    throw error;
+  }
+}
+
+async function judge(chain: KeyChain, packet: Packet, receivedAt: number): Promise<{ verdict: string; key: string | null }> {
+  try {
+    await chain.verify(packet, receivedAt, { ingest: false });
+  } catch (error) {
+    if (!(error instanceof InvalidInput)) throw error;
+    return { verdict: error.detail ?? error.code, key: null };
+  }
+  for (const state of await chain.keys(receivedAt)) {
+    if (await packet.isSignedBy(fromHex(state.publicKey) ?? new Uint8Array())) return { verdict: "valid", key: `0x${state.publicKey}` };
+  }
+  return { verdict: "valid", key: "of the author" };
+}
+
+const WORDS: Readonly<Record<string, string>> = {
+  DID_DOCUMENT: "published a document",
+  RECOVERY_APPROVAL: "approved a recovery",
+  ADD: "added a key",
+  ROTATE: "replaced a key",
+  REVOKE: "revoked a key",
+};
+
+async function historyOf(chain: KeyChain, at: number, refused: number): Promise<KeyHistory> {
+  const keys = await chain.keys(at);
+  const events = [];
+  for (const { packet, receivedAt } of chain.events) {
+    const kind = String(packet.contentType === "KEY_EVENT" ? packet.content["event"] : packet.contentType);
+    events.push({
+      id: packet.packetId,
+      type: packet.contentType,
+      receivedAt,
+      pending: await chain.isPending(packet.packetId, at),
+      words: WORDS[kind] ?? kind,
+    });
+  }
+  return {
+    conflict: chain.conflict ?? null,
+    document: chain.head?.hash ?? null,
+    keys: keys.map((key) => ({
+      keyId: key.keyId,
+      publicKey: `0x${key.publicKey}`,
+      standing: standing(key, at, chain.rules.clockSkewSeconds),
+      validFrom: key.validFrom,
+      validUntil: key.validUntil ?? 0,
+      revokedAt: key.revokedAt ?? null,
+      recovery: key.recovery,
+    })),
+    events,
+    refused,
+  };
+}

@@ -1,0 +1,121 @@
+// The console's frame: where one is, how the connection does, and the page asked for.
+
+import { type JSX, render } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+
+import { ConnectionState, Notices } from "./parts/connection.js";
+import { step } from "./parts/list.js";
+import { Identity } from "./pages/identity.js";
+import { Live } from "./pages/live.js";
+import { Operator } from "./pages/operator.js";
+import { Overview } from "./pages/overview.js";
+import { PacketPage } from "./pages/packet.js";
+import { Publish } from "./pages/publish.js";
+import { Search } from "./pages/search.js";
+import { Topics } from "./pages/topics.js";
+import { go, route, to } from "./route.js";
+import { loadKeys } from "./state/keys.js";
+import { begin, connections } from "./state/link.js";
+import { beginOutbox } from "./state/outbox.js";
+import { manifest, refreshManifest } from "./state/relay.js";
+import { keepAuthenticated } from "./state/session.js";
+import { follow, pause } from "./state/tail.js";
+import { shortDid, shown } from "./text.js";
+
+interface Page {
+  readonly title: string;
+  readonly view: () => JSX.Element;
+  /** Whether it is named in the menu. */
+  readonly listed: boolean;
+}
+
+const PAGES: Readonly<Record<string, Page>> = {
+  live: { title: "Live", view: Live, listed: true },
+  search: { title: "Search", view: Search, listed: true },
+  overview: { title: "Overview", view: Overview, listed: true },
+  topics: { title: "Topics", view: Topics, listed: true },
+  publish: { title: "Publish", view: Publish, listed: true },
+  operator: { title: "Operator", view: Operator, listed: true },
+  identity: { title: "Identity", view: Identity, listed: false },
+  packet: { title: "Packet", view: PacketPage, listed: false },
+};
+
+function Frame(): JSX.Element {
+  const { page, subject } = route.value;
+  const found = PAGES[page];
+  const title = found?.title ?? "Nothing here";
+  const main = useRef<HTMLElement>(null);
+  const isFirst = useRef(true);
+  useEffect(() => {
+    document.title = `${title} · Strata relay`;
+    // Whoever listens rather than looks hears of the new page; at the start the page is announced anyway.
+    if (!isFirst.current) main.current?.focus();
+    isFirst.current = false;
+  }, [page, subject]);
+  const View = found?.view;
+  const hasOperators = manifest.value?.auth.capabilities.includes("operate") ?? false;
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), main.current?.focus())}>
+        Skip to the page
+      </a>
+      <header class="top">
+        <a class="brand" href={to("live")}>
+          <span aria-hidden="true">≡</span> Strata relay
+        </a>
+        {manifest.value !== null && (
+          <span class="relay-id" title={shown(manifest.value.relay_id)}>
+            {shortDid(manifest.value.relay_id)}
+          </span>
+        )}
+        <nav aria-label="Pages">
+          {Object.entries(PAGES).map(
+            ([name, { title: words, listed }]) =>
+              listed &&
+              (name !== "operator" || hasOperators) && (
+                <a key={name} href={to(name)} aria-current={name === page ? "page" : undefined}>
+                  {words}
+                </a>
+              ),
+          )}
+        </nav>
+        <ConnectionState />
+      </header>
+      <main ref={main} id="main" tabIndex={-1}>
+        <Notices />
+        {View === undefined ? <h1>There is no such page</h1> : <View key={`${page}/${subject}`} />}
+      </main>
+    </>
+  );
+}
+
+/** Space, /, j and k work wherever nothing is being typed. */
+function keys(event: KeyboardEvent): void {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  const target = event.target as HTMLElement;
+  const field = document.querySelector<HTMLInputElement>("[data-find]");
+  if (target.matches("input, textarea, select")) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
+  const isLive = route.value.page === "live";
+  const isPressing = target.matches("button, summary, a:not(.row)");
+  if (event.key === " " && isLive && !isPressing) pause();
+  else if (event.key === "/" && field !== null) field.focus();
+  else if (event.key === "j") step(1);
+  else if (event.key === "k") step(-1);
+  else if (event.key === "Escape" && route.value.page === "packet") history.length > 1 ? history.back() : go("live");
+  else return;
+  event.preventDefault();
+}
+
+addEventListener("keydown", keys);
+begin();
+follow();
+keepAuthenticated();
+void loadKeys();
+beginOutbox();
+void refreshManifest();
+connections.subscribe((count) => void (count > 1 && refreshManifest()));
+const app = document.querySelector("#app");
+if (app !== null) render(<Frame />, app);

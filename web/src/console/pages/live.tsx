@@ -1,0 +1,95 @@
+// Live: what the relay takes, as it takes it.
+
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+
+import { Note } from "../parts/bits.js";
+import { PacketList } from "../parts/list.js";
+import { phase, wantsAuth } from "../state/link.js";
+import { matches, type Row } from "../state/rows.js";
+import { announced, behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped, tally } from "../state/tail.js";
+import { openingUrl } from "../state/messages.js";
+import { Copy } from "../parts/bits.js";
+import { count, span } from "../text.js";
+
+export function Live(): JSX.Element {
+  const [wanted, want] = useState("");
+  const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+  const all = rows.value;
+  const found: readonly Row[] = words.length === 0 ? all : all.filter((row) => row.kind === "gap" || matches(row, words));
+  const isEmpty = ready.value && all.length === 0 && !paused.value;
+  return (
+    <section class="page live">
+      <div class="bar">
+        <h1>Live</h1>
+        <label class="find">
+          <span class="label">Filter</span>
+          <input
+            data-find
+            type="search"
+            value={wanted}
+            placeholder="words, a type, part of a DID"
+            onInput={({ currentTarget }) => want(currentTarget.value)}
+          />
+        </label>
+        <button type="button" class={paused.value ? "primary" : ""} aria-pressed={paused.value} onClick={() => pause()}>
+          {paused.value ? "Go on" : "Pause"}
+        </button>
+        {paused.value && <span class="hint">{count(held.value)} new</span>}
+      </div>
+      <Counters found={words.length > 0 ? found.length : null} />
+      {isBehind.value && (
+        <Note tone="warn" title={`${span(behind.value)} behind`}>
+          <p>
+            These packets are older than now: the page reads on from where it stood.{" "}
+            <button type="button" onClick={jump}>
+              Jump to now
+            </button>
+          </p>
+        </Note>
+      )}
+      {!ready.value && phase.value !== "offline" && !wantsAuth.value && <p class="hint">Reading the last packets…</p>}
+      {isEmpty && <Empty />}
+      {found.length > 0 && <PacketList rows={found} label="Packets, newest first" />}
+      {all.length > 0 && found.length === 0 && <p class="hint">No packet of the {count(all.length)} in the list has these words.</p>}
+      <p class="keys" aria-label="Keys">
+        <kbd>Space</kbd> pause <kbd>/</kbd> filter <kbd>j</kbd> <kbd>k</kbd> next, previous <kbd>Enter</kbd> open <kbd>Esc</kbd> back
+      </p>
+    </section>
+  );
+}
+
+/** What is announced changes no more often than anybody can listen to. */
+function Counters({ found }: { found: number | null }): JSX.Element {
+  const { packets, done, bad } = tally.value;
+  return (
+    <p class="counters">
+      <span class="hidden" role="status">
+        {announced.value > 0 && `${count(announced.value)} packets received`}
+      </span>
+      <span>
+        <b>{count(received.value)}</b> received since this page was opened
+      </span>
+      <span>
+        <b>{count(packets)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
+      </span>
+      <span>
+        <b>{count(done)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} do not hold</strong>}
+      </span>
+      {skipped.value > 0 && (
+        <span>
+          <b>{count(skipped.value)}</b> skipped
+        </span>
+      )}
+    </p>
+  );
+}
+
+function Empty(): JSX.Element {
+  return (
+    <Note title="Nothing has been published here yet">
+      <p>The first packet appears in this place the moment it is stored. To send one from a terminal:</p>
+      <Copy label="A command that publishes a packet" text={`strata publish --text "hello" --relay ${openingUrl()}`} />
+    </Note>
+  );
+}

@@ -1,0 +1,275 @@
+// Operator: what this relay does not serve, who decided so, and the way back.
+
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Did, Note, PacketLink } from "../parts/bits.js";
+import { IdentityCard } from "../parts/identity-card.js";
+import { route } from "../route.js";
+import { request, RequestFailed } from "../state/link.js";
+import { manifest } from "../state/relay.js";
+import { capabilities, speaksFor } from "../state/session.js";
+import { line, moment } from "../text.js";
+
+const KINDS = { author: "an author", packet: "a packet", media: "a media hash", type: "a type", network: "a network" } as const;
+const SPANS = { "": "until it is lifted", "3600": "for an hour", "86400": "for a day", "604800": "for a week", "2592000": "for 30 days" } as const;
+
+type Kind = keyof typeof KINDS;
+
+interface Ban {
+  readonly kind: Kind;
+  readonly subject: string;
+  readonly reason: string;
+  readonly actor: string;
+  readonly expires_at: number | null;
+  readonly created_at: number;
+}
+
+interface Ruled extends Omit<Ban, "expires_at" | "created_at"> {
+  readonly number: number;
+  readonly at: number;
+  readonly via: string;
+  readonly act: string;
+}
+
+interface Book<T> {
+  readonly entries: readonly T[];
+  readonly next: string | undefined;
+}
+
+const EMPTY = { entries: [], next: undefined };
+
+async function entries<T>(action: "list" | "log", before: Book<T> = EMPTY): Promise<Book<T>> {
+  const answer = await request({ type: "MODERATE", action, limit: 50, ...(before.next !== undefined && { after: before.next }) });
+  return { entries: [...before.entries, ...((answer.entries ?? []) as unknown as T[])], next: answer.next };
+}
+
+const words = (error: unknown): string =>
+  error instanceof RequestFailed ? `${error.reason}${error.detail === undefined ? "" : ` (${error.detail.replaceAll("_", " ")})`}` : String(error);
+
+export function Operator(): JSX.Element {
+  const may = capabilities.value.includes("operate");
+  const exists = manifest.value?.auth.capabilities.includes("operate") ?? true;
+  return (
+    <section class="page operator">
+      <h1>Operator</h1>
+      {!exists && (
+        <Note title="This relay has no operators">
+          <p>Its setting `operators` names none, so nobody can moderate over the wire. `relayd ban` on its machine works all the same.</p>
+        </Note>
+      )}
+      {exists && !may && (
+        <>
+          <p>To moderate, authenticate as one of this relay's operators.</p>
+          <IdentityCard />
+          {speaksFor.value !== null && (
+            <Note tone="warn" title="This identity is no operator here">
+              <p>The relay knows who you are, and grants no capability `operate`. Its setting `operators` would have to name this DID.</p>
+            </Note>
+          )}
+        </>
+      )}
+      {may && <Desk key={speaksFor.value} />}
+    </section>
+  );
+}
+
+function Desk(): JSX.Element {
+  const [bans, setBans] = useState<Book<Ban>>(EMPTY);
+  const [log, setLog] = useState<Book<Ruled>>(EMPTY);
+  const [said, say] = useState("");
+  const [failed, fail] = useState("");
+  const attempt = async (act: () => Promise<unknown>): Promise<boolean> => {
+    try {
+      await act();
+      fail("");
+      return true;
+    } catch (error) {
+      fail(words(error));
+      return false;
+    }
+  };
+  const refresh = (): Promise<boolean> =>
+    attempt(async () => {
+      setBans(await entries<Ban>("list"));
+      setLog(await entries<Ruled>("log"));
+    });
+  useEffect(() => void refresh(), []);
+  const rule = async (action: "ban" | "unban", kind: Kind, subject: string, reason: string, seconds = 0): Promise<boolean> => {
+    const until = seconds > 0 ? { expires_at: Math.floor(Date.now() / 1000) + seconds } : {};
+    const done = await attempt(() => request({ type: "MODERATE", action, kind, subject, reason, ...until }));
+    if (done) {
+      const [off, on] = kind === "packet" ? ["removed", "restored"] : ["banned", "no longer banned"];
+      say(`${line(subject, 60)} is ${action === "ban" ? off : on}. Every process follows within two seconds.`);
+      await refresh();
+    }
+    return done;
+  };
+  return (
+    <>
+      <Form rule={rule} />
+      <p role="status" class="done">
+        {said}
+      </p>
+      {failed !== "" && (
+        <Note tone="bad" title="Not done">
+          <p role="alert">{line(failed, 300)}</p>
+        </Note>
+      )}
+      <h2>In force</h2>
+      {bans.entries.length === 0 && <p class="hint">Nothing is banned or removed by a ruling.</p>}
+      <ul class="rulings">
+        {bans.entries.map((ban) => (
+          <InForce key={ban.kind + ban.subject} ban={ban} rule={rule} />
+        ))}
+      </ul>
+      {bans.next !== undefined && (
+        <button type="button" onClick={() => void attempt(async () => setBans(await entries("list", bans)))}>
+          More
+        </button>
+      )}
+      <h2>Log of rulings</h2>
+      <Log log={log} />
+      {log.next !== undefined && (
+        <button type="button" onClick={() => void attempt(async () => setLog(await entries("log", log)))}>
+          Older rulings
+        </button>
+      )}
+      <p class="hint">Erasing for good needs the relay's machine: it cannot be undone, so it is not to be had here.</p>
+    </>
+  );
+}
+
+type Rule = (action: "ban" | "unban", kind: Kind, subject: string, reason: string, seconds?: number) => Promise<boolean>;
+
+function Form({ rule }: { rule: Rule }): JSX.Element {
+  const asked = route.value.query;
+  const [kind, setKind] = useState<Kind>(() => (Object.hasOwn(KINDS, asked.get("kind") ?? "") ? (asked.get("kind") as Kind) : "author"));
+  const [subject, setSubject] = useState(asked.get("subject") ?? "");
+  const [reason, setReason] = useState("");
+  const [seconds, setSeconds] = useState("");
+  return (
+    <form
+      class="fields card"
+      aria-label="A new ruling"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void rule("ban", kind, subject.trim(), reason.trim(), Number(seconds)).then((done) => {
+          if (!done) return;
+          setSubject("");
+          setReason("");
+        });
+      }}
+    >
+      <label>
+        <span class="label">Ban or remove</span>
+        <select value={kind} onChange={({ currentTarget: { value } }) => setKind(value as Kind)}>
+          {Object.entries(KINDS).map(([name, text]) => (
+            <option key={name} value={name}>
+              {text}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label class="grow">
+        <span class="label">{kind === "author" ? "DID" : kind === "packet" ? "Packet id" : kind === "network" ? "Address or network" : "Which"}</span>
+        <input required value={subject} spellcheck={false} onInput={({ currentTarget: { value } }) => setSubject(value)} />
+      </label>
+      <label>
+        <span class="label">For how long</span>
+        <select value={seconds} onChange={({ currentTarget: { value } }) => setSeconds(value)}>
+          {Object.entries(SPANS).map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label class="grow">
+        <span class="label">Reason, as you would tell the author</span>
+        <input required maxLength={1000} value={reason} onInput={({ currentTarget: { value } }) => setReason(value)} />
+      </label>
+      <button type="submit" class="danger">
+        {kind === "packet" ? "Remove" : "Ban"}
+      </button>
+    </form>
+  );
+}
+
+function Subject({ kind, subject }: { kind: Kind; subject: string }): JSX.Element {
+  if (kind === "author") return <Did did={subject} />;
+  if (kind === "packet") return <PacketLink id={subject} />;
+  return <span class="mono">{line(subject, 100)}</span>;
+}
+
+function InForce({ ban, rule }: { ban: Ban; rule: Rule }): JSX.Element {
+  const [isUndoing, setUndoing] = useState(false);
+  const [reason, setReason] = useState("");
+  return (
+    <li>
+      <span class="type">{KINDS[ban.kind] ?? line(ban.kind, 20)}</span>
+      <Subject kind={ban.kind} subject={ban.subject} />
+      <span class="hint">
+        {line(ban.reason, 200)} · {ban.expires_at === null ? "until it is lifted" : `until ${moment(ban.expires_at)}`}
+      </span>
+      {!isUndoing && (
+        <button type="button" onClick={() => setUndoing(true)} aria-label={`Undo: ${KINDS[ban.kind]} ${line(ban.subject, 40)}`}>
+          Undo…
+        </button>
+      )}
+      {isUndoing && (
+        <form
+          class="undo"
+          onSubmit={(event) => {
+            event.preventDefault();
+            void rule("unban", ban.kind, ban.subject, reason.trim());
+          }}
+        >
+          <label>
+            <span class="label">Reason for the undoing</span>
+            <input required autofocus value={reason} onInput={({ currentTarget: { value } }) => setReason(value)} />
+          </label>
+          <button type="submit" class="primary">
+            {ban.kind === "packet" ? "Restore" : "Lift the ban"}
+          </button>
+        </form>
+      )}
+    </li>
+  );
+}
+
+const ACTS: Readonly<Record<string, string>> = { ban: "banned", unban: "lifted", expire: "ended by itself", erase: "erased" };
+
+function Log({ log }: { log: Book<Ruled> }): JSX.Element {
+  if (log.entries.length === 0) return <p class="hint">No ruling was ever made here.</p>;
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Log of rulings">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">When</th>
+            <th scope="col">What</th>
+            <th scope="col">Whom</th>
+            <th scope="col">Reason</th>
+            <th scope="col">By</th>
+          </tr>
+        </thead>
+        <tbody>
+          {log.entries.map((entry) => (
+            <tr key={entry.number}>
+              <td>{moment(entry.at)}</td>
+              <td>{ACTS[entry.act] ?? line(entry.act, 20)}</td>
+              <td>
+                <Subject kind={entry.kind} subject={entry.subject} />
+              </td>
+              <td>{line(entry.reason, 300)}</td>
+              <td>
+                {entry.actor.startsWith("did:") ? <Did did={entry.actor} /> : line(entry.actor, 60)} ({line(entry.via, 20)})
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

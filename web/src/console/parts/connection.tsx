@@ -1,0 +1,76 @@
+// How the connection does, in words: in the corner always, and above the page where something is amiss.
+
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { to } from "../route.js";
+import { heardAt, hurry, limitedUntil, phase, wantsAuth } from "../state/link.js";
+import { clock, span } from "../text.js";
+import { Note } from "./bits.js";
+
+const WORDS = { connecting: "Connecting…", online: "Connected", offline: "Offline", draining: "Relay restarts" } as const;
+const MARKS = { connecting: "○", online: "●", offline: "✕", draining: "◐" } as const;
+
+export function ConnectionState(): JSX.Element {
+  return (
+    <span class={`state ${phase.value}`} role="status">
+      <span aria-hidden="true">{MARKS[phase.value]}</span> {WORDS[phase.value]}
+    </span>
+  );
+}
+
+/** The seconds until a moment; counts down while the page is looked at. */
+function useSecondsUntil(until: number): number {
+  const [now, tick] = useState(Date.now());
+  useEffect(() => {
+    if (until <= Date.now()) return;
+    const timer = setInterval(() => tick(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, [until]);
+  return Math.max(0, Math.ceil((until - now) / 1000));
+}
+
+export function Notices(): JSX.Element {
+  const wait = useSecondsUntil(limitedUntil.value);
+  return (
+    <>
+      {phase.value === "offline" && (
+        <Note tone="warn" title="No connection to the relay">
+          <p>
+            {heardAt.value > 0 ? `Last heard ${span((Date.now() - heardAt.value) / 1000)} ago, at ${clock(heardAt.value / 1000)}. ` : ""}
+            The page tries again by itself and goes on where it stood.{" "}
+            {heardAt.value === 0 && "If this stays, the relay may not take connections from this page (allowed_origins, public_url). "}
+            <button type="button" onClick={hurry}>
+              Try now
+            </button>
+          </p>
+        </Note>
+      )}
+      {phase.value === "draining" && (
+        <Note tone="warn" title="The relay is going away for a moment">
+          <p>It said so itself, as it does before a restart. The page comes back with it, and misses nothing.</p>
+        </Note>
+      )}
+      {wait > 0 && (
+        <Note tone="warn" title={`Rate limited: ${wait} s`}>
+          <p>The relay wants fewer requests from this address. What is open is asked for again when the time is up.</p>
+        </Note>
+      )}
+      {wantsAuth.value && (
+        <Note tone="warn" title="This relay shows packets to authenticated readers only">
+          <p>
+            <a href={to("publish")}>Choose or make an identity</a>, and the page authenticates with it.
+          </p>
+        </Note>
+      )}
+      {!isSecureContext && (
+        <Note title="This page came over plain http">
+          <p>
+            Browsers do not offer their own cryptography here, so packets are checked more slowly, and no keys are kept. Over
+            https, or at localhost, both are there.
+          </p>
+        </Note>
+      )}
+    </>
+  );
+}

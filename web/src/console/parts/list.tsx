@@ -1,0 +1,109 @@
+// Packets as lines, of which only those in view are drawn.
+
+import type { JSX } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+import { to } from "../route.js";
+import type { GapRow, PacketRow, Row } from "../state/rows.js";
+import { preview } from "../state/rows.js";
+import { check } from "../state/checking.js";
+import { bytes, clock, count, line, shortDid, shown, when } from "../text.js";
+import { Badge } from "./bits.js";
+
+const LINE = 38;
+const CARD = 92;
+const SPARE = 8;
+const NARROW = matchMedia("(max-width: 600px)");
+
+/** How high a row is: the sheet of styles says the same. */
+function useRowHeight(): number {
+  const [height, set] = useState(NARROW.matches ? CARD : LINE);
+  useEffect(() => {
+    const change = (): void => set(NARROW.matches ? CARD : LINE);
+    NARROW.addEventListener("change", change);
+    return () => NARROW.removeEventListener("change", change);
+  }, []);
+  return height;
+}
+
+/** `follows`: new rows come at the top; whoever has scrolled down keeps the rows that are being read. */
+export function PacketList({ rows, label }: { rows: readonly Row[]; label: string }): JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const height = useRowHeight();
+  const [view, setView] = useState({ top: 0, size: 800 });
+  const before = useRef<readonly Row[]>(rows);
+
+  const look = (): void => {
+    const at = box.current;
+    if (at !== null) setView({ top: at.scrollTop, size: at.clientHeight });
+  };
+  useLayoutEffect(() => {
+    look();
+    const watch = new ResizeObserver(look);
+    if (box.current !== null) watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  useLayoutEffect(() => {
+    const at = box.current;
+    const anchor = before.current[0];
+    if (at !== null && anchor !== undefined && at.scrollTop > 0 && before.current !== rows) {
+      const added = rows.indexOf(anchor);
+      if (added > 0) at.scrollTop += added * height;
+    }
+    before.current = rows;
+  }, [rows, height]);
+
+  const first = Math.max(0, Math.floor(view.top / height) - SPARE);
+  const last = Math.min(rows.length, Math.ceil((view.top + view.size) / height) + SPARE);
+  const seen = rows.slice(first, last);
+  useEffect(() => check(seen), [seen[0], seen.at(-1), seen.length]);
+
+  return (
+    <div class="list" ref={box} onScroll={look} role="region" aria-label={label} tabIndex={rows.length > 0 ? 0 : -1}>
+      <ol role="list" style={{ height: `${rows.length * height}px` }}>
+        {seen.map((row, at) => (
+          <li key={row.id} style={{ top: `${(first + at) * height}px` }} aria-setsize={rows.length} aria-posinset={first + at + 1}>
+            {row.kind === "packet" ? <PacketLine row={row} /> : <GapLine row={row} />}
+          </li>
+        ))}
+      </ol>
+    </div>
+  );
+}
+
+function PacketLine({ row }: { row: PacketRow }): JSX.Element {
+  return (
+    <a class="row" href={to("packet", row.id)} data-row={row.id}>
+      <span class="time">{when(row.receivedAt)}</span>
+      <span class="who" title={shown(row.author)}>
+        {shortDid(row.author)}
+      </span>
+      <span class="type">{line(row.type, 60)}</span>
+      <span class="size">{bytes(row.size)}</span>
+      <bdi class="preview">{line(preview(row.event))}</bdi>
+      <Badge verdict={row.verdict.value} />
+    </a>
+  );
+}
+
+function GapLine({ row }: { row: GapRow }): JSX.Element {
+  const many = row.packets === null ? "packets" : `${count(row.packets)} packets`;
+  return (
+    <a class="row gap" href={to("search", "", { q: `received:${row.from}..${row.to}` })} data-row={row.id}>
+      <span class="time">{clock(row.to)}</span>
+      <span class="gap-words">
+        Gap: {many} from {clock(row.from)} to {clock(row.to)} are not in this list ({row.why}). Search has them.
+      </span>
+    </a>
+  );
+}
+
+/** Move the focus from row to row. */
+export function step(by: number): void {
+  const all = [...document.querySelectorAll<HTMLElement>(".list .row")];
+  if (all.length === 0) return;
+  const at = all.indexOf(document.activeElement as HTMLElement);
+  const next = all[at < 0 ? 0 : Math.min(Math.max(at + by, 0), all.length - 1)];
+  next?.focus({ preventScroll: false });
+  next?.scrollIntoView({ block: "nearest" });
+}

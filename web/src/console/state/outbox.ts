@@ -1,0 +1,80 @@
+// The client library's outbox, over this page's connection: packets that were signed here wait in the browser, as
+// the very bytes that were signed, until the relay has said OK.
+
+import { effect, signal } from "@preact/signals";
+
+import { indexedDbOutbox } from "../../client/outbox/indexeddb.js";
+import { memoryOutbox } from "../../client/outbox/memory.js";
+import { Outbox } from "../../client/outbox/outbox.js";
+import { RequestRefused } from "../../client/protocol/errors.js";
+import type { Packet } from "../../client/protocol/packets.js";
+import { publishFrame } from "../../client/protocol/wire.js";
+import type { Published } from "../../client/relays/values.js";
+import { chosen, keepsKeys } from "./keys.js";
+import { phase, request, RequestFailed } from "./link.js";
+import { authenticate } from "./session.js";
+
+export interface Item {
+  readonly id: string;
+  readonly type: string;
+  readonly state: "waiting" | "stored" | "refused";
+  readonly note: string;
+}
+
+/** Newest first; those stored are forgotten with the page. */
+export const items = signal<readonly Item[]>([]);
+
+const MOST_STORED = 20;
+const INTERVAL = 2000;
+let timer: ReturnType<typeof setTimeout> | undefined;
+const stored: Item[] = [];
+const outbox = new Outbox(keepsKeys ? indexedDbOutbox("console") : memoryOutbox(), send);
+
+/** Send what waits from before, and whatever is put in. */
+export function beginOutbox(): void {
+  outbox.start();
+  effect(() => void (phase.value === "online" && outbox.wake()));
+  void look();
+}
+
+async function look(): Promise<void> {
+  const waiting = (await outbox.list()).map(({ packet, state, refusal, isStale }): Item => {
+    const stale = isStale ? "Older than a day: relays refuse it, unless they have it. Nothing is signed anew. " : "";
+    const why = refusal === undefined ? "" : `${refusal.reason} (${refusal.code})`;
+    return { id: packet.packetId, type: packet.contentType, state, note: stale + why };
+  });
+  items.value = [...waiting.reverse(), ...stored];
+  // Another tab may be the one that sends.
+  clearTimeout(timer);
+  if (waiting.length > 0) timer = setTimeout(() => void look(), INTERVAL);
+}
+
+/** Keep a signed packet and send it. Rejects if it cannot be kept; then it was not sent either. */
+export async function put(packet: Packet): Promise<void> {
+  const { sent } = await outbox.add(packet);
+  sent.catch(() => undefined).then(look, look);
+  await look();
+}
+
+export async function discard(id: string): Promise<void> {
+  await outbox.remove(id);
+  await look();
+}
+
+async function send(packet: Packet): Promise<Published> {
+  try {
+    const ok = await request((id) => publishFrame(packet.canonical, id));
+    const duplicate = ok.duplicate === true;
+    const item: Item = { id: packet.packetId, type: packet.contentType, state: "stored", note: duplicate ? "The relay had it already." : "" };
+    stored.unshift(item);
+    stored.splice(MOST_STORED);
+    setTimeout(() => void look());
+    return { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued: false, downgradedTo: undefined };
+  } catch (error) {
+    // Without an answer it is sent again.
+    if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline"].includes(error.code)) throw error;
+    if (error.code === "unauthenticated" && chosen.value !== null) await authenticate();
+    setTimeout(() => void look());
+    throw new RequestRefused(error.code, error.reason, { detail: error.detail });
+  }
+}

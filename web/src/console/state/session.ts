@@ -1,0 +1,105 @@
+// Who this page speaks for on its connection: AUTH, and the relay's name that it was given to.
+
+import { effect, signal } from "@preact/signals";
+
+import { checkChallenge, signingInput } from "../../client/protocol/auth.js";
+import { hex } from "../../client/protocol/bytes.js";
+import { InvalidMessage } from "../../client/protocol/errors.js";
+import type { AuthChallenge } from "../../client/protocol/wire.js";
+import { chosen } from "./keys.js";
+import { authenticated, challenge, connections, reconnect, request, RequestFailed, wantsAuth } from "./link.js";
+
+const PIN = "strata-relay-id";
+
+export const speaksFor = signal<string | null>(null);
+export const capabilities = signal<readonly string[]>([]);
+/** Why the last attempt failed, in words; empty after one that did not. */
+export const authFailed = signal("");
+/** The name that this relay had, and the one that it shows now: nothing is signed for it. */
+export const changedRelay = signal<{ known: string; shown: string } | null>(null);
+
+let wanted = false;
+
+function pin(): string | undefined {
+  return localStorage.getItem(PIN) ?? undefined;
+}
+
+/** Believe the relay's new name from now on: somebody has decided so. */
+export function acceptRelay(): void {
+  localStorage.removeItem(PIN);
+  changedRelay.value = null;
+}
+
+/** Prove the chosen identity, now and after each reconnect. Resolves to whether the relay took it. */
+export async function authenticate(): Promise<boolean> {
+  const identity = chosen.value;
+  if (identity === null) return false;
+  wanted = true;
+  if (speaksFor.value !== null && speaksFor.value !== identity.did) {
+    reconnect(); // and then as the one that is chosen now
+    return false;
+  }
+  try {
+    const asked = await nextChallenge();
+    const known = pin();
+    checkChallenge(asked, known);
+    const signature = await identity.sign(signingInput(asked.challenge, asked.server_id));
+    localStorage.setItem(PIN, asked.server_id);
+    const ok = await request({
+      type: "AUTH",
+      author_id: identity.did,
+      challenge: asked.challenge,
+      signature: `0x${hex(signature)}`,
+    });
+    speaksFor.value = identity.did;
+    capabilities.value = ok.capabilities ?? [];
+    authFailed.value = "";
+    authenticated();
+    return true;
+  } catch (error) {
+    fail(error);
+    return false;
+  }
+}
+
+function fail(error: unknown): void {
+  speaksFor.value = null;
+  capabilities.value = [];
+  if (error instanceof InvalidMessage && error.detail === "server_id_unexpected") {
+    changedRelay.value = { known: pin() ?? "", shown: challenge.value?.server_id ?? "" };
+    wanted = false;
+  }
+  const detail = error instanceof RequestFailed && error.detail !== undefined ? ` (${error.detail.replaceAll("_", " ")})` : "";
+  authFailed.value = (error instanceof Error ? error.message : String(error)) + detail;
+}
+
+/** The challenge of this connection; a relay that sends none for ten seconds asks nobody to authenticate. */
+function nextChallenge(): Promise<AuthChallenge> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => {
+      stop();
+      reject(new Error("the relay has sent nothing to sign"));
+    }, 10_000);
+    let stop = (): void => undefined;
+    stop = effect(() => {
+      const message = challenge.value;
+      if (message === null) return;
+      clearTimeout(timer);
+      setTimeout(() => stop());
+      resolve(message as unknown as AuthChallenge);
+    });
+  });
+}
+
+/** Authenticate where the relay asks for it, and again on each new connection. */
+export function keepAuthenticated(): void {
+  effect(() => {
+    const isConnected = connections.value > 0;
+    speaksFor.value = null;
+    capabilities.value = [];
+    if (wanted && isConnected) queueMicrotask(() => void authenticate());
+  });
+  effect(() => {
+    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(() => void authenticate());
+  });
+}

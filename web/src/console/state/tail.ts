@@ -1,0 +1,194 @@
+// The live tail: the last packets before the page was opened, and every one since.
+//
+// Packets come as they come and are shown a few times a second, so that ten thousand in a second cost no more
+// drawing than ten. What is kept has a bound in rows and in bytes. Nothing is left out without a row that says so.
+
+import { batch, computed, effect, signal } from "@preact/signals";
+
+import { check, checked, forgetKeys, IDENTITY_TYPES } from "./checking.js";
+import { type Event, page, phase, relayNow, subscribe } from "./link.js";
+import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
+
+const FIRST = 100;
+const MOST_ROWS = 5000;
+const MOST_CHARACTERS = 24_000_000;
+const INTERVAL = 120;
+const TALLY_INTERVAL = 400;
+const ANNOUNCE_INTERVAL = 10_000;
+const BEHIND_SECONDS = 5;
+/** How many of the newest are checked each time, whether they are in view or not. */
+const SAMPLE = 6;
+
+/** Newest first. */
+export const rows = signal<readonly Row[]>([]);
+export const received = signal(0);
+export const skipped = signal(0);
+export const paused = signal(false);
+/** Packets that came while the list was paused. */
+export const held = signal(0);
+/** How old the newest packet was when it came, in seconds, where that is more than a moment. */
+export const behind = signal(0);
+export const isBehind = computed(() => behind.value > BEHIND_SECONDS);
+/** What has come before the page was opened is there. */
+export const ready = signal(false);
+
+/** Of the packets in the list: how many there are, were checked, and do not hold. */
+export const tally = signal({ packets: 0, done: 0, bad: 0 });
+/** How many were received, as it is said to whoever listens. */
+export const announced = signal(0);
+
+let close: (() => void) | null = null;
+let round = 0;
+let arrived: PacketRow[] = [];
+let arrivedCharacters = 0;
+let lost = { count: 0, from: 0, to: 0 };
+let timer: ReturnType<typeof setTimeout> | undefined;
+let gaps = 0;
+let lastAt = 0;
+/** Ids of the second that the tail begins with: its packets come once more. */
+let overlap = new Set<string>();
+
+/** Begin, once; the tail goes on while other pages are open. */
+export function follow(): void {
+  if (close !== null) return;
+  close = () => undefined;
+  lately(() => [rows.value, checked.value], TALLY_INTERVAL, count);
+  lately(() => received.value, ANNOUNCE_INTERVAL, () => (announced.value = received.peek()));
+  const stop = effect(() => {
+    if (phase.value !== "online" || ready.peek()) return;
+    void start();
+  });
+  close = stop;
+}
+
+/** Run `act` a while after something that `seen` looks at has changed, and not before that. */
+function lately(seen: () => unknown, interval: number, act: () => void): void {
+  let due: ReturnType<typeof setTimeout> | undefined;
+  effect(() => {
+    seen();
+    due ??= setTimeout(() => {
+      due = undefined;
+      act();
+    }, interval);
+  });
+}
+
+function count(): void {
+  const verdicts = rows.peek().flatMap((row) => (row.kind === "packet" ? [row.verdict.peek()] : []));
+  const done = verdicts.filter((verdict) => verdict !== "unchecked" && verdict !== "checking");
+  tally.value = { packets: verdicts.length, done: done.length, bad: done.filter((verdict) => verdict !== "valid").length };
+}
+
+async function start(): Promise<void> {
+  const mine = ++round;
+  try {
+    const { events } = await page({ limit: FIRST });
+    if (mine !== round) return;
+    const first = events.map(rowOf);
+    const newest = first[0]?.receivedAt;
+    overlap = new Set(first.filter(({ receivedAt }) => receivedAt === newest).map(({ id }) => id));
+    batch(() => {
+      rows.value = [...first, ...rows.value.filter(({ kind }) => kind === "gap")];
+      ready.value = true;
+    });
+    tailFrom(newest);
+  } catch {
+    // Refused or lost: the states of the connection tell of it, and the next connection begins anew.
+  }
+}
+
+function tailFrom(second: number | undefined): void {
+  close?.();
+  close = subscribe(
+    second === undefined ? {} : { received_since: second },
+    {
+      event: take,
+      refused: ({ code, detail, cursor }) => {
+        if (code !== "invalid_cursor") return;
+        addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
+        if (cursor === undefined) jump();
+        else close = subscribe({ cursor }, { event: take }, { gapless: true });
+      },
+    },
+    { gapless: true },
+  );
+}
+
+function take(event: Event): void {
+  const row = rowOf(event);
+  if (overlap.size > 0) {
+    if (overlap.has(row.id)) return void overlap.delete(row.id);
+    if (row.receivedAt > lastAt) overlap.clear();
+  }
+  lastAt = row.receivedAt;
+  if (IDENTITY_TYPES.includes(row.type)) forgetKeys(row.author);
+  if (paused.peek() && (arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS)) {
+    lost = { count: lost.count + 1, from: lost.from || row.receivedAt, to: row.receivedAt };
+  } else {
+    arrived.push(row);
+    arrivedCharacters += row.size;
+  }
+  timer ??= setTimeout(show, INTERVAL);
+}
+
+function show(): void {
+  timer = undefined;
+  batch(() => {
+    const late = arrived.at(-1);
+    behind.value = late === undefined ? 0 : Math.max(0, relayNow() - late.receivedAt);
+    if (paused.value) {
+      held.value = arrived.length + lost.count;
+      return;
+    }
+    const fresh: Row[] = arrived.reverse();
+    check(fresh.slice(0, SAMPLE));
+    received.value += fresh.length + lost.count;
+    if (lost.count > 0) {
+      skipped.value += lost.count;
+      fresh.unshift(gap({ from: lost.from, to: lost.to, packets: lost.count, why: "more came during the pause than is kept" }));
+      lost = { count: 0, from: 0, to: 0 };
+    }
+    arrived = [];
+    arrivedCharacters = 0;
+    held.value = 0;
+    rows.value = bounded([...fresh, ...rows.value]);
+  });
+}
+
+function bounded(all: Row[]): Row[] {
+  let characters = 0;
+  for (let at = 0; at < all.length; at++) {
+    const row = all[at];
+    if (row?.kind === "packet") characters += row.size;
+    if (at >= MOST_ROWS || characters > MOST_CHARACTERS) return all.slice(0, at);
+  }
+  return all;
+}
+
+function gap(about: Omit<GapRow, "kind" | "id">): GapRow {
+  return { kind: "gap", id: `gap-${++gaps}`, ...about };
+}
+
+function addGap(about: Omit<GapRow, "kind" | "id">): void {
+  rows.value = bounded([gap(about), ...rows.value]);
+}
+
+export function pause(stop = !paused.value): void {
+  paused.value = stop;
+  if (!stop) show();
+}
+
+/** Leave out what has not come yet, and go on with what is published from now on. */
+export function jump(): void {
+  close?.();
+  round++;
+  overlap.clear();
+  const from = lastAt || relayNow();
+  batch(() => {
+    paused.value = false;
+    show();
+    behind.value = 0;
+    addGap({ from, to: relayNow(), packets: null, why: "jumped to now" });
+  });
+  tailFrom(relayNow());
+}

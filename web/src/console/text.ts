@@ -1,0 +1,67 @@
+// How texts from packets are shown. Whoever wrote a packet chose every character of it.
+
+// Characters that move, hide or turn round what stands beside them: controls, joiners, directions.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udc7f]/g;
+
+/** The text with every character visible that would otherwise change how others look. */
+export function shown(text: string): string {
+  return text.replace(HIDDEN, (c) => `⟨U+${(c.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
+/** One line of it, at most so long. */
+export function line(text: string, length = 160): string {
+  const cut = text.length > length ? `${text.slice(0, length)}…` : text;
+  return shown(cut.replace(/\s+/g, " "));
+}
+
+/** The end of a DID: every one of a method begins alike. */
+export function shortDid(did: string): string {
+  const tail = did.slice(did.lastIndexOf(":") + 1);
+  return shown(tail.length > 14 ? `${tail.slice(0, 4)}…${tail.slice(-6)}` : tail);
+}
+
+export function shortId(id: string): string {
+  return shown(id.length > 20 ? `${id.slice(0, 10)}…${id.slice(-6)}` : id);
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const DAY = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+const BRIEF = new Intl.DateTimeFormat("sv", { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
+const COUNT = new Intl.NumberFormat("en");
+
+const isTime = (seconds: number): boolean => Number.isFinite(seconds) && Math.abs(seconds) < 8.64e12;
+
+/** The time of day, here. */
+export function clock(seconds: number): string {
+  return isTime(seconds) ? CLOCK.format(seconds * 1000) : "—";
+}
+
+/** The time of a list's row: without the day where that is today. */
+export function when(seconds: number): string {
+  const isToday = new Date(seconds * 1000).toDateString() === new Date().toDateString();
+  return isToday || !isTime(seconds) ? clock(seconds) : BRIEF.format(seconds * 1000);
+}
+
+/** Day and time, here. */
+export function moment(seconds: number): string {
+  return isTime(seconds) ? `${DAY.format(seconds * 1000)}, ${CLOCK.format(seconds * 1000)}` : "—";
+}
+
+export function count(number: number): string {
+  return COUNT.format(number);
+}
+
+export function bytes(size: number): string {
+  if (size < 1000) return `${size} B`;
+  if (size < 1_000_000) return `${(size / 1000).toFixed(size < 10_000 ? 1 : 0)} kB`;
+  return `${(size / 1_000_000).toFixed(1)} MB`;
+}
+
+/** A length of time in words that fit a line. */
+export function span(seconds: number): string {
+  const rounded = Math.round(seconds);
+  if (rounded < 90) return `${rounded} s`;
+  if (rounded < 5400) return `${Math.round(rounded / 60)} min`;
+  if (rounded < 172_800) return `${Math.round(rounded / 3600)} h`;
+  return `${Math.round(rounded / 86_400)} days`;
+}

@@ -1,0 +1,58 @@
+// Checks packets away from the page, so that reading never waits for it.
+
+import { InvalidInput } from "../client/protocol/errors.js";
+import { Packet } from "../client/protocol/packets.js";
+import { type Chain, chainOf } from "./chains.js";
+import type { Answer, Ask, Step } from "./state/checking.js";
+
+const MOST_AUTHORS = 2000;
+const chains = new Map<string, Chain>();
+
+/** Take the packet apart in the order of relay.md §11 and say how far it got. */
+async function examine(text: string, receivedAt: number): Promise<{ verdict: string; steps: Step[] }> {
+  const steps: Step[] = [];
+  let packet: Packet;
+  try {
+    packet = Packet.read(text);
+  } catch (error) {
+    if (!(error instanceof InvalidInput)) throw error;
+    const failed = error.detail === "packet_id_mismatch" ? "id" : "form";
+    if (failed === "id") steps.push({ name: "form", holds: true, words: "The text is well formed." });
+    steps.push({ name: failed, holds: false, words: error.reason });
+    return { verdict: error.detail ?? error.code, steps };
+  }
+  const same = packet.canonical === text;
+  steps.push({
+    name: "form",
+    holds: same,
+    words: same ? "The bytes are their own canonical form (RFC 8785)." : "The bytes are not in canonical form.",
+  });
+  steps.push({ name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature gives the packet's id." });
+  if (!same) return { verdict: "not_canonical", steps };
+  const chain = chains.get(packet.authorId) ?? (await chainOf(packet.authorId, []));
+  const { verdict, key } = await chain.judge(packet, receivedAt);
+  steps.push(
+    key === null
+      ? { name: "signature", holds: false, words: "No key of the author that counted at that time has signed this packet." }
+      : { name: "signature", holds: true, words: `Ed25519 by the key ${key}.` },
+  );
+  if (verdict !== "valid") steps.push({ name: "key", holds: false, words: verdict.replaceAll("_", " ") });
+  else steps.push({ name: "key", holds: true, words: chain.words });
+  return { verdict, steps };
+}
+
+async function answer(ask: Ask): Promise<Answer> {
+  if (ask.kind === "keys") {
+    if (chains.size >= MOST_AUTHORS) chains.clear();
+    const chain = await chainOf(ask.did, ask.events, ask.rules);
+    chains.set(ask.did, chain);
+    return { number: ask.number, history: await chain.history(ask.at) };
+  }
+  return { number: ask.number, ...(await examine(ask.text, ask.receivedAt)) };
+}
+
+addEventListener("message", ({ data }: MessageEvent<Ask>) => {
+  answer(data).then(postMessage, (error: unknown) => {
+    postMessage({ number: data.number, verdict: "not_checked", steps: [{ name: "form", holds: false, words: String(error) }] });
+  });
+});

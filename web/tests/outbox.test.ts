@@ -1,0 +1,199 @@
+import assert from "node:assert/strict";
+import { mkdtemp, readdir, readFile, stat, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import { addressOf, build, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
+import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
+import { fileOutbox, filePins } from "../src/client/node.js";
+
+const me = await Identity.generate();
+const packets = await Promise.all(Array.from({ length: 20 }, (_, n) => build(me, { type: "POST", text: `${n}` })));
+const entries = packets.map(({ packetId, canonical }) => ({ packetId, canonical }));
+
+function published(packetId: string): Published {
+  return { packetId, receivedAt: 1, duplicate: false, queued: false, downgradedTo: undefined };
+}
+
+async function folder(): Promise<string> {
+  return mkdtemp(join(tmpdir(), "outbox-"));
+}
+
+const stores: [string, () => Promise<OutboxStore>][] = [
+  ["memory", async () => memoryOutbox()],
+  ["files", async () => fileOutbox(join(await folder(), "made", "here"))],
+];
+
+for (const [name, make] of stores) {
+  test(`${name}: packets come back in their order, each once`, async () => {
+    const store = await make();
+    for (const entry of entries) await store.add(entry);
+    await store.add(entries[3] as never);
+    assert.equal(await store.count(), 20);
+    await store.remove(entries[0]?.packetId as string);
+    await store.remove("0xnone");
+    await store.refuse(entries[1]?.packetId as string, { code: "blocked_author", reason: "no" });
+    const left = await store.list();
+    assert.deepEqual(
+      left.map((entry) => entry.packetId),
+      entries.slice(1).map((entry) => entry.packetId),
+    );
+    assert.deepEqual(left[0]?.refusal, { code: "blocked_author", reason: "no" });
+    assert.equal(left[1]?.canonical, entries[2]?.canonical);
+  });
+
+  test(`${name}: what a relay takes is forgotten, what it refuses is kept`, async () => {
+    const sent: string[] = [];
+    const refused = packets[2]?.packetId;
+    const send: Send = async ({ packetId }) => {
+      sent.push(packetId);
+      if (packetId === refused) throw new RequestRefused("timestamp_too_old", "too old");
+      return published(packetId);
+    };
+    const store = await make();
+    await store.add(entries[0] as never);
+    const outbox = new Outbox(store, send);
+    outbox.start();
+    const queued = [];
+    for (const packet of packets.slice(1, 4)) queued.push(await outbox.add(packet));
+    assert.equal((await queued[0]?.sent)?.packetId, packets[1]?.packetId);
+    await assert.rejects(queued[1]?.sent as Promise<Published>, { code: "timestamp_too_old" });
+    await queued[2]?.sent;
+    assert.deepEqual(
+      [...new Set(sent)],
+      packets.slice(0, 4).map(({ packetId }) => packetId),
+    );
+    const [kept, ...more] = await outbox.list();
+    assert.deepEqual([kept?.packet.packetId, kept?.state, kept?.isStale, more.length], [refused, "refused", false, 0]);
+    await outbox.remove(refused as string);
+    assert.deepEqual(await outbox.list(), []);
+    await outbox.stop();
+  });
+}
+
+test("what gets no answer is sent again, and a stopped outbox keeps it", async () => {
+  let attempts = 0;
+  const store = memoryOutbox();
+  const outbox = new Outbox(store, async ({ packetId }) => {
+    attempts++;
+    if (attempts < 3) throw new RequestTimeout("PUBLISH", 1);
+    return published(packetId);
+  });
+  outbox.start();
+  const [first, second] = packets;
+  const queued = await outbox.add(first as never);
+  const ringing = setInterval(() => outbox.wake(), 5);
+  assert.equal((await queued.sent).packetId, first?.packetId);
+  clearInterval(ringing);
+  assert.equal(attempts, 3);
+  const never = new Outbox(store, (_, { signal }) => {
+    return new Promise((_resolve, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
+  });
+  await outbox.stop();
+  never.start();
+  const waiting = await never.add(second as never);
+  await never.stop();
+  await assert.rejects(waiting.sent, { name: "Closed" });
+  await assert.rejects(never.add(first as never), { name: "Closed" });
+  assert.equal((await store.list())[0]?.packetId, second?.packetId);
+});
+
+test("a packet that is sent before its store has said so is settled all the same", async () => {
+  const inner = memoryOutbox();
+  const store: OutboxStore = {
+    ...inner,
+    add: async (entry) => {
+      await inner.add(entry);
+      outbox.wake();
+      await new Promise((done) => setTimeout(done, 20)); // sent meanwhile
+    },
+  };
+  const outbox = new Outbox(store, async ({ packetId }) => published(packetId));
+  outbox.start();
+  const queued = await outbox.add(packets[0] as never);
+  assert.equal((await queued.sent).packetId, packets[0]?.packetId);
+  await outbox.stop();
+});
+
+test("what others do with a packet is said to whoever waits for it", async () => {
+  const inner = memoryOutbox();
+  let tell: (news: OutboxNews) => void = () => undefined;
+  const store: OutboxStore = {
+    ...inner,
+    exclusively: (_, signal) => new Promise((resolve) => signal.addEventListener("abort", () => resolve())),
+    watch: (heard) => ((tell = heard), () => undefined),
+  };
+  const outbox = new Outbox(store, () => Promise.reject(new Error("another tab sends")));
+  outbox.start();
+  const [sent, refused, removed, mine] = await Promise.all(packets.slice(0, 4).map((packet) => outbox.add(packet)));
+  tell({ kind: "sent", published: published(sent?.packetId as string) });
+  tell({ kind: "refused", packetId: refused?.packetId as string, refusal: { code: "blocked_author", reason: "no" } });
+  tell({ kind: "removed", packetId: removed?.packetId as string });
+  assert.equal((await sent?.sent)?.packetId, sent?.packetId);
+  await assert.rejects(refused?.sent as Promise<Published>, { code: "blocked_author" });
+  await assert.rejects(removed?.sent as Promise<Published>, { name: "OutboxError" });
+  await outbox.remove(mine?.packetId as string);
+  await assert.rejects(mine?.sent as Promise<Published>, { name: "OutboxError" });
+  await outbox.stop();
+});
+
+test("of two programs that share a folder, the other one's work is noticed", async () => {
+  const place = await folder();
+  let isUp = false;
+  const other = fileOutbox(place);
+  const outbox = new Outbox(fileOutbox(place), async ({ packetId }) => {
+    if (!isUp) throw new RequestTimeout("PUBLISH", 1);
+    return published(packetId);
+  });
+  outbox.start();
+  const queued = await outbox.add(packets[0] as never);
+  await other.remove(packets[0]?.packetId as string);
+  isUp = true;
+  outbox.wake();
+  await assert.rejects(queued.sent, { name: "OutboxError" });
+  await outbox.stop();
+});
+
+test("an outbox is bounded", async () => {
+  const store = memoryOutbox();
+  for (let n = 0; n < MAX_OUTBOX_PACKETS; n++) await store.add({ packetId: `${n}`, canonical: "" });
+  const outbox = new Outbox(store, () => Promise.reject(new Error("not asked")));
+  await assert.rejects(outbox.add(packets[0] as never), { name: "OutboxError" });
+});
+
+test("files of a killed program are whole or none, and private", async () => {
+  const place = await folder();
+  const store = fileOutbox(place);
+  await store.add(entries[0] as never);
+  const [name] = (await readdir(place)) as [string];
+  assert.equal((await stat(join(place, name))).mode & 0o077, 0);
+  await writeFile(join(place, ".0123.part"), '{"packetId":"0x');
+  await writeFile(join(place, "notes.txt"), "x");
+  const again = fileOutbox(place);
+  assert.deepEqual(
+    (await again.list()).map((entry) => entry.packetId),
+    [entries[0]?.packetId],
+  );
+  await again.add(entries[1] as never);
+  assert.deepEqual((await store.list()).length, 2, "two programs share a folder");
+  await writeFile(join(place, name), "{}");
+  await assert.rejects(fileOutbox(place).list(), { name: "OutboxError" });
+});
+
+test("pins are kept in the form of Python's, and never replaced", async () => {
+  const path = join(await folder(), "deep", "pins.json");
+  const pins = filePins(path);
+  assert.equal((await pins.load()).size, 0);
+  await pins.add(addressOf("wss://Relay.example/strata"), "did:strata:b");
+  await pins.add(addressOf("ws://127.0.0.1:7447"), "did:strata:a");
+  await pins.add(addressOf("ws://127.0.0.1:7447"), "did:strata:c");
+  assert.deepEqual(JSON.parse(await readFile(path, "utf8")), {
+    "ws://127.0.0.1:7447/": "did:strata:a",
+    "wss://relay.example:443/strata": "did:strata:b",
+  });
+  for (const text of ["", "[]", "5", '{"ws://x":5}', '{"ws://x":"y"}']) {
+    await writeFile(path, text);
+    await assert.rejects(pins.load(), { name: "IdentityError" });
+  }
+});

@@ -1,0 +1,292 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { build, connect, type Delivery, Identity, type Packet, Relay } from "../src/client/index.js";
+import type { ConnectOptions } from "../src/client/index.js";
+import { bytes } from "./vectors.js";
+
+const URL = "ws://127.0.0.1:9/strata"; // nothing listens there: no manifest comes
+const CHALLENGE = {
+  type: "AUTH_CHALLENGE",
+  challenge: "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+  server_id: "did:strata:relay_1",
+  expires_at: Math.floor(Date.now() / 1000) + 120,
+  extensions: ["history_marker", "gapless", "packet_ids"],
+};
+
+type Frame = Record<string, unknown> & { type: string; subscription_id: string; client_msg_id: string };
+
+/** A relay of the test's own, behind the WebSocket interface. */
+class World {
+  readonly sockets: FakeSocket[] = [];
+  readonly seen: Frame[] = [];
+  greet = [CHALLENGE as object];
+  isDown = false;
+  /** Called with each frame of the client's. */
+  answer: (frame: Frame, socket: FakeSocket) => void = () => undefined;
+
+  get last(): FakeSocket {
+    return this.sockets.at(-1) as FakeSocket;
+  }
+
+  options(more: ConnectOptions = {}): ConnectOptions {
+    const world = this;
+    class Socket extends FakeSocket {
+      constructor() {
+        super(world);
+      }
+    }
+    return { webSocket: Socket as never, backoffBase: 0.01, backoffCap: 0.02, ...more };
+  }
+
+  sent(type: string): Frame[] {
+    return this.seen.filter((frame) => frame.type === type);
+  }
+}
+
+class FakeSocket {
+  onopen: ((event: never) => void) | null = null;
+  onmessage: ((event: never) => void) | null = null;
+  onclose: ((event: never) => void) | null = null;
+  onerror: ((event: never) => void) | null = null;
+  isDeaf = false;
+
+  constructor(private readonly world: World) {
+    world.sockets.push(this);
+    setTimeout(() => {
+      if (world.isDown) {
+        this.onerror?.({} as never); // and, as in Node, nothing else
+        return;
+      }
+      this.onopen?.({} as never);
+      for (const message of world.greet) this.push(message);
+    });
+  }
+
+  push(message: unknown): void {
+    const data = typeof message === "string" || message instanceof Uint8Array ? message : JSON.stringify(message);
+    this.onmessage?.({ data } as never);
+  }
+
+  event(packet: Packet, number: number, cursor?: string, subscription?: string): void {
+    const id = subscription ?? (this.world.sent("SUBSCRIBE").at(-1) as Frame).subscription_id;
+    const place = cursor === undefined ? "" : `,"cursor":"${cursor}"`;
+    this.push(
+      `{"type":"EVENT","subscription_id":"${id}","packet":${packet.canonical},"received_at":${packet.timestamp + number}${place}}`,
+    );
+  }
+
+  drop(code: number): void {
+    this.onclose?.({ code, reason: "" } as never);
+  }
+
+  send(data: string): void {
+    const frame = JSON.parse(data) as Frame;
+    this.world.seen.push(frame);
+    if (!this.isDeaf) queueMicrotask(() => this.world.answer(frame, this));
+  }
+
+  close(): void {}
+}
+
+async function until(condition: () => boolean): Promise<void> {
+  for (const end = Date.now() + 20_000; !condition(); ) {
+    assert.ok(Date.now() < end, "it does not come to pass");
+    await new Promise((done) => setTimeout(done, 5));
+  }
+}
+
+const me = await Identity.fromSeed(bytes("05".repeat(32)));
+const packets = await Promise.all(Array.from({ length: 12 }, (_, n) => build(me, { type: "POST", text: `${n}` })));
+
+function endHistory(frame: Frame, socket: FakeSocket): void {
+  if (frame["history_marker"] !== true) return;
+  socket.push({ type: "END_OF_HISTORY", subscription_id: frame.subscription_id, complete: true, cursor: null });
+}
+
+test("without a manifest the first challenge tells what the relay can", async () => {
+  const world = new World();
+  const relay = await connect(URL, world.options());
+  assert.deepEqual([...(relay.announced?.extensions ?? [])], CHALLENGE.extensions);
+  relay.subscribe();
+  assert.equal(world.seen[0]?.["history_marker"], true);
+  await relay.close();
+  await assert.rejects(relay.publish(packets[0] as Packet), { name: "Closed" });
+});
+
+test("a relay that will not have us is not asked again", async () => {
+  const world = new World();
+  const relay = await connect(URL, world.options());
+  const waiting = relay.publish(packets[0] as Packet);
+  world.last.drop(1008);
+  await assert.rejects(waiting, { name: "ConnectionFailed" });
+  assert.equal(relay.failure?.name, "ConnectionFailed");
+  assert.equal(world.sockets.length, 1);
+  assert.throws(() => relay.subscribe(), { name: "ConnectionFailed" });
+});
+
+test("an address that is none, and one where nobody answers", async () => {
+  for (const url of ["", "http://x", "ws://x/#y", "wss://"]) {
+    await assert.rejects(connect(url), { name: "ConnectionFailed" });
+  }
+  const world = new World();
+  world.isDown = true;
+  const failing = connect(URL, world.options({ connectTimeout: 0.3 }));
+  await assert.rejects(failing, { name: "ConnectionFailed", message: /nothing answers there/ });
+  assert.ok(world.sockets.length > 2, "it is tried again meanwhile");
+});
+
+test("a relay that has fallen silent is probed, left, and found again", async () => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ pingInterval: 0.05, pingTimeout: 0.1 }));
+  relay.subscribe();
+  await until(() => world.sent("SUBSCRIBE").some((frame) => frame.subscription_id === "k1"));
+  assert.equal(world.sockets.length, 1, "it answers the probe");
+  world.last.isDeaf = true;
+  await until(() => world.sockets.length === 2 && relay.isConnected);
+  assert.equal(relay.statistics.connectionsLost, 1);
+  await relay.close();
+});
+
+test("what is no message, or too large a one, is counted and dropped", async () => {
+  const world = new World();
+  const relay = await connect(URL, world.options({ maxMessageLength: 400 }));
+  for (const data of [new Uint8Array(3), "x".repeat(401), "nonsense", '{"type":"NOPE"}']) world.last.push(data);
+  assert.equal(relay.statistics.messagesInvalid, 4);
+  await relay.close();
+});
+
+test("a packet that its author did not sign is dropped, and the next one is handed on", async () => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ resolveKeys: false }));
+  const subscription = relay.subscribe();
+  await until(() => world.sent("SUBSCRIBE").length === 2);
+  const [first, second, third] = packets as [Packet, Packet, Packet];
+  const other = `0x${"0".repeat(126)}01`;
+  world.last.event({ ...first, canonical: first.canonical.replace(first.signature, other) } as Packet, 1, "a");
+  world.last.event({ ...second, canonical: second.canonical.replace('"text":"1"', '"text":"9"') } as Packet, 1, "b");
+  world.last.event(third, 1, "c");
+  world.last.event(third, 1, "d");
+  world.last.event(first, 1, "e");
+  assert.equal((await subscription.next()).value?.packet.packetId, third.packetId);
+  assert.equal((await subscription.next()).value?.packet.packetId, first.packetId);
+  const { eventsTampered, eventsForged, eventsRepeated } = relay.statistics;
+  assert.deepEqual([eventsTampered, eventsForged, eventsRepeated], [2, 1, 1]);
+  await relay.close();
+  await assert.rejects(subscription.next(), { name: "Closed" });
+});
+
+test("a slow reader leaves the feed, and goes on where it stood", async () => {
+  const world = new World();
+  world.answer = (frame, socket) => {
+    if (frame.type !== "SUBSCRIBE") return;
+    const filters = frame["filters"] as { cursor?: string; limit?: number };
+    const from = filters.cursor === undefined ? 0 : Number(filters.cursor) + 1;
+    const page = packets.slice(from, from + (filters.limit ?? 100));
+    page.forEach((packet, at) => socket.event(packet, 0, `${from + at}`, frame.subscription_id));
+    if (frame["history_marker"] !== true) return;
+    const complete = from + page.length >= packets.length;
+    const cursor = page.length > 0 ? `${from + page.length - 1}` : filters.cursor;
+    socket.push({ type: "END_OF_HISTORY", subscription_id: frame.subscription_id, complete, cursor });
+  };
+  const relay = await connect(URL, world.options({ resolveKeys: false, queueEvents: 4, pageEvents: 2 }));
+  const got: string[] = [];
+  for await (const { packet } of relay.subscribe()) {
+    got.push(packet.packetId);
+    if (got.length === 3) world.last.drop(1001);
+    if (got.length === packets.length) break;
+  }
+  assert.deepEqual(
+    got,
+    packets.map((packet) => packet.packetId),
+  );
+  await until(() => world.sent("UNSUBSCRIBE").length > 0);
+  await relay.close();
+});
+
+test("a relay without cursors cannot fill the memory", async () => {
+  const world = new World();
+  world.greet = [];
+  const relay = await connect(URL, world.options({ resolveKeys: false, queueEvents: 2, pageEvents: 2, idleTimeout: 0.01 }));
+  const subscription = relay.subscribe();
+  await until(() => world.sent("SUBSCRIBE").length === 1);
+  for (const packet of packets) world.last.event(packet, 0);
+  const got: Delivery[] = [];
+  await assert.rejects(
+    (async () => {
+      for await (const delivery of subscription) got.push(delivery);
+    })(),
+    { name: "ConnectionFailed" },
+  );
+  assert.equal(got.length, 8, "what had arrived is handed on first");
+  await relay.close();
+});
+
+test("two receivers of one subscription are told so, and closing wakes the first", async () => {
+  const world = new World();
+  const relay = await connect(URL, world.options());
+  const subscription = relay.subscribe();
+  const first = subscription.next();
+  await assert.rejects(subscription.next(), TypeError);
+  subscription.close();
+  assert.deepEqual(await first, { done: true, value: undefined });
+  await relay.close();
+});
+
+test("a signer that fails is said, and nothing hangs", async () => {
+  const world = new World();
+  const identity = { did: me.did, sign: () => Promise.reject(new Error("the device is gone")) };
+  const relay = await connect(URL, world.options({ identity }));
+  await assert.rejects(relay.authenticate(), { name: "IdentityError" });
+  assert.equal(world.sent("AUTH").length, 0);
+  await relay.close();
+});
+
+test("publishes wait for their turn, can be given up, and know the relay's limit", async () => {
+  const world = new World();
+  const relay = await connect(URL, world.options({ maxInFlight: 1, identity: me }));
+  const stop = new AbortController();
+  const given = relay.publish(packets[0] as Packet, { signal: stop.signal });
+  const next = relay.publish(packets[1] as Packet);
+  await assert.rejects(relay.publish(packets[2] as Packet, { timeout: 0.01 }), { name: "RequestTimeout" });
+  assert.equal(world.sent("PUBLISH").length, 1);
+  stop.abort();
+  await assert.rejects(given, { name: "AbortError" });
+  await until(() => world.sent("PUBLISH").length === 2);
+  const { client_msg_id } = world.sent("PUBLISH").at(-1) as Frame;
+  world.last.push({ type: "OK", packet_id: packets[1]?.packetId, status: "ACCEPTED", client_msg_id, duplicate: true });
+  assert.equal((await next).duplicate, true);
+  await relay.close();
+});
+
+test("a question of another kind is answered, refused, or lost with the connection", async () => {
+  const world = new World();
+  world.answer = ({ type, action, client_msg_id }, socket) => {
+    if (type !== "MODERATE") return;
+    if (action === "list") socket.push({ type: "MODERATED", action, client_msg_id, entries: [{ kind: "author" }] });
+    if (action === "ban") socket.push({ type: "ERROR", code: "unauthenticated", reason: "no", client_msg_id });
+    if (action === "log") socket.drop(1006);
+  };
+  const relay = await connect(URL, world.options());
+  assert.deepEqual((await relay.ask({ type: "MODERATE", action: "list" })).entries, [{ kind: "author" }]);
+  await assert.rejects(relay.ask({ type: "MODERATE", action: "ban" }), { name: "RequestRefused" });
+  await assert.rejects(relay.ask({ type: "MODERATE", action: "unban" }, { timeout: 0.01 }), { name: "RequestTimeout" });
+  await assert.rejects(relay.ask({ type: "MODERATE", action: "log" }), { name: "ConnectionFailed" });
+  await relay.close();
+});
+
+test("options and queries that cannot work are refused", async () => {
+  assert.throws(() => new Relay(URL, { ackTimeout: 0 }), TypeError);
+  assert.throws(() => new Relay(URL, { authenticate: "always" }), TypeError);
+  assert.throws(() => new Relay(URL, { odd: 1 } as never), TypeError);
+  const world = new World();
+  const relay = await connect(URL, world.options());
+  for (const options of [{ limit: 5 }, { until: 5 }, { order: "desc" as const }, { packetIds: "0x00" }]) {
+    assert.throws(() => relay.subscribe(options), TypeError);
+  }
+  await assert.rejects(relay.post({ type: "POST" }), TypeError);
+  await assert.rejects(relay.authenticate(), TypeError);
+  await relay.close();
+});

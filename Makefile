@@ -9,6 +9,7 @@ ARGS ?=
 # What a target needs is a lock file, and .venv/.<its name> says that those packages are there.
 RELAY := .venv/.relay
 DEV := .venv/.dev
+WEB := web/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
@@ -39,7 +40,8 @@ types: $(DEV) ## Check the types
 # Most system tests wait for something, so four at a time suit a machine with two cores.
 WORKERS ?= 4
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
-test: $(DEV) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
+# Where npm is there, what is in web/ is tested too; without it those tests are skipped, and say so.
+test: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)
 	$(BIN)/python $(PYTEST) $(ARGS)
 
 # The tests that need no process and no database, as tests/conftest.py marks them.
@@ -97,7 +99,6 @@ screens: $(DEV) ## Take pictures of every page of the console into build/screens
 wheel: $(DEV) ## Build the wheel into dist/
 	$(BIN)/hatchling build --target wheel --directory dist
 
-WEB := web/node_modules/.package-lock.json
 # relayd/console is committed, so that only who changes web/ needs Node.
 web: $(WEB) ## Build the TypeScript client, and the console into relayd/console (needs Node 22)
 	cd web && npm run --silent types && node build.mjs client && node build.mjs console

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from strata.protocol import wire
 from strata.protocol.errors import InvalidMessage, RequestRefused, Retry, StrataError
@@ -44,6 +44,8 @@ class ShortChallenge:
 
 Change = PublishSettled | Stream | AuthenticationSettled | ShortChallenge
 """A publish that ended, a subscription that has events to take or has ended, news of authentication."""
+
+_MOST_EXTENSIONS: Final = 256
 
 
 class Core:
@@ -350,6 +352,8 @@ class Core:
         """R-139: additions are announced on the connection too. Streams already open stay as they are."""
         if extensions and self.announced is not None:
             known = self.announced.extensions | frozenset(extensions)
+            if len(known) > _MOST_EXTENSIONS:  # a hostile relay names new ones for ever
+                return
             self.announced = replace(self.announced, extensions=known)
             for stream in self._streams:
                 stream.learn(self.announced)

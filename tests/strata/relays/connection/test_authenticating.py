@@ -92,6 +92,20 @@ def bench(me):
     return Bench(me).connect()
 
 
+def test_what_a_relay_says_of_its_additions_is_kept_within_bounds(bench):
+    for n in range(1000):
+        bench.say(
+            wire.AuthChallenge(
+                challenge=base64.b64encode(n.to_bytes(32, "big")).decode(),
+                server_id=RELAY,
+                expires_at=int(UNIX + 120),
+                extensions=[f"{n}-{m}" for m in range(100)],
+            )
+        )
+    announced = bench.core.announced
+    assert announced is not None and 100 <= len(announced.extensions) <= 256
+
+
 # States (R-293 … R-297).
 
 

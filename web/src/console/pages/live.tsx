@@ -10,6 +10,7 @@ import { matches, type Row } from "../state/rows.js";
 import { announced, behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped, tally } from "../state/tail.js";
 import { openingUrl } from "../state/messages.js";
 import { Copy } from "../parts/bits.js";
+import { to } from "../route.js";
 import { count, span } from "../text.js";
 
 export function Live(): JSX.Element {
@@ -37,7 +38,7 @@ export function Live(): JSX.Element {
         </button>
         {paused.value && <span class="hint">{count(held.value)} new</span>}
       </div>
-      <Counters found={words.length > 0 ? found.length : null} />
+      {!isEmpty && <Counters found={words.length > 0 ? found.length : null} />}
       {isBehind.value && (
         <Note tone="warn" title={`${span(behind.value)} behind`}>
           <p>
@@ -88,7 +89,10 @@ function Counters({ found }: { found: number | null }): JSX.Element {
 function Empty(): JSX.Element {
   return (
     <Note title="Nothing has been published here yet">
-      <p>The first packet appears in this place the moment it is stored. To send one from a terminal:</p>
+      <p>
+        The first packet appears in this place the moment it is stored. Write one on the page <a href={to("publish")}>Publish</a>, or
+        send one from a terminal:
+      </p>
       <Copy label="A command that publishes a packet" text={`strata publish --text "hello" --relay ${openingUrl()}`} />
     </Note>
   );

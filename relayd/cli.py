@@ -23,6 +23,7 @@ from relayd.backing_up import add_backup_commands
 from relayd.config import ConfigurationError, Settings, load
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.moderating import Console, add_commands
+from relayd.peering import add_peer_commands
 from relayd.version import VERSION
 
 if TYPE_CHECKING:
@@ -516,6 +517,7 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
 _CONSOLE = Console(_settings, _run, _print_json, _fail)
 add_commands(app, _CONSOLE)
 add_backup_commands(app, _CONSOLE)
+add_peer_commands(peers, _CONSOLE)
 
 
 @contextlib.contextmanager

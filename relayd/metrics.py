@@ -62,7 +62,7 @@ __all__ = [
 OTHER = "other"
 """The label under which every unforeseen value is counted."""
 
-MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE")
+MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE", "RECONCILE")
 PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
@@ -70,7 +70,7 @@ RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 LOOP_PAUSES = ("collection", "reload")
 """What keeps the event loop besides what peers cause."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
-RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop")
+RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop", "reconcile")
 """The limits that refuse; `pacing` counts pages of history that were sent later instead, and `loop` messages
 that were read later."""
 CLOSE_REASONS = (
@@ -426,6 +426,46 @@ class Metrics:
         self.peer_last_witness = Gauge(
             "relayd_peer_last_witness_seconds",
             "The latest Unix time at which a packet that came from the peer was first received anywhere.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+
+        self.peer_comparisons = Counter(
+            "relayd_peer_comparisons_total",
+            "Comparisons of sets with peers, by outcome: equal, different, problem.",
+            ["peer", "outcome"],
+            registry=registry,
+        )
+        self.peer_differences = Counter(
+            "relayd_peer_differences_total",
+            "What comparisons with peers have found: packets brought, known, refused, withheld, have.",
+            ["peer", "kind"],
+            registry=registry,
+        )
+        self.peer_comparison_bytes = Counter(
+            "relayd_peer_comparison_bytes_total",
+            "Bytes of the messages by which sets were compared with peers.",
+            ["peer"],
+            registry=registry,
+        )
+        self.peer_equal_at = Gauge(
+            "relayd_peer_equal_seconds",
+            "The Unix time at which nothing of the peer's was last missing here.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.peer_barred = Gauge(
+            "relayd_peer_barred",
+            "1 while the peer is not read from because it has sent forged packets, else 0.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.peer_paused = Gauge(
+            "relayd_peer_paused",
+            "1 while an operator has reading from the peer paused, else 0.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemax",

@@ -8,7 +8,7 @@ on the event loop, whose turns `Slices` keeps short; only signature checks leave
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relayd.access.gate import Access
 from relayd.access.limits import SessionLimits
@@ -20,6 +20,7 @@ from relayd.feed.fanout import Fanout
 from relayd.feed.tail import Tail
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
+from relayd.sessions.comparisons import Comparisons
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
 from relayd.store import Store, Writer
@@ -51,3 +52,4 @@ class Relay:
     registry: Registry
     slices: Slices
     faults: Faults
+    comparisons: Comparisons = field(default_factory=Comparisons)

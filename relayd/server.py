@@ -243,6 +243,8 @@ async def _serve(
                 faults=relay.faults,
                 clock=relay.clock,
                 max_backfill_seconds=settings.max_backfill_seconds,
+                reconcile_interval=settings.reconcile_interval,
+                reconcile_max_items=settings.reconcile_max_items,
             )
         process = _Process(settings, store, relay, metrics, tls, bootstrap, guard, ports, federation)
         try:

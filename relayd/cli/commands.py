@@ -22,6 +22,7 @@ from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
 from relayd.cli.backup import add_backup_commands
 from relayd.cli.moderate import add_commands
+from relayd.cli.peers import peers
 from relayd.config import ConfigurationError, Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.version import VERSION
@@ -382,69 +383,6 @@ def dev_cert(
     typer.echo(f"SSL_CERT_FILE={made.ca}   # for clients: trusts this certificate and nothing else")
 
 
-peers = typer.Typer(no_args_is_help=True, help="See and steer the relays that this one reads from.")
-app.add_typer(peers, name="peers")
-_PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or the beginning of it.")]
-
-
-@peers.command("list")
-def peers_list(
-    config: ConfigFile = None,
-    database_url: DatabaseUrl = None,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Show how each peer stands.
-
-    A peer that is in the table and not in `peers_file` is not read from any more.
-    """
-    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-    from relayd.federation.overview import peer_line, peer_rows
-
-    found = console.run(peer_rows(settings))
-    if json:
-        console.print_json({"peers": found})
-    for row in () if json else found:
-        typer.echo(peer_line(row))
-
-
-@peers.command("pause")
-def peers_pause(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
-    """Read no more from a peer, until `resume`.
-
-    The running relay stops within some seconds.
-    """
-    _change_peer(config, database_url, peer, "pause")
-
-
-@peers.command("resume")
-def peers_resume(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
-    """Read again from a peer that was paused, from where it was read to."""
-    _change_peer(config, database_url, peer, "resume")
-
-
-@peers.command("forgive")
-def peers_forgive(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
-    """Forget that a peer has sent forged packets, and read from it again."""
-    _change_peer(config, database_url, peer, "forgive")
-
-
-@peers.command("reset-cursor")
-def peers_reset_cursor(peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None) -> None:
-    """Read a peer's log again from its beginning.
-
-    What this relay has already is not stored again.
-    """
-    _change_peer(config, database_url, peer, "reset-cursor")
-
-
-def _change_peer(config: Path | None, database_url: str | None, peer: str, action: str) -> None:
-    settings = console.read_settings(config, database_url=database_url)
-    from relayd.federation.overview import change_peer
-
-    typer.echo(f"{action}: {console.run(change_peer(settings, peer, action))}")
-
-
 def _plain(settings: Settings) -> dict[str, object]:
     shown = settings.shown()
     return {name: str(value) if isinstance(value, Path) else value for name, value in shown.items()}
@@ -459,6 +397,7 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
 
 add_commands(app)
 add_backup_commands(app)
+app.add_typer(peers, name="peers")
 
 
 @contextlib.contextmanager

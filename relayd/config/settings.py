@@ -274,6 +274,17 @@ class Settings:
         "Oldest packet that is taken from a relay in `peers_file`; packets that carry keys may have any age.",
         unit="seconds",
     )
+    reconcile_interval: Annotated[float, Meta(ge=0, le=86_400)] = _setting(
+        300.0,
+        "How often the packets of the last day are compared with each relay in `peers_file`; all that may"
+        " count is compared once a day. 0: only on request.",
+        unit="seconds",
+    )
+    reconcile_max_items: Annotated[int, Meta(ge=1000, le=10_000_000)] = _setting(
+        200_000,
+        "Packets in one comparison with a peer, about 150 bytes each; more are compared a part at a time.",
+        unit="packets",
+    )
 
     trusted_proxies: tuple[str, ...] = _setting(
         (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket, StrataError
 from strata.protocol.ids import Identity
@@ -47,6 +48,7 @@ _FLUSH_SECONDS = 1.0
 _AUTH_TIMEOUT = 10.0
 _KEY_FETCHES = 4
 _KEY_TIMEOUT = 30.0
+_FETCH_TIMEOUT = 120.0
 _AT_ONCE = 64
 """Packets taken before other tasks of the relay get their turn."""
 
@@ -88,6 +90,8 @@ class LinkReports:
     refused_witness: Callable[[], None]
     skipped: Callable[[bytes, int, str], None]
     forged: Callable[[str], None]
+    doubted: Callable[[], None] = lambda: None
+    """The peer's log is not the one that was read: its cursors may have passed what is missing here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,6 +129,9 @@ class Link:
         self._stored: PeerMark | None = None
         self._offered: PeerMark | None = None
         self._taken: str | None = place.cursor
+        self._fetches: dict[Intake, asyncio.Event] = {}
+        """Windows of packets that were asked for by id, and what is set when all have their verdict."""
+        self._doubts = 0
         self._key_slots = asyncio.Semaphore(_KEY_FETCHES)
         self._driver = Driver(
             peer.url,
@@ -217,6 +224,7 @@ class Link:
             if stream.phase is Phase.ENDED and stream.error is not None:
                 raise LinkEnded(str(stream.error))
             self._check_session()
+            self._check_cursors()
             if stream.phase is Phase.LIVE and not any(stream.waiting()):
                 mesh.caught_up(did)
             if self._has_room and (event := stream.take()) is not None:
@@ -244,10 +252,21 @@ class Link:
 
     @property
     def _has_room(self) -> bool:
+        return self._has_room_in(self._intake)
+
+    def _has_room_in(self, intake: Intake) -> bool:
         if self._parts.admission.is_full():
             self._parts.admission.hold(self)
             return False
-        return self._intake.has_room
+        return intake.has_room
+
+    def _check_cursors(self) -> None:
+        """A log that has lost its end, or forgotten a cursor, may hold what its cursors have passed."""
+        statistics = self._driver.statistics
+        doubts = statistics.log_resets + statistics.cursor_fallbacks
+        if doubts != self._doubts:
+            self._doubts = doubts
+            self._parts.told.doubted()
 
     def _check_session(self) -> None:
         """What comes over a session without `replicate` may not be as it was signed: nothing of it counts."""
@@ -283,6 +302,45 @@ class Link:
             self._peer_id, received_at, self.peer.trust_received_at, self._parts.max_backfill_seconds
         )
         return PublishRequest(raw, None, lane, time.monotonic(), origin)
+
+    async def fetch(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Have the peer send these packets, at most as many as the window holds, and wait for the verdicts.
+
+        Returns the ids of those that came; waits a minute or two at most. Raises `LinkEnded`. Cancelling
+        leaves those that came to their verdicts.
+        """
+        intake, sent = Intake(None), set[bytes]()
+        done = self._fetches[intake] = asyncio.Event()
+        wanted = tuple("0x" + packet_id.hex() for packet_id in ids)
+        stream, arrived = self._driver.subscribe(Query(packet_ids=wanted, live=False))
+        try:
+            async with asyncio.timeout(_FETCH_TIMEOUT):
+                while stream.phase is not Phase.ENDED or any(stream.waiting()):
+                    if self._is_closed or self._trouble is not None:
+                        raise LinkEnded(self._trouble or "the link has ended")
+                    event = stream.take()
+                    if isinstance(event, QueuedEvent):
+                        with self._driver.step as core:
+                            core.taken(stream, delivered=True, now=self._driver.loop.time())
+                        if len(sent) < len(ids) and (packet_id := _id_of(event)) in wanted:
+                            while not self._has_room_in(intake) and not self._is_closed:
+                                await _set_within(done, 1.0)
+                            sent.add(bytes.fromhex(packet_id[2:]))
+                            self._submit(intake, intake.add(bytes(event.packet), event.received_at, None))
+                            await asyncio.sleep(0)
+                    elif event is None and stream.phase is not Phase.ENDED:
+                        arrived.clear()
+                        if not any(stream.waiting()):
+                            await _set_within(arrived, 1.0)
+                while len(intake) and not self._is_closed:
+                    await _set_within(done, 1.0)
+        except TimeoutError:
+            pass  # what is left has its verdict later, or is found missing again
+        finally:
+            del self._fetches[intake]
+            with self._driver.step as core:
+                core.unsubscribe(stream)
+        return sent
 
     # How far it was read.
 
@@ -367,6 +425,8 @@ class Link:
     def room_again(self) -> None:
         """There is room for publishes again."""
         self._wake.set()
+        for event in self._fetches.values():
+            event.set()
 
     def end(self, why: str) -> None:
         """Have `run` end with this."""
@@ -376,6 +436,8 @@ class Link:
     def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
         intake, item = self._items.pop(request)
         intake.settle(item)
+        if (looked_at := self._fetches.get(intake)) is not None:
+            looked_at.set()
         if verdict is PeerVerdict.STORED:
             self._stored = self._offered
         self._parts.told.verdicts(verdict)
@@ -426,6 +488,29 @@ class Link:
         task = asyncio.create_task(work, name=f"peer-packet {self.peer.relay_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until it is set, and so long at most; it is clear afterwards."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    event.clear()
+
+
+class _Named(msgspec.Struct, gc=False):
+    packet_id: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def _id_of(event: QueuedEvent) -> str:
+    """The id that a packet claims; admission checks it."""
+    try:
+        return _NAMED.decode(event.packet).packet_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 class LinkClosed(StrataError):

@@ -8,35 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 
 from relayd.config import ConfigurationError, Settings
 from relayd.database import database_beside
 from relayd.federation.peers_file import read_peers
-from relayd.store.peers import PeerStore
+from relayd.store.peers import PeerRow, PeerStore
 
-__all__ = ["change_peer", "peer_line", "peer_rows"]
+__all__ = ["change_peer", "one_peer", "open_table", "peer_line", "peer_rows", "shown"]
 
 
 async def peer_rows(settings: Settings) -> list[dict[str, object]]:
     """Each relay that is or was read from. Raises `StoreError`, `ConfigurationError`."""
     named = {peer.relay_id for peer in read_peers(settings.peers_file)}
-    async with _table(settings) as table:
+    async with open_table(settings) as table:
         rows = await table.rows()
     now = time.time()
-    return [
-        {
-            "relay_id": row.relay_id,
-            "url": row.url,
-            "state": _state(row.state, row.paused, row.barred_until > now, row.relay_id in named),
-            "problem": row.problem,
-            "offences": row.offences,
-            "barred_until": row.barred_until if row.barred_until > now else None,
-            "last_witness": row.last_witness,
-            "skipped": row.skipped,
-        }
-        for row in rows
-    ]
+    return [shown(row, named, now) for row in rows]
+
+
+def shown(row: PeerRow, named: Container[str], now: float) -> dict[str, object]:
+    """A row of the table for people; `named` are the relays of `peers_file`."""
+    return {
+        "relay_id": row.relay_id,
+        "url": row.url,
+        "state": _state(row.state, row.paused, row.barred_until > now, row.relay_id in named),
+        "problem": row.problem,
+        "offences": row.offences,
+        "barred_until": row.barred_until if row.barred_until > now else None,
+        "last_witness": row.last_witness,
+        "skipped": row.skipped,
+    }
 
 
 def _state(state: str, paused: bool, is_barred: bool, is_named: bool) -> str:
@@ -56,7 +58,8 @@ def peer_line(row: dict[str, object]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _table(settings: Settings) -> AsyncIterator[PeerStore]:
+async def open_table(settings: Settings) -> AsyncIterator[PeerStore]:
+    """The table of peers, beside a running relay or without one."""
     async with database_beside(settings) as url:
         table = PeerStore(url)
         try:
@@ -70,15 +73,21 @@ async def change_peer(settings: Settings, name: str, action: str) -> str:
 
     Raises `ConfigurationError` where no peer or several are named, and `StoreError`.
     """
-    async with _table(settings) as table:
-        found = [row.relay_id for row in await table.rows() if row.relay_id.startswith(name)]
-        if len(found) != 1:
-            raise ConfigurationError([f"{name} names {len(found) or 'no'} peers: see `relayd peers list`"])
+    async with open_table(settings) as table:
+        relay_id = (await one_peer(table, name)).relay_id
         match action:
             case "pause" | "resume":
-                await table.pause(found[0], action == "pause")
+                await table.pause(relay_id, action == "pause")
             case "forgive":
-                await table.forgive(found[0])
+                await table.forgive(relay_id)
             case _:
-                await table.reset_cursor(found[0])
-        return found[0]
+                await table.reset_cursor(relay_id)
+        return relay_id
+
+
+async def one_peer(table: PeerStore, name: str) -> PeerRow:
+    """The one peer whose DID begins so. Raises `ConfigurationError` where there is none, or several."""
+    found = [row for row in await table.rows() if row.relay_id.startswith(name)]
+    if len(found) != 1:
+        raise ConfigurationError([f"{name} names {len(found) or 'no'} peers: see `relayd peers list`"])
+    return found[0]

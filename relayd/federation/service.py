@@ -18,6 +18,7 @@ from strata.protocol.ids import Identity
 
 from relayd.admission.pipeline import Admission
 from relayd.faults import Faults
+from relayd.federation.antientropy import AntiEntropy
 from relayd.federation.intake import PeerVerdict
 from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports, stream_of
 from relayd.federation.mesh import Mesh
@@ -57,6 +58,8 @@ class Federation:
         faults: Faults,
         clock: Callable[[], int],
         max_backfill_seconds: int,
+        reconcile_interval: float,
+        reconcile_max_items: int,
     ) -> None:
         self._peers = {numbers[peer.relay_id]: peer for peer in peers}
         self._table = PeerStore(url)
@@ -67,6 +70,17 @@ class Federation:
         self._faults = faults
         self._clock = clock
         self._max_backfill_seconds = max_backfill_seconds
+        self._antientropy = AntiEntropy(
+            identity=identity,
+            store=store,
+            table=self._table,
+            metrics=metrics,
+            faults=faults,
+            clock=clock,
+            interval=reconcile_interval,
+            max_items=reconcile_max_items,
+            max_backfill_seconds=max_backfill_seconds,
+        )
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._standings: dict[int, Standing] = {}
@@ -95,9 +109,13 @@ class Federation:
         mesh = Mesh(self._identity.did, groups, time.monotonic())
         while True:
             rows = {row.peer_id: row for row in await self._table.rows()}
+            comparisons = await self._table.comparisons()
             for peer_id, peer in self._peers.items():
                 if (row := rows.get(peer_id)) is not None:
                     await self._look_after(peer, row, mesh)
+                    self._antientropy.look_after(
+                        peer, peer_id, self._links.get(peer_id), comparisons.get(peer_id)
+                    )
             await self._write_down()
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -116,6 +134,9 @@ class Federation:
             self._tasks[peer_id] = asyncio.create_task(
                 self._keep(peer, peer_id, row.fence, mesh), name=f"peer {peer.relay_id}"
             )
+        did, is_barred = peer.relay_id, self._standings[peer_id].is_barred(self._clock())
+        self._metrics.peer_barred.labels(did).set(is_barred)
+        self._metrics.peer_paused.labels(did).set(row.paused)
         is_connected = link is not None and link.is_connected
         self._metrics.peer_connected.labels(peer.relay_id).set(is_connected)
         if link is not None and link.last_witness is not None:
@@ -172,6 +193,7 @@ class Federation:
             refused_witness=refused.inc,
             skipped=lambda packet_id, at, reason: skips.append((packet_id, at, reason)),
             forged=lambda reason: self._offended(peer, peer_id, reason),
+            doubted=lambda: self._antientropy.doubt(peer_id),
         )
 
     def _offended(self, peer: Upstream, peer_id: int, reason: str) -> None:
@@ -197,11 +219,13 @@ class Federation:
         await self._store.append([], self._clock(), None, [mark])
 
     async def _stop(self, peer_id: int) -> None:
+        await self._antientropy.stop(peer_id)
         task = self._tasks.pop(peer_id)
         task.cancel()
         await asyncio.wait([task])
 
     async def _stop_all(self) -> None:
+        await self._antientropy.stop_all()
         for peer_id in list(self._tasks):
             await self._stop(peer_id)
         for peer in self._peers.values():

@@ -36,6 +36,7 @@ from relayd.relay import Relay
 from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
+from relayd.sessions.comparing import Comparer
 from relayd.sessions.desk import Desk
 from relayd.sessions.http_requests import HttpResponder, fault_response, respond
 from relayd.sessions.session import (
@@ -46,6 +47,7 @@ from relayd.sessions.session import (
     CloseConnection,
     ModerationReceived,
     PublishReceived,
+    ReconcileReceived,
     Session,
     SubscriptionClosed,
     SubscriptionOpened,
@@ -88,6 +90,7 @@ class Connection:
     __slots__ = (
         "_auth",
         "_backlog",
+        "_comparer",
         "_desk",
         "_has_room",
         "_http_task",
@@ -125,6 +128,7 @@ class Connection:
         self._session = Session(relay.limits, relay.cursors, authentication, relay.access.grants)
         self._auth = AuthExchange(relay, self, self.socket, self._session, self._visitor)
         self._desk = Desk(relay, self, self.socket, self._session)
+        self._comparer = Comparer(relay, self, self.socket, self._session)
         self._lane = Lane(self)
         self._backlog = Backlog(relay, self, self.socket)
         self._pending_publishes = 0
@@ -240,6 +244,7 @@ class Connection:
         self._relay.admission.release(self)
         self._auth.close()
         self._desk.close()
+        self._comparer.close()
         if self._http_task is not None:
             self._http_task.cancel()
         self._relay.access.leave(self._visitor, time.monotonic())
@@ -260,7 +265,7 @@ class Connection:
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
         # Each of them holds this connection: there must be no circle for the collector to find.
-        del self._auth, self._backlog, self._desk, self._lane
+        del self._auth, self._backlog, self._comparer, self._desk, self._lane
 
     def review(self) -> None:
         try:
@@ -285,7 +290,8 @@ class Connection:
     def held_bytes(self) -> int:
         filters = [each.filter for each in self._session.subscriptions.values()]
         values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
-        return self._pending_bytes + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
+        pending = self._pending_bytes + self._comparer.held_bytes
+        return pending + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
 
     def refuse_publishes(self, refuse: bool) -> None:
         self._session.is_short_of_memory = refuse
@@ -338,6 +344,9 @@ class Connection:
             case ModerationReceived():
                 metrics.messages_received["MODERATE"].inc()
                 self._desk.receive(action.message)
+            case ReconcileReceived():
+                metrics.messages_received["RECONCILE"].inc()
+                self._comparer.receive(action.message)
             case Answer():
                 self._refuse(action)
             case CloseConnection():

@@ -4,6 +4,7 @@ A frame goes in through `receive_text` or `receive_binary` and comes out as one 
 
     PublishReceived       hand it to admission; exactly one answer must follow (R-192)
     ModerationReceived    hand it to the operators' desk
+    ReconcileReceived     hand it to the session's comparer
     AuthReceived          begin it, look up the identity's keys, then tell the session the outcome
     SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
     SubscriptionClosed    end it
@@ -29,6 +30,7 @@ from strata.protocol.wire import (
     Filters,
     Moderate,
     Publish,
+    Reconcile,
     Subscribe,
     Unsubscribe,
     decode_client_message,
@@ -60,6 +62,7 @@ __all__ = [
     "CloseConnection",
     "ModerationReceived",
     "PublishReceived",
+    "ReconcileReceived",
     "Session",
     "SubscriptionClosed",
     "SubscriptionOpened",
@@ -107,6 +110,13 @@ class ModerationReceived:
     """A MODERATE of the right shape, from a session that may send it."""
 
     message: Moderate
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileReceived:
+    """A RECONCILE of the right shape, from a session that may send it and is within its limits."""
+
+    message: Reconcile
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,7 @@ Action = (
     | UnknownUnsubscribe
     | AuthReceived
     | ModerationReceived
+    | ReconcileReceived
     | Answer
     | CloseConnection
 )
@@ -215,6 +226,11 @@ class Session:
         """The DID this session has proved to speak for."""
         return self.authentication.identity
 
+    @property
+    def may_reconcile(self) -> bool:
+        """Whether this session may compare sets: it holds `replicate`."""
+        return self._replicates
+
     def use_quota(self, quota: Quota | None, others: Sequence[Quota] = ()) -> None:
         """Charge requests to this quota from now on, and to `others` too; None sets no limit.
 
@@ -244,6 +260,8 @@ class Session:
                 return SubscriptionClosed(subscription)
             if isinstance(message, Moderate):
                 return self._moderate(message)
+            if isinstance(message, Reconcile):
+                return self._reconcile(message, now)
             return AuthReceived(message)
         except InvalidMessage as error:
             return self._refused(error, now)
@@ -372,6 +390,19 @@ class Session:
             detail="unknown_type",
             client_msg_id=message.client_msg_id,
         )
+
+    def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Answer:
+        if not self._replicates:
+            return Answer(missing_payload(REPLICATE, message.client_msg_id), ErrorCode.UNAUTHENTICATED)
+        if message.until is not None:  # it costs what a deep subscription costs
+            for name, budget in (("subscribe", self._subscribe_budget), ("backfill", self.backfill_budget)):
+                if budget is None:
+                    continue
+                is_spent = budget.debt_seconds(now) > 0 if name == "backfill" else not budget.take(now)
+                if is_spent:
+                    payload = limited_payload(name, budget.excess(now), message.client_msg_id)
+                    return Answer(payload, ErrorCode.RATE_LIMITED, name)
+        return ReconcileReceived(message)
 
     def _request(self, message: Subscribe) -> SubscriptionRequest:
         filters = message.filters or Filters()

@@ -8,7 +8,8 @@ count for nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -16,7 +17,7 @@ import asyncpg
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.types import StoreUnavailable
 
-__all__ = ["PeerPlace", "PeerRow", "PeerStore", "register_peers"]
+__all__ = ["PeerComparison", "PeerPlace", "PeerRow", "PeerStore", "register_peers"]
 
 _LOCK: Final = 0x72656C6179_0001
 """The key of the advisory lock under which one process reads from peers."""
@@ -38,6 +39,25 @@ DELETE FROM peer_skips WHERE peer_id = $1 AND "timestamp" <
 """
 
 
+_SKIP_REASONS: Final = (
+    "SELECT reason, count(*) FROM peer_skips WHERE peer_id = $1 GROUP BY reason ORDER BY 2 DESC LIMIT 50"
+)
+_COMPARISONS: Final = (
+    "SELECT peer_id, asked, done, asked_since, is_running, found::text, equal_at FROM peer_comparisons"
+)
+_ASK_COMPARISON: Final = """
+INSERT INTO peer_comparisons AS old (peer_id, asked, asked_since)
+SELECT peer_id, 1, $2::bigint FROM peers WHERE relay_id = $1
+ON CONFLICT (peer_id) DO UPDATE SET asked = old.asked + 1, asked_since = excluded.asked_since RETURNING asked
+"""
+_COMPARED: Final = """
+INSERT INTO peer_comparisons AS old (peer_id, found, is_running, done, equal_at)
+VALUES ($1, $2::text::jsonb, $3::bigint IS NULL, coalesce($3, 0), $4::bigint)
+ON CONFLICT (peer_id) DO UPDATE SET found = excluded.found, is_running = excluded.is_running,
+    done = greatest(old.done, excluded.done), equal_at = coalesce(excluded.equal_at, old.equal_at)
+"""
+
+
 class PeerRow(NamedTuple):
     """One relay that is, or was, read from."""
 
@@ -56,6 +76,23 @@ class PeerRow(NamedTuple):
     """The latest time at which a packet that was read here was first received anywhere."""
     skipped: int
     """Packets of this peer that were refused and are remembered."""
+
+
+class PeerComparison(NamedTuple):
+    """The last comparison of sets with a peer, and whether one is asked for."""
+
+    peer_id: int
+    asked: int
+    """Requests of operators, so far."""
+    done: int
+    """How many of them have been met."""
+    asked_since: int | None
+    """From which time on the last request wants to compare."""
+    is_running: bool
+    found: dict[str, Any] | None
+    """What the last one, or the one that is running, has found so far: see `federation.comparing.Found`."""
+    equal_at: int | None
+    """When last nothing of the peer's was missing here."""
 
 
 class PeerPlace(NamedTuple):
@@ -173,6 +210,35 @@ class PeerStore:
             " UPDATE peers SET fence = fence + 1, state = 'reset' WHERE relay_id = $1",
             relay_id,
         )
+
+    async def comparisons(self) -> dict[int, PeerComparison]:
+        """The comparisons of all peers that were ever compared with, or are to be."""
+        rows = await self._run("fetch", _COMPARISONS)
+        made = [
+            PeerComparison._make((*row[:5], None if row[5] is None else json.loads(row[5]), row[6]))
+            for row in map(tuple, rows)
+        ]
+        return {each.peer_id: each for each in made}
+
+    async def ask_comparison(self, relay_id: str, since: int | None) -> int | None:
+        """Have the process that reads from this peer compare sets with it; the number of this request, which
+        is met once `done` is as high. None where there is no such peer."""
+        found = await self._run("fetch", _ASK_COMPARISON, relay_id, since)
+        return found[0][0] if found else None
+
+    async def compared(
+        self, peer_id: int, found: Mapping[str, object], *, done: int | None, equal_at: int | None
+    ) -> None:
+        """Write down how a comparison stands; with `done`, that it has ended and met so many requests."""
+        await self._run("execute", _COMPARED, peer_id, json.dumps(found), done, equal_at)
+
+    async def skip_reasons(self, peer_id: int) -> dict[str, int]:
+        """Why packets of this peer were refused, of those that are remembered, and how many for each."""
+        return dict(map(tuple, await self._run("fetch", _SKIP_REASONS, peer_id)))
+
+    async def identity_seed(self) -> bytes:
+        """The seed of the relay's DID that the database keeps."""
+        return bytes((await self._run("fetch", "SELECT identity_seed FROM relay_secrets"))[0][0])
 
     async def close(self) -> None:
         """End the connection, and the lead with it. Idempotent."""

@@ -16,6 +16,7 @@ from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
 from relayd.store.connection import Payer, Pool, translate_errors
 from relayd.store.declined import covers
+from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items, read_skips
 from relayd.store.queries import (
     ABUSE,
     BY_ID,
@@ -209,6 +210,27 @@ class Reader:
                 return Page(rows, exhausted=True)
             span = span.beyond(border)
         return Page(rows, exhausted=False, reached=span.reached)
+
+    async def items(
+        self, span: ItemRange, place: ItemPlace, payer: Payer | None, *, with_declined: bool
+    ) -> ItemsPage:
+        """A page of what the log has of a range of time; the first is that of `ItemPlace()`.
+
+        Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
+        """
+        async with self._guarded(self._pages, payer) as connection:
+            start = 0
+            if span.since > _MAX_SKEW_SECONDS:
+                start, _ = await self._position(connection, span.since - _MAX_SKEW_SECONDS)
+            declined = Declined() if with_declined else self.declined
+            return await read_items(connection, span, place, declined, start)
+
+    async def skips(
+        self, peer_id: int, span: ItemRange, most: int, payer: Payer | None
+    ) -> Sequence[tuple[int, bytes]]:
+        """What a peer serves and this relay refused. Raises and cancels as `items` does."""
+        async with self._guarded(self._pages, payer) as connection:
+            return await read_skips(connection, peer_id, span, most)
 
     async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """The tombstones of those of `ids` that were erased (`strata.protocol.tombstones`).

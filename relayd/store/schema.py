@@ -223,6 +223,20 @@ PEER_SKIPS = sa.Table(
 )
 
 
+PEER_COMPARISONS = sa.Table(
+    "peer_comparisons",
+    METADATA,
+    sa.Column("peer_id", sa.ForeignKey("peers.peer_id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("asked", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("done", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("asked_since", sa.BigInteger, comment="From which time on an operator wants to compare."),
+    sa.Column("is_running", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("found", JSONB),
+    sa.Column("equal_at", sa.BigInteger, comment="When last nothing of the peer's was missing here."),
+    comment="The last comparison of sets with each peer, and requests for one.",
+)
+
+
 def is_ours(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
     """Whether Alembic should compare this object: partitions come and go, and foreign tables are not ours."""
     table = item if kind == "table" else getattr(item, "table", None)

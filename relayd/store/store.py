@@ -17,6 +17,7 @@ from relayd.store.archived import ArchivedDays
 from relayd.store.connection import Payer, Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
+from relayd.store.items import ItemPlace, ItemRange, ItemsPage
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
@@ -284,6 +285,23 @@ class Store:
     ) -> Page:
         """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
         return await self._reader.page(query, limit, now, max_bytes, candidates, payer)
+
+    async def items(
+        self,
+        span: ItemRange,
+        place: ItemPlace = ItemPlace(),  # noqa: B008 - immutable
+        payer: Payer | None = None,
+        *,
+        with_declined: bool = False,
+    ) -> ItemsPage:
+        """Which packets the log has of a range of time, a page of them. See `Reader.items`."""
+        return await self._reader.items(span, place, payer, with_declined=with_declined)
+
+    async def skips(
+        self, peer_id: int, span: ItemRange, most: int, payer: Payer | None = None
+    ) -> Sequence[tuple[int, bytes]]:
+        """What a peer serves and this relay refused, of a range of time. See `Reader.skips`."""
+        return await self._reader.skips(peer_id, span, most, payer)
 
     @property
     def declined(self) -> Declined:

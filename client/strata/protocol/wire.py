@@ -1,8 +1,9 @@
 """The messages of RFC-0004 §3, both directions, as typed structs.
 
-client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`, and `Moderate` from operators (decision 61).
-relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory` and `Moderated` where
-asked for (A-047, decision 61).
+client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`, `Moderate` from operators (decision 61), and
+`Reconcile` from relays that replicate (A-171).
+relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory`, `Moderated` and
+`Reconciled` where asked for (A-047, decision 61, A-171).
 
 Unknown members are ignored (R-004); `null` means the same as absence (A-004), so every optional member
 defaults to None and None is never written. A packet inside a message stays the bytes it arrived as
@@ -39,11 +40,14 @@ __all__ = [
     "Moderated",
     "Ok",
     "Publish",
+    "Reconcile",
+    "Reconciled",
     "RelayMessage",
     "Subscribe",
     "Unsubscribe",
     "decode_client_message",
     "decode_moderated",
+    "decode_reconciled",
     "decode_relay_message",
     "encode",
     "read_ids",
@@ -60,6 +64,7 @@ EXTENSIONS = (
     "http_packets",
     "log_reset",
     "not_via",
+    "reconcile",
 )
 """The additions a relay of this project announces (R-139, decision A-050)."""
 
@@ -146,6 +151,24 @@ class Moderate(_Message, frozen=True, kw_only=True, tag="MODERATE"):
     expires_at: _Seconds | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] | None = None
     after: str | None = None
+    client_msg_id: str | None = None
+
+
+class Reconcile(_Message, frozen=True, kw_only=True, tag="RECONCILE"):
+    """A message of negentropy, version 1, in hex (additive, A-171): a relay that replicates compares which
+    packets both sides have. Answered by one `Reconciled` or `Error`.
+
+    With `until` a comparison begins: of the packets whose `timestamp` is from `since` (0) to `until`, whose
+    `expires_at` is not before `unexpired_at`, of these types and authors; empty for all. It takes the place
+    of the one before. Further messages of the comparison have `message` alone.
+    """
+
+    message: Annotated[str, Meta(min_length=2)]
+    since: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
+    until: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
+    unexpired_at: Annotated[int, Meta(ge=0, le=2**53 - 1)] | None = None
+    types: list[str] | None = None
+    authors: list[str] | None = None
     client_msg_id: str | None = None
 
 
@@ -241,15 +264,25 @@ class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
     next: str | None = None
 
 
-ClientMessage = Subscribe | Unsubscribe | Publish | Auth | Moderate
+class Reconciled(_Message, frozen=True, kw_only=True, tag="RECONCILED"):
+    """The answer to `Reconcile`: the next message of negentropy, in hex, which says nothing further where
+    both sides have the same.
+    """
+
+    message: str
+    client_msg_id: str | None = None
+
+
+ClientMessage = Subscribe | Unsubscribe | Publish | Auth | Moderate | Reconcile
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
 _CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
 # Python reads the floats of an annotation: one such as `1.5e300` takes msgspec a hundred times as long.
 _MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decoder(Moderated | Error)
+_RECONCILED_DECODER: msgspec.json.Decoder[Reconciled | Error] = msgspec.json.Decoder(Reconciled | Error)
 _RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage, float_hook=float)
 _ENCODER = msgspec.json.Encoder()
-_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE"})
+_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE", "RECONCILE"})
 _RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
 
 
@@ -269,7 +302,7 @@ _ID_DECODER = msgspec.json.Decoder(str)
 _LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most an escape of six
 
 
-def encode(message: ClientMessage | RelayMessage | Moderated) -> bytes:
+def encode(message: ClientMessage | RelayMessage | Moderated | Reconciled) -> bytes:
     """Encode a message as the UTF-8 text of one frame."""
     return _ENCODER.encode(message)
 
@@ -311,6 +344,17 @@ def decode_moderated(data: bytes | bytearray | memoryview | str) -> Moderated | 
     """
     try:
         return _MODERATED_DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def decode_reconciled(data: bytes | bytearray | memoryview | str) -> Reconciled | Error | None:
+    """The answer to a `Reconcile` in a relay's text frame; None for any other message. Never raises.
+
+    Only who has asked looks for it: `decode_relay_message` knows nothing of it.
+    """
+    try:
+        return _RECONCILED_DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -443,6 +443,7 @@ class Stream:
             return False
         self._position = None
         self._since = max(starts)
+        self._statistics.cursor_fallbacks += 1
         return True
 
     # The queue.

@@ -1,0 +1,234 @@
+"""The commands `relayd peers …`: the relays that this one reads from."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from relayd.cli import console
+from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDirInUse, Json
+from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
+
+__all__ = ["peers", "since_of"]
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ROWS: Final = (
+    ("there, and missing here", "need"),
+    ("  brought", "brought"),
+    ("  refused by this relay", "refused"),
+    ("  not sent by the peer", "withheld"),
+    ("there, and here before (erased, banned, just come)", "known"),
+    ("here, and missing there or not served there", "have"),
+)
+
+peers = typer.Typer(no_args_is_help=True, help="See and steer the relays that this one reads from.")
+_PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or the beginning of it.")]
+
+
+def since_of(text: str, now: float) -> int:
+    """A moment: `7d`, `12h`, `30m` ago, Unix seconds, or a date. Raises `ValueError`."""
+    if ago := re.fullmatch(r"(\d{1,9})([smhd])", text):
+        return max(0, int(now) - int(ago[1]) * _UNITS[ago[2]])
+    if re.fullmatch(r"\d{1,12}", text):
+        return int(text)
+    return max(0, int(datetime.fromisoformat(text).timestamp()))
+
+
+@peers.command("list")
+def peers_list(
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Show how each peer stands.
+
+    A peer that is in the table and not in `peers_file` is not read from any more.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.federation.overview import peer_line, peer_rows
+
+    found = console.run(peer_rows(settings))
+    if json:
+        console.print_json({"peers": found})
+    for row in () if json else found:
+        typer.echo(peer_line(row))
+
+
+@peers.command("pause")
+def peers_pause(
+    peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
+) -> None:
+    """Read no more from a peer, until `resume`.
+
+    The running relay stops within some seconds.
+    """
+    _change_peer(config, database_url, data_dir, peer, "pause")
+
+
+@peers.command("resume")
+def peers_resume(
+    peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
+) -> None:
+    """Read again from a peer that was paused, from where it was read to."""
+    _change_peer(config, database_url, data_dir, peer, "resume")
+
+
+@peers.command("forgive")
+def peers_forgive(
+    peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
+) -> None:
+    """Forget that a peer has sent forged packets, and read from it again."""
+    _change_peer(config, database_url, data_dir, peer, "forgive")
+
+
+@peers.command("reset-cursor")
+def peers_reset_cursor(
+    peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
+) -> None:
+    """Read a peer's log again from its beginning.
+
+    What this relay has already is not stored again.
+    """
+    _change_peer(config, database_url, data_dir, peer, "reset-cursor")
+
+
+@peers.command("check")
+def peers_check(
+    peer: Annotated[str | None, typer.Argument(metavar="DID", help="One peer; by default all.")] = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Reach each peer, and say what it grants and how far behind this relay is.
+
+    Exit code 1 if there is a problem with one.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.federation.checking import check_peers
+
+    found = console.run(check_peers(settings, peer))
+    if json:
+        console.print_json({"peers": found})
+    for each in () if json else found:
+        typer.echo(_checked(each))
+    if any(each["problem"] for each in found):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@peers.command("show")
+def peers_show(
+    peer: _PeerId,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Show all that is known of a peer: its standing, what was refused, the last comparison."""
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.federation.checking import peer_details
+
+    found = console.run(peer_details(settings, peer))
+    if json:
+        console.print_json(found)
+        return
+    for name, value in found.items():
+        if name == "refused":
+            for reason, count in value.items():
+                typer.echo(f"refused: {count} {reason}")
+        elif name == "compared":
+            typer.echo("never compared" if value is None else _compared(value))
+        elif value not in (None, [], ""):
+            typer.echo(f"{name}: {value}")
+
+
+@peers.command("reconcile")
+def peers_reconcile(
+    peer: _PeerId,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Compare packets from then on: 12h, 7d, a date; by default all that may count.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDirInUse = None,
+    json: Json = False,
+) -> None:
+    """Have the running relay compare what it has with a peer, and bring what is missing.
+
+    Exit code 1 if the comparison did not come to its end. Stopping the command does not stop the relay.
+    """
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    try:
+        moment = None if since is None else since_of(since, time.time())
+    except (ValueError, OverflowError, OSError):
+        console.fail(EXIT_CONFIGURATION, f"{since} is no time: write 12h, 7d or a date")
+    found = console.run(_followed(settings, peer, moment, quiet=json))
+    if json:
+        console.print_json(found)
+    else:
+        typer.echo(_compared(found))
+    if found.get("problem") or found.get("is_cut"):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _change_peer(
+    config: Path | None, database_url: str | None, data_dir: Path | None, peer: str, action: str
+) -> None:
+    settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.federation.overview import change_peer
+
+    typer.echo(f"{action}: {console.run(change_peer(settings, peer, action))}")
+
+
+async def _followed(settings: Any, peer: str, since: int | None, *, quiet: bool) -> dict[str, Any]:
+    from relayd.federation.checking import ask_comparison
+
+    last: dict[str, Any] = {}
+    async for last in ask_comparison(settings, peer, since):
+        if not quiet and not last["done"]:
+            typer.echo(
+                f"{last.get('items', 0)} packets compared in {last.get('parts', 0)} parts,"
+                f" {last.get('brought', 0)} brought",
+                err=True,
+            )
+    return last
+
+
+def _compared(found: dict[str, Any]) -> str:
+    def at(name: str) -> str:
+        return datetime.fromtimestamp(found[name]).astimezone().isoformat(timespec="seconds")
+
+    lines = [f"compared from {at('since')} to {at('until')}: {found['items']} packets here"]
+    lines += [f"  {found[name]:>8}  {text}" for text, name in _ROWS]
+    lines.append(f"{found['rounds']} rounds, {found['bytes']} bytes, {found['parts']} parts")
+    if found.get("is_cut"):
+        lines.append("there is more that is missing: compare again")
+    if found.get("problem"):
+        lines.append(f"not to the end: {found['problem']}")
+    return "\n".join(lines)
+
+
+def _checked(found: dict[str, Any]) -> str:
+    if not found["reached"]:
+        return f"{found['relay_id']}  {found['url']}  not reached: {found['problem']}"
+    behind = found["behind_seconds"]
+    parts = [
+        f"{found['relay_id']}  {found['url']}",
+        f"grants {', '.join(found['grants']) or 'nothing'}",
+        "compares sets" if "reconcile" in found["extensions"] else "compares no sets",
+        "clock unknown" if found["clock_ahead"] is None else f"clock {found['clock_ahead']:+d} s",
+        "nothing read yet" if behind is None else f"{behind} s behind",
+    ]
+    if found["problem"]:
+        parts.append(f"({found['problem']})")
+    return "  ".join(parts)

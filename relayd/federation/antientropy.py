@@ -1,0 +1,139 @@
+"""Standing comparisons with the peers, one at a time: see `comparing` for what is done, `rounds` for when.
+
+An operator asks for one in the table of peers, from any process, and reads there how it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from strata.protocol.ids import Signer
+
+from relayd.faults import Faults
+from relayd.federation.comparing import RECENT_SECONDS, Compared, CompareParts, compare
+from relayd.federation.link import Link, LinkEnded
+from relayd.federation.peers_file import Upstream
+from relayd.federation.rounds import Rounds
+from relayd.metrics import Metrics
+from relayd.store import Store
+from relayd.store.peers import PeerComparison, PeerStore
+from relayd.store.types import StoreError
+
+__all__ = ["AntiEntropy"]
+
+_log = structlog.get_logger("relayd.federation")
+
+_EDGE_SECONDS = 3600
+"""Packets that are nearly too old to be taken are left out: they would be too old on arrival."""
+
+
+class AntiEntropy:
+    """Compares sets with each peer whose link is up."""
+
+    def __init__(
+        self,
+        *,
+        identity: Signer,
+        store: Store,
+        table: PeerStore,
+        metrics: Metrics,
+        faults: Faults,
+        clock: Callable[[], int],
+        interval: float,
+        max_items: int,
+        max_backfill_seconds: int,
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._table = table
+        self._metrics = metrics
+        self._faults = faults
+        self._clock = clock
+        self._interval = interval
+        self._max_items = max_items
+        self._max_backfill_seconds = max_backfill_seconds
+        self._rounds: dict[int, Rounds] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def doubt(self, peer_id: int) -> None:
+        """Cursors of this peer may have passed what is missing here: compare everything soon."""
+        if peer_id in self._rounds:
+            self._rounds[peer_id].doubt(time.monotonic())
+
+    def look_after(
+        self, peer: Upstream, peer_id: int, link: Link | None, asked: PeerComparison | None
+    ) -> None:
+        """Begin a comparison where one is due or asked for, and the link is up."""
+        now = time.monotonic()
+        rounds = self._rounds.get(peer_id)
+        if rounds is None:
+            rounds = self._rounds[peer_id] = Rounds(self._interval, now, random.random)
+        if asked is not None and asked.equal_at is not None:
+            self._metrics.peer_equal_at.labels(peer.relay_id).set(asked.equal_at)
+        task = self._tasks.get(peer_id)
+        if link is None or not link.is_connected or (task is not None and not task.done()):
+            return
+        is_asked = asked is not None and asked.asked > asked.done
+        if not is_asked and not rounds.is_due(now):
+            return
+        whole = rounds.begin(now, whole=is_asked and (asked is None or asked.asked_since is None))
+        oldest = self._clock() - self._max_backfill_seconds + _EDGE_SECONDS
+        since = oldest if whole else max(oldest, self._clock() - RECENT_SECONDS)
+        if is_asked and asked is not None and asked.asked_since is not None:
+            since = max(oldest, asked.asked_since)
+        self._tasks[peer_id] = asyncio.create_task(
+            self._run(peer, peer_id, link, max(0, since), rounds, asked.asked if asked else 0),
+            name=f"compare {peer.relay_id}",
+        )
+
+    async def stop(self, peer_id: int) -> None:
+        """Compare no more with this peer for now."""
+        task = self._tasks.pop(peer_id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def stop_all(self) -> None:
+        """Compare no more."""
+        for peer_id in list(self._tasks):
+            await self.stop(peer_id)
+
+    async def _run(
+        self, peer: Upstream, peer_id: int, link: Link, since: int, rounds: Rounds, asked: int
+    ) -> None:
+        async def told(found: Compared) -> None:
+            await self._table.compared(peer_id, msgspec.to_builtins(found), done=None, equal_at=None)
+
+        parts = CompareParts(
+            peer, peer_id, self._identity, self._store, link.fetch, self._max_items, self._clock
+        )
+        try:
+            async with self._turn:  # sets take memory
+                found = await compare(parts, since, told)
+            self._count(peer, found)
+            if found.problem is not None or found.is_cut:
+                rounds.failed(time.monotonic())
+            equal_at = found.at if found.is_equal else None
+            await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
+        except (LinkEnded, StoreError) as error:
+            rounds.failed(time.monotonic())
+            _log.info("comparison_ended", peer=peer.relay_id, problem=str(error))
+        except Exception as error:
+            rounds.failed(time.monotonic())
+            self._faults.caught("background", error)
+
+    def _count(self, peer: Upstream, found: Compared) -> None:
+        did, metrics = peer.relay_id, self._metrics
+        outcome = "problem" if found.problem else "equal" if found.is_equal else "different"
+        metrics.peer_comparisons.labels(did, outcome).inc()
+        for name in ("brought", "known", "refused", "withheld", "have"):
+            metrics.peer_differences.labels(did, name).inc(getattr(found, name))
+        metrics.peer_comparison_bytes.labels(did).inc(found.bytes)
+        if found.problem or found.brought or found.withheld:
+            _log.info("compared", peer=did, **msgspec.to_builtins(found))

@@ -1,0 +1,227 @@
+"""Comparing sets with relays that replicate: RECONCILE over the wire (A-171, decision 68).
+
+A peer begins with a range of time; this relay reads the ids it serves of that range, and answers each
+message of negentropy from them until the peer has heard enough. What a peer may cause is bounded:
+
+- one comparison for an identity, `max_open` in a process, so many items in each, and none for longer than a
+  minute without a message;
+- pages of ids wait for the socket, the budgets and the account's turn at the database, as pages of history
+  do; sets are sorted and messages answered in a thread, and the account pays for its time;
+- one request at a time on a session: the answer is sent before the next one is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final, Protocol
+
+from strata.protocol.errors import ErrorCode, InvalidMessage
+from strata.protocol.negentropy import ItemSet, NegentropyError, Reconciler
+from strata.protocol.wire import Error, Reconcile, Reconciled, encode
+
+from relayd.frames import text_frame
+from relayd.item_sets import TooManyItems, gather, in_thread
+from relayd.relay import Relay
+from relayd.sessions.answers import error_payload, fault_payload
+from relayd.sessions.session import Session
+from relayd.sessions.websocket import WebSocket
+from relayd.store.connection import Payer
+from relayd.store.items import ItemRange
+from relayd.store.types import StoreError
+
+__all__ = ["Comparer"]
+
+_MOST_VALUES: Final = 64
+_ANSWER_BYTES: Final = 200_000
+_IDLE_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 15
+_ROW_BYTES: Final = 40
+"""What an item counts as, of the bytes of history that the account may read."""
+_ITEM_BYTES: Final = 150
+
+
+class _Peer(Protocol):
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def payer(self) -> Payer: ...
+
+    def answer(self, payload: bytes, code: ErrorCode) -> None: ...
+
+    async def writable(self) -> None: ...
+
+    def backfilled(self, sent_bytes: int) -> None: ...
+
+    def checked_for(self, seconds: float) -> None: ...
+
+
+class Comparer:
+    """The comparison of one session; `close` lets go of it."""
+
+    __slots__ = (
+        "_connection",
+        "_held_bytes",
+        "_idle",
+        "_reconciler",
+        "_relay",
+        "_session",
+        "_socket",
+        "_task",
+    )
+
+    def __init__(self, relay: Relay, connection: _Peer, socket: WebSocket, session: Session) -> None:
+        self._relay = relay
+        self._connection = connection
+        self._session = session
+        self._socket = socket
+        self._reconciler: Reconciler | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the set takes in memory, about."""
+        return self._held_bytes if self._reconciler is not None else 0
+
+    def receive(self, message: Reconcile) -> None:
+        """Begin a request; another one while it is under way is refused."""
+        if self._task is not None:
+            self._refuse(message, "reconcile_busy", retry_after=1)
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+        self._task = asyncio.create_task(self._run(message), name=f"reconcile-{self._connection.id}")
+
+    def close(self) -> None:
+        """Let go of the comparison. Idempotent."""
+        self._drop()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _drop(self) -> None:
+        self._reconciler = None
+        self._relay.comparisons.end(self)
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    async def _run(self, message: Reconcile) -> None:
+        try:
+            try:
+                await self._answer(message)
+            except InvalidMessage as error:
+                self._connection.answer(error_payload(error), error.code)
+            except TooManyItems:
+                self._drop()
+                self._refuse(message, "reconcile_too_large", limit=self._relay.settings.reconcile_max_items)
+            except StoreError:
+                self._drop()
+                away = _refused(message, "the database cannot be read now", ErrorCode.INTERNAL_ERROR)
+                self._connection.answer(error_payload(away), away.code)
+            self._task = None
+            if self._reconciler is not None:
+                self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._drop)
+            self._socket.flush()
+        except Exception as fault:
+            self._task = None
+            self._drop()
+            self._relay.faults.caught("message", fault)
+            self._fail(message)
+
+    def _fail(self, message: Reconcile) -> None:
+        try:
+            self._connection.answer(fault_payload(message.client_msg_id), ErrorCode.INTERNAL_ERROR)
+            self._socket.close(1011, "internal error; compare again")
+        except Exception as fault:
+            self._relay.faults.caught("message", fault)
+            self._socket.abort()
+
+    async def _answer(self, message: Reconcile) -> None:
+        data = _bytes_of(message)
+        if message.until is not None:
+            self._drop()
+            if not self._begin():
+                self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
+                return
+            items = await self._items(_range_of(message, self._relay.clock()))
+            # Other borders each time: nobody can hide a difference behind ids whose sums agree.
+            shift = random.getrandbits(30)
+            self._reconciler = Reconciler(items, max_frame_bytes=_ANSWER_BYTES, shift=shift)
+        reconciler = self._reconciler
+        if reconciler is None or not self._relay.comparisons.holds(self):
+            self._drop()
+            raise _refused(message, "no comparison is open: begin with `until`")
+        await self._connection.writable()
+        try:
+            answer = await in_thread(lambda: reconciler.respond(data), self._connection.checked_for)
+        except NegentropyError as error:
+            self._drop()
+            raise _refused(message, str(error)) from None
+        if not self._session.may_reconcile:  # the session has lost that meanwhile
+            self._drop()
+            return
+        frame = text_frame(encode(Reconciled(message=answer.hex(), client_msg_id=message.client_msg_id)))
+        self._connection.backfilled(len(frame))
+        self._socket.queue(frame)
+
+    def _begin(self) -> bool:
+        identity = self._session.identity
+        assert identity is not None  # only such a session may replicate
+        return self._relay.comparisons.begin(identity, self)
+
+    async def _items(self, span: ItemRange) -> ItemSet:
+        relay, connection = self._relay, self._connection
+        identity = self._session.identity
+        items = await gather(
+            relay.store,
+            span,
+            max_items=relay.settings.reconcile_max_items,
+            skips_of=relay.limits.peers.get(identity or ""),
+            payer=connection.payer,
+            pace=connection.writable,
+            worked=connection.checked_for,
+        )
+        connection.backfilled(_ROW_BYTES * len(items))
+        self._held_bytes = _ITEM_BYTES * len(items)
+        return items
+
+    def _refuse(
+        self, message: Reconcile, detail: str, *, retry_after: int | None = None, limit: int | None = None
+    ) -> None:
+        reasons = {
+            "reconcile_busy": "other comparisons are under way",
+            "reconcile_too_large": "one comparison cannot hold so many packets; compare a shorter time",
+        }
+        error = Error(
+            code=ErrorCode.RATE_LIMITED,
+            reason=reasons[detail],
+            detail=detail,
+            client_msg_id=message.client_msg_id,
+            retry_after=retry_after,
+            limit=limit,
+        )
+        self._relay.metrics.rate_limited["reconcile"].inc()
+        self._connection.answer(encode(error), ErrorCode.RATE_LIMITED)
+
+
+def _bytes_of(message: Reconcile) -> bytes:
+    try:
+        return bytes.fromhex(message.message)
+    except ValueError:
+        raise _refused(message, "message is not in hex") from None
+
+
+def _range_of(message: Reconcile, now: int) -> ItemRange:
+    types, authors = tuple(set(message.types or ())), tuple(set(message.authors or ()))
+    if len(types) + len(authors) > _MOST_VALUES:
+        raise _refused(message, f"more than {_MOST_VALUES} types and authors")
+    assert message.until is not None
+    return ItemRange(message.since or 0, message.until, max(message.unexpired_at or 0, now), types, authors)
+
+
+def _refused(message: Reconcile, reason: str, code: ErrorCode = ErrorCode.INVALID_SCHEMA) -> InvalidMessage:
+    return InvalidMessage(f"RECONCILE: {reason}"[:300], code=code, client_msg_id=message.client_msg_id)

@@ -1,0 +1,113 @@
+"""Which packets the log has of a range of time, as items of negentropy: `timestamp` and id, no bodies.
+
+A page looks at so many rows of one index in log order and no more, as pages of history do, and says where the
+next one goes on:
+
+    with types, or authors      their index, one value after the other
+    else                        the log itself, from where packets of that time begin
+
+A packet may arrive long after its `timestamp`, so there is no upper bound but the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import asyncpg
+
+from relayd.store.columns import string_key
+from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
+from relayd.store.types import Declined
+
+__all__ = ["ITEMS_AT_ONCE", "ItemPlace", "ItemRange", "ItemsPage", "read_items", "read_skips"]
+
+ITEMS_AT_ONCE: Final = 5000
+"""Rows that one page looks at."""
+
+_SKIPS: Final = """
+SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3 LIMIT $4
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRange:
+    """What is compared: packets of these types and authors, empty for all, by their own time, inclusive."""
+
+    since: int
+    until: int
+    unexpired_at: int
+    """Packets that expire before this count on no side."""
+    types: tuple[str, ...] = ()
+    authors: tuple[str, ...] = ()
+
+
+class ItemPlace(NamedTuple):
+    """Where the next page begins: behind a sequence, among the packets of one value."""
+
+    value: int = 0
+    after: int = 0
+
+
+class ItemsPage(NamedTuple):
+    """Items, and where to go on; `place` None was the last page."""
+
+    items: list[tuple[int, bytes]]
+    place: ItemPlace | None
+
+
+async def read_items(
+    connection: asyncpg.Connection[Any], span: ItemRange, place: ItemPlace, declined: Declined, start: int
+) -> ItemsPage:
+    """Read a page; nothing of the range stands at or below `start`, and `declined` counts as absent."""
+    column, values = "", list[bytes]()
+    conditions: dict[str, object] = {}
+    if span.types:
+        column, values = "content_type", [string_key(type_) for type_ in span.types]
+        if span.authors:
+            conditions["p.author_id = ANY ({}::bytea[])"] = [string_key(author) for author in span.authors]
+    elif span.authors:
+        column, values = "author_id", [string_key(author) for author in span.authors]
+    for name, parameter in declined_parameters(declined).items():
+        conditions[DECLINED_CONDITIONS[name]] = parameter
+    parameters: list[object] = [
+        max(place.after, start),
+        ITEMS_AT_ONCE,
+        span.since,
+        span.until,
+        span.unexpired_at,
+    ]
+    where = "p.sequence > $1"
+    if column:
+        where += f" AND p.{column} = $6"
+        parameters.append(values[place.value])
+    first = len(parameters) + 1
+    parameters += conditions.values()
+    wanted = [
+        'p."timestamp" BETWEEN $3 AND $4',
+        "(p.expires_at IS NULL OR p.expires_at >= $5)",
+        *(condition.format(f"${n}") for n, condition in enumerate(conditions, first)),
+    ]
+    rows = await connection.fetch(
+        'SELECT sequence, "timestamp", packet_id, wanted, n FROM'
+        f" (SELECT p.*, {' AND '.join(wanted)} AS wanted, row_number() OVER (ORDER BY sequence) AS n FROM"
+        ' (SELECT sequence, "timestamp", expires_at, packet_id, author_id, content_type, body'
+        " FROM packets AS p"
+        f" WHERE {where} ORDER BY sequence LIMIT $2::bigint) AS p) AS looked_at"
+        " WHERE wanted OR n = $2 ORDER BY sequence",
+        *parameters,
+    )
+    items = [(row[1], row[2]) for row in rows if row[3]]
+    if rows and rows[-1][4] == ITEMS_AT_ONCE:
+        return ItemsPage(items, ItemPlace(place.value, rows[-1][0]))
+    following = place.value + 1
+    return ItemsPage(items, ItemPlace(following) if following < len(values) else None)
+
+
+async def read_skips(
+    connection: asyncpg.Connection[Any], peer_id: int, span: ItemRange, most: int
+) -> Sequence[tuple[int, bytes]]:
+    """What this peer serves and this relay refused, of a range of time."""
+    rows = await connection.fetch(_SKIPS, peer_id, span.since, min(span.until, 2**62), most)
+    return [(row[0], row[1]) for row in rows]

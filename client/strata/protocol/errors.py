@@ -11,6 +11,9 @@ it; a built-in class in brackets is a second base.
     │   ├── InvalidPacket                   a packet: schema, canonical form, id, signature, time
     │   └── InvalidMessage                  a wire message: not JSON, wrong shape, unknown type
     ├── RequestRefused                      the relay answered ERROR
+    │   strata.relays.reconciling
+    │   └── TooManyPackets                  the range holds more packets than one comparison may
+    │   strata.protocol.errors
     ├── RequestTimeout                      the relay did not answer in time; the outcome is unknown
     ├── MissingCapability                   not attempted: the relay has not granted the capability
     ├── ConnectionFailed                    no connection, or the peer broke the protocol

@@ -62,6 +62,7 @@ def test_the_manifest_announces_the_additions_and_the_limits(relay: RelayProcess
         "http_packets",
         "log_reset",
         "not_via",
+        "reconcile",
     ]
     assert manifest["limits"]["max_packet_bytes"] == 262_144
     assert manifest["limits"]["max_limit"] == 500

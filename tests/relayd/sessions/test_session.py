@@ -368,6 +368,7 @@ def test_auth_ok_states_the_capabilities_and_the_extensions():
             "http_packets",
             "log_reset",
             "not_via",
+            "reconcile",
         ],
     }
     assert peer.identity == ALICE.did

@@ -399,6 +399,7 @@ def test_the_announced_additions() -> None:
         "http_packets",
         "log_reset",
         "not_via",
+        "reconcile",
     }
 
 

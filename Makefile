@@ -12,7 +12,7 @@ DEV := .venv/.dev
 
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
-	conformance docs faults fuzz planted site lock wheel deploy-test clean web screens
+	conformance docs faults fuzz planted site lock wheel deploy-test web test-web vectors screens clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,15 +91,24 @@ site: .venv/.docs docs ## Build the site into build/site; a warning or a broken 
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -d build/doctrees -b html docs build/site
 	@echo "build/site/index.html"
 
-# relayd/console is committed, so that only who changes web/ needs Node.
-web: ## Build the console into relayd/console (needs Node)
-	cd web && { [ -d node_modules ] || npm ci --silent; } && npm run --silent types && npm run --silent console
-
 screens: $(DEV) ## Take pictures of every page of the console into build/screens (needs Chromium)
 	$(BIN)/python -m tests.support.screens $(ARGS)
 
 wheel: $(DEV) ## Build the wheel into dist/
 	$(BIN)/hatchling build --target wheel --directory dist
+
+WEB := web/node_modules/.package-lock.json
+# relayd/console is committed, so that only who changes web/ needs Node.
+web: $(WEB) ## Build the TypeScript client, and the console into relayd/console (needs Node 22)
+	cd web && npm run --silent types && node build.mjs client && node build.mjs console
+
+test-web: $(WEB) $(DEV) ## Check and test what is in web/, against relays and in a browser too (needs Node 22)
+	cd web && npm run --silent types
+	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_client.py \
+		tests/system/test_web_page.py tests/system/test_console.py tests/relayd/http $(ARGS)
+
+vectors: $(DEV) ## Write what the Python and the TypeScript client must agree on (web/vectors)
+	$(BIN)/python -m tests.web.vectors
 
 deploy-test: ## Check the alert rules (needs promtool)
 	promtool check config deploy/prometheus/prometheus.yml deploy/prometheus/prometheus-tls.yml
@@ -118,6 +127,10 @@ lock: $(DEV) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest ver
 
 clean: ## Remove what the targets made, but not .relayd
 	rm -rf .venv dist build .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(WEB): web/package-lock.json
+	cd web && npm ci
+	@touch $@
 
 .venv/.%: locks/%.txt locks/build.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=" >&2; exit 1; }

@@ -1,7 +1,8 @@
-// Builds what web/ makes: `node build.mjs client | console | test`.
+// Builds what web/ makes: `node build.mjs client | console | page | test`.
 //
 //   client    dist/: the package's modules and their types, one file for each source
 //   console   what relayd serves at "/"; src/console/build.mjs knows how
+//   page      a page that does what the tests in a real browser ask of it
 //   test      the unit tests, bundled into build/tests and run by node's own runner
 
 import { spawnSync } from "node:child_process";
@@ -34,6 +35,18 @@ const targets = {
     const script = join(HERE, "src/console/build.mjs");
     if (!existsSync(script)) throw new Error("there is no src/console/build.mjs");
     await (await import(script)).default();
+  },
+
+  async page() {
+    await build({
+      absWorkingDir: HERE,
+      entryPoints: ["tests/page/page.ts"],
+      outdir: join(HERE, "build/page"),
+      bundle: true,
+      format: "esm",
+      target: "es2022",
+      logLevel: "warning",
+    });
   },
 
   async test(...names) {

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.relay_process import ROOT
 
-__all__ = ["Agent", "node_command", "pack_and_install", "require_node", "run_node"]
+__all__ = ["Agent", "alone", "node_command", "pack_and_install", "require_node", "run_node"]
 
 WEB = ROOT / "web"
 REQUIRED = "RELAYD_REQUIRE_NODE"
@@ -77,7 +77,7 @@ def run_node(
 def pack_and_install(folder: Path) -> Path:
     """Install the packed client into an empty folder; return that folder."""
     folder.mkdir(parents=True)
-    with _alone():
+    with alone():
         _npm("pack", "--pack-destination", str(folder), cwd=WEB)
     (tarball,) = folder.glob("*.tgz")
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
@@ -98,8 +98,8 @@ def _npm(*arguments: str, cwd: Path) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Packing builds in place, so that one process at a time may do it."""
+def alone() -> Iterator[None]:
+    """Building is done in place, so that one process at a time may do it."""
     (WEB / "build").mkdir(exist_ok=True)
     with (WEB / "build/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

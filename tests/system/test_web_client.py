@@ -23,7 +23,7 @@ from tests.support.node_package import WEB, Agent, pack_and_install, require_nod
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(180)
 
 OPTIONS = strata.Options(publish_timeout=120.0, ack_timeout=5.0, backoff_cap=0.5, connect_timeout=60.0)
 OTHER = Identity.from_seed(b"\x63" * 32).did
@@ -141,7 +141,8 @@ async def test_an_outbox_survives_the_kill_of_its_program(package: Path, tmp_pat
         assert agent.next() == {"error": "ConnectionFailed"}
         durable = [event["durable"] for event in agent.take(12)]
         agent.kill()
-    with running(relay), Agent(package, "outbox", url=url, number=2, count=3, folder=str(folder)) as agent:
+    options = {"url": url, "number": 2, "count": 3, "folder": str(folder), "timeout": 60}
+    with running(relay), Agent(package, "outbox", **options) as agent:
         said = list(agent.lines())
         durable += [event["durable"] for event in said if "durable" in event]
         assert said[-1] == {"empty": True}
@@ -157,7 +158,7 @@ async def test_an_outbox_killed_amid_sending_loses_and_doubles_nothing(
         durable = [event["durable"] for event in agent.take(60) if "durable" in event]
         agent.kill()
     with Agent(package, "outbox", count=0, **options) as agent:
-        assert {"empty": True} in agent.lines()
+        assert {"empty": True} in list(agent.lines())
     stored = await everything(fragile.ws, me(3))
     assert set(durable) <= set(stored)
     assert len(stored) == len(set(stored))

@@ -45,6 +45,16 @@ class Worlds:
         for _ in range(draw.randrange(2, 8)):
             at += draw.choice((0, 0, 1, 100, 400, alice.DAY))
             events.append((self._statement(events, documents), at))
+        if documents and draw.random() < 0.5:  # what a recovery key says takes effect by agreement, and late
+            event = draw.choice((alice.add(11, 4), alice.rotate(11, 0, 4), alice.revoke(11, 0)))
+            agreed = [alice.approve(by, event) for by in draw.choice(((), (12,), (12, 13), (11,), (0,)))]
+            events += [(packet, at + step) for step, packet in enumerate([event, *agreed])]
+            at += draw.choice((5, alice.DAY - 1, alice.DAY, alice.DAY + 5))
+            events.append((draw.choice((alice.revoke(12, 12), alice.revoke(0, 4), alice.add(4, 3))), at))
+        if documents and draw.random() < 0.3:  # rivals, after which no key resolves
+            for created_at in (alice.T + 7, alice.T + 8):
+                at += 1
+                events.append((alice.publish(0, self._rival(documents[0], created_at)), at))
         order = events[:]
         draw.shuffle(order)
         chain = KeyChain.replay(alice.ALICE, order, documents=known, rules=alice.RULES)
@@ -65,6 +75,9 @@ class Worlds:
         return alice.document(
             *listed, previous=document, created_at=created, recovery_policy=document.recovery_policy
         )
+
+    def _rival(self, document: DidDocument, created_at: int) -> DidDocument:
+        return alice.document(alice.method(0), previous=document, created_at=created_at)
 
     def _statement(self, events: list[tuple[Packet, int]], documents: list[DidDocument]) -> Packet:
         draw = self.random
@@ -105,7 +118,7 @@ class Worlds:
         moments = sorted(
             {at + step for _, at in events for step in (0, 1)} | {alice.T - 1000, last + 2 * alice.DAY}
         )
-        asked = [alice.post(n) for n in (0, 1, 2, 3, 11)] + [packet for packet, _ in events[:3]]
+        asked = [alice.post(n) for n in (0, 1, 2, 4, 11)] + [packet for packet, _ in events[-4:]]
         for packet in asked:
             for at in self.random.sample(moments, min(3, len(moments))):
                 for ingest in (True, False):
@@ -127,7 +140,7 @@ ODD_CONTENTS: list[dict[str, Any]] = [
 def key_chains() -> object:
     """Key chains at many moments."""
     worlds = Worlds(20261122)
-    made = [worlds.world() for _ in range(30)]
+    made = [worlds.world() for _ in range(24)]
     return {
         "did": alice.ALICE,
         "clock_skew_seconds": alice.RULES.clock_skew_seconds,

@@ -7,6 +7,7 @@
  * @packageDocumentation
  */
 
+export { browserIdentity } from "./browser-identity.js";
 export { build, verdict, verify, type VerifyOptions } from "./building.js";
 export { canonicalize, encode, parse as parseJson, type Parsed } from "./protocol/canonical.js";
 export { DidDocument, type KeyHex, type RecoveryPolicy, type VerificationMethod } from "./protocol/documents.js";

@@ -57,19 +57,22 @@ async function judge(chain: KeyChain, packet: Packet, receivedAt: number): Promi
 const WORDS: Readonly<Record<string, string>> = {
   DID_DOCUMENT: "published a document",
   RECOVERY_APPROVAL: "approved a recovery",
+  ADD: "added a key",
+  ROTATE: "replaced a key",
+  REVOKE: "revoked a key",
 };
 
 async function historyOf(chain: KeyChain, at: number, refused: number): Promise<KeyHistory> {
   const keys = await chain.keys(at);
   const events = [];
   for (const { packet, receivedAt } of chain.events) {
-    const kind = packet.content["event_type"] ?? packet.content["action"];
+    const kind = String(packet.contentType === "KEY_EVENT" ? packet.content["event"] : packet.contentType);
     events.push({
       id: packet.packetId,
       type: packet.contentType,
       receivedAt,
       pending: await chain.isPending(packet.packetId, at),
-      words: WORDS[packet.contentType] ?? String(kind ?? packet.contentType).toLowerCase().replaceAll("_", " "),
+      words: WORDS[kind] ?? kind,
     });
   }
   return {

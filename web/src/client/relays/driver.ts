@@ -39,6 +39,7 @@ const FINAL_CLOSE_CODES = [1002, 1003, 1007, 1008, 1009, 1010];
 const GOODBYE_CODES = [1001, 1012, 1013];
 const CHALLENGE_PATIENCE_SECONDS = 1;
 const WAKE_PROBE_SECONDS = 10;
+const WAKE_PROBE_INTERVAL = 5;
 const MAX_EARLY_FRAMES = 64;
 const MAX_TIMER_MS = 2 ** 31 - 1;
 
@@ -69,6 +70,7 @@ export class Driver {
   private heardAt = 0;
   private probedAt: number | undefined;
   private probeEndsAt = Infinity;
+  private lastProbeAt = -Infinity;
   private hangUp: ((ending: Ending) => void) | undefined;
   private wakeUp: (() => void) | undefined;
   private lastProblem: ConnectionFailed | undefined;
@@ -218,7 +220,8 @@ export class Driver {
   /** The page or the machine may have slept: look at once whether the relay is still there. */
   readonly wake = (): void => {
     this.wakeUp?.();
-    if (this.core.isWaiting && this.probedAt === undefined) this.probe(WAKE_PROBE_SECONDS);
+    const isRecent = this.now() - this.lastProbeAt < WAKE_PROBE_INTERVAL;
+    if (this.core.isWaiting && this.probedAt === undefined && !isRecent) this.probe(WAKE_PROBE_SECONDS);
   };
 
   // Connecting.
@@ -357,7 +360,7 @@ export class Driver {
 
   private probe(patience: number): void {
     if (!this.step((core) => core.probe())) return;
-    this.probedAt = this.now();
+    this.probedAt = this.lastProbeAt = this.now();
     this.probeEndsAt = this.probedAt + patience;
   }
 

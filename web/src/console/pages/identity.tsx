@@ -113,6 +113,11 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
   );
 }
 
+/** Whether its time is over but for what clocks may differ by. */
+function isEnding({ standing, validUntil }: KeyWindow): boolean {
+  return standing === "valid" && validUntil > 0 && validUntil < Date.now() / 1000;
+}
+
 const MARKS: Readonly<Record<string, string>> = { valid: "✓", revoked: "✗", expired: "–", not_yet_valid: "…" };
 
 function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
@@ -137,6 +142,7 @@ function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
               </td>
               <td class={key.standing === "valid" ? "good" : "bad"}>
                 <span aria-hidden="true">{MARKS[key.standing] ?? "?"}</span> {line(key.standing.replaceAll("_", " "), 40)}
+                {isEnding(key) && " for a moment yet: clocks may differ"}
               </td>
               <td>{key.validFrom > 0 ? moment(key.validFrom) : "the beginning"}</td>
               <td>{key.revokedAt !== null ? moment(key.revokedAt) : key.validUntil > 0 ? moment(key.validUntil) : "open"}</td>

@@ -62,17 +62,20 @@ export function Live(): JSX.Element {
 
 /** Announced politely, and not more often than anybody can listen: screen readers wait for a pause. */
 function Counters({ found }: { found: number | null }): JSX.Element {
-  const inList = rows.value.length;
+  checked.value; // each verdict changes the numbers
+  const verdicts = rows.value.flatMap((row) => (row.kind === "packet" ? [row.verdict.peek()] : []));
+  const done = verdicts.filter((verdict) => verdict !== "unchecked" && verdict !== "checking");
+  const bad = done.filter((verdict) => verdict !== "valid").length;
   return (
     <p class="counters">
       <span role="status" aria-live="polite">
         <b>{count(received.value)}</b> received since this page was opened
       </span>
       <span>
-        <b>{count(inList)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
+        <b>{count(verdicts.length)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
       </span>
       <span>
-        <b>{count(checked.value)}</b> checked
+        <b>{count(done.length)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} do not hold</strong>}
       </span>
       {skipped.value > 0 && (
         <span>

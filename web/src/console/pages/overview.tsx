@@ -58,12 +58,12 @@ function Tiles({ reading }: { reading: Reading }): JSX.Element {
   const faults = sum(reading, "relayd_faults_total");
   return (
     <dl class="tiles">
-      <Tile name="Stored" value={whole(sum(reading, "relayd_publishes_total", '"accepted"'))} note="packets since it was started" />
-      <Tile name="Connections" value={whole(sum(reading, "relayd_connections"))} />
+      <Tile name="Stored" value={whole(sum(reading, "relayd_publishes_total", '"accepted"'))} note="packets since its start" />
+      <Tile name="Connections" value={whole(sum(reading, "relayd_connections"))} note="this page has one" />
       <Tile name="Subscriptions" value={whole(sum(reading, "relayd_subscriptions"))} note={behind > 0 ? `${whole(behind)} read behind the live feed` : "all live"} />
       <Tile name="Database" value={sum(reading, "relayd_database_up") > 0 ? "✓ up" : "✗ away"} note={bytes(sum(reading, "relayd_database_bytes"))} />
       {started > 0 && <Tile name="Running for" value={span(Date.now() / 1000 - started)} />}
-      <Tile name="Faults of the relay" value={whole(faults)} note={faults > 0 ? "its log tells of each" : "none since it was started"} />
+      <Tile name="Faults of the relay" value={whole(faults)} note={faults > 0 ? "its log tells of each" : "none since its start"} />
     </dl>
   );
 }

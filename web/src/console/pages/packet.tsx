@@ -6,7 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Badge, Copy, Did, Note, PacketLink, Time } from "../parts/bits.js";
 import { RuleOn } from "../parts/rule-on.js";
 import { route } from "../route.js";
-import { type Answer, ask, keysOf, type Step } from "../state/checking.js";
+import { type Answer, examine, type Step } from "../state/checking.js";
 import { connections, type Event, page, RequestFailed } from "../state/link.js";
 import { openingUrl } from "../state/messages.js";
 import { rowOf } from "../state/rows.js";
@@ -52,13 +52,13 @@ function Whole({ event }: { event: Event }): JSX.Element {
   const [answer, setAnswer] = useState<Answer | null>(null);
   useEffect(() => {
     let isOver = false;
-    void keysOf(row.author)
-      .then(() => ask({ kind: "packet", text: event.text, receivedAt: event.received_at }))
-      .then((got) => isOver || setAnswer(got));
+    void examine(event.text, row.author, event.received_at).then((got) => isOver || setAnswer(got));
     return () => void (isOver = true);
   }, [event]);
   const http = new URL(`packets/${row.id}`, new URL(".", location.href)).href;
-  const thread = (packet["content"] as Record<string, unknown>)?.["thread_ref"];
+  const content = packet["content"] as Readonly<Record<string, unknown>>;
+  const thread = content["thread_ref"];
+  const said = typeof content["text"] === "string" ? content["text"] : "";
   return (
     <>
       <dl class="facts">
@@ -91,9 +91,10 @@ function Whole({ event }: { event: Event }): JSX.Element {
       )}
       <RuleOn kind="packet" subject={row.id} />
       <h2>Content</h2>
-      <Long text={JSON.stringify(packet["content"], null, 2)} label="Content" />
+      {said !== "" && <blockquote class="said">{shown(said.slice(0, SHOWN_AT_FIRST))}</blockquote>}
+      <Long text={JSON.stringify(content, null, 2)} label="Content" />
       <h2>Bytes</h2>
-      <p class="hint">The packet as the relay sent it. The id and the signature are over exactly these bytes.</p>
+      <p class="hint">The packet as the relay sent it. The id and the signature are over these bytes, without those two members.</p>
       <Long text={event.text} label="The packet's bytes" />
       <h2>Take it with you</h2>
       <Copy label="A command that prints this packet, verified" text={`strata get ${row.id} --relay ${openingUrl()}`} />

@@ -36,7 +36,7 @@ const VERDICTS: Record<string, [mark: string, word: string, tone: string]> = {
 /** A verdict in a mark and a word: never by colour alone. */
 export function Badge({ verdict, long = false }: { verdict: Verdict; long?: boolean }): JSX.Element {
   const [mark, word, tone] = VERDICTS[verdict] ?? ["✗", verdict.replaceAll("_", " "), "bad"];
-  const short = verdict === "valid" ? "checked" : word;
+  const short = verdict === "valid" && !long ? "checked" : word;
   return (
     <span class={`badge ${tone}`} title={word}>
       <span aria-hidden="true">{mark}</span> <span class={long ? "" : "badge-word"}>{short}</span>

@@ -34,10 +34,10 @@ export function Chart({ title, lines, points, format }: Props): JSX.Element {
     <figure class="chart">
       <figcaption>
         <span class="chart-title">{title}</span>
-        {lines.map(({ figure, name }) => {
+        {lines.map(({ figure, name }, at) => {
           const value = last?.values[figure] ?? NaN;
           return (
-            <span key={figure} class="chart-now">
+            <span key={figure} class={`chart-now ${lines.length > 1 ? `key-${at}` : ""}`}>
               <b>{Number.isNaN(value) ? "—" : format(value)}</b>
               {lines.length > 1 && ` ${name}`}
             </span>

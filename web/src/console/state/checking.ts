@@ -63,12 +63,16 @@ const AUTHORS_AT_ONCE = 50;
 const MOST_AUTHORS = 2000;
 const MOST_WAITING = 200;
 const PAGE = 500;
-const PAUSE = 250;
+const SOON = 150;
+/** Between two questions about keys, so that a page that is full of new authors keeps within a relay's limits. */
+const PAUSE = 1500;
 
 let worker: Worker | null = null;
 let numbers = 0;
 const asked = new Map<number, (answer: Answer) => void>();
-const known = new Set<string>();
+/** Authors whose keys the worker has, and the second in which the relay was asked for them. */
+const known = new Map<string, number>();
+let askedRelayAt = 0;
 const wanted = new Map<string, (() => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -107,23 +111,30 @@ export function keysOf(did: string): Promise<void> {
   return new Promise((resolve) => {
     const others = wanted.get(did) ?? [];
     wanted.set(did, [...others, resolve]);
-    timer ??= setTimeout(() => void askRelay(), PAUSE);
+    timer ??= setTimeout(() => void askRelay(), Math.max(SOON, askedRelayAt + PAUSE - Date.now()));
   });
+}
+
+/** The author has published something about keys: they are asked for again when they are next needed. */
+export function forgetKeys(did: string): void {
+  known.delete(did);
 }
 
 async function askRelay(): Promise<void> {
   timer = undefined;
   if (phase.value !== "online") {
-    timer = setTimeout(() => void askRelay(), 4 * PAUSE);
+    timer = setTimeout(() => void askRelay(), PAUSE);
     return;
   }
   const authors = [...wanted.keys()].slice(0, AUTHORS_AT_ONCE);
+  const askedAt = relayNow();
+  askedRelayAt = Date.now();
   try {
     const events = await identityPackets(authors);
     for (const did of authors) {
       if (known.size >= MOST_AUTHORS) known.clear();
       await learn(did, events.get(did) ?? []);
-      known.add(did);
+      known.set(did, askedAt);
       for (const done of wanted.get(did) ?? []) done();
       wanted.delete(did);
     }
@@ -166,6 +177,19 @@ export async function identityPackets(authors: readonly string[]): Promise<Map<s
   return found;
 }
 
+/**
+ * Have one packet checked. A packet that does not verify may be signed by a key that is younger than what is known
+ * here, so the verdict against it stands only if the relay was asked after it had received the packet.
+ */
+export async function examine(text: string, author: string, receivedAt: number): Promise<Answer> {
+  await keysOf(author);
+  const answer = await ask({ kind: "packet", text, receivedAt });
+  if (answer.verdict === "valid" || (known.get(author) ?? 0) > receivedAt) return answer;
+  forgetKeys(author);
+  await keysOf(author);
+  return ask({ kind: "packet", text, receivedAt });
+}
+
 /** Check the rows that are not checked yet, a few at a time; the rest has its turn when it is on view. */
 export function check(rows: readonly Row[]): void {
   if (wanted.size > MOST_WAITING || asked.size > MOST_WAITING) return;
@@ -175,8 +199,6 @@ export function check(rows: readonly Row[]): void {
 
 async function checkOne(row: PacketRow): Promise<void> {
   row.verdict.value = "checking";
-  await keysOf(row.author);
-  const { verdict } = await ask({ kind: "packet", text: row.event.text, receivedAt: row.receivedAt });
-  row.verdict.value = verdict ?? "not_checked";
+  row.verdict.value = (await examine(row.event.text, row.author, row.receivedAt)).verdict ?? "not_checked";
   checked.value += 1;
 }

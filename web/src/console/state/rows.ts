@@ -61,6 +61,7 @@ export function preview(event: Event, length = 200): string {
   for (const name of Object.keys(members)) {
     if (name === "type") continue;
     const value = members[name];
+    if (value === "") continue;
     const short = typeof value === "object" && value !== null ? (Array.isArray(value) ? "[…]" : "{…}") : String(value).slice(0, 60);
     parts.push(`${name.slice(0, 40)}: ${short}`);
     size += short.length + name.length;

@@ -5,6 +5,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 
+import { check, forgetKeys, IDENTITY_TYPES } from "./checking.js";
 import { type Event, page, phase, relayNow, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
@@ -13,6 +14,8 @@ const MOST_ROWS = 5000;
 const MOST_CHARACTERS = 24_000_000;
 const INTERVAL = 120;
 const BEHIND_SECONDS = 5;
+/** How many of the newest are checked each time, whether they are in view or not. */
+const SAMPLE = 6;
 
 /** Newest first. */
 export const rows = signal<readonly Row[]>([]);
@@ -91,6 +94,7 @@ function take(event: Event): void {
     if (row.receivedAt > lastAt) overlap.clear();
   }
   lastAt = row.receivedAt;
+  if (IDENTITY_TYPES.includes(row.type)) forgetKeys(row.author);
   if (paused.peek() && (arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS)) {
     lost = { count: lost.count + 1, from: lost.from || row.receivedAt, to: row.receivedAt };
   } else {
@@ -110,6 +114,7 @@ function show(): void {
       return;
     }
     const fresh: Row[] = arrived.reverse();
+    check(fresh.slice(0, SAMPLE));
     received.value += fresh.length + lost.count;
     if (lost.count > 0) {
       skipped.value += lost.count;

@@ -5,7 +5,7 @@ import { type ChannelMessage, indexedDbChannelStore, memoryChannelStore, openCha
 
 import { type Losses, lossy } from "./lossy.js";
 
-const STATES = { received: "", sending: "sending…", sent: "sent", acknowledged: "received", failed: "refused by the relay" };
+const STATES = { received: "", sending: "sending…", sent: "sent", acknowledged: "delivered", failed: "refused by the relay" };
 const MARKS = { received: "", sending: "◌", sent: "✓", acknowledged: "✓✓", failed: "✗" };
 const TITLES = {
   received: "",
@@ -18,6 +18,13 @@ const TITLES = {
 const parameters = new URLSearchParams(location.search);
 const find = <T extends HTMLElement>(id: string): T => document.getElementById(id) as T;
 const [list, scroll, text] = [find("messages"), find("scroll"), find<HTMLTextAreaElement>("text")];
+
+// Who reads at the end stays there, whatever comes and however the page is resized; who reads further up does too.
+let isAtEnd = true;
+scroll.addEventListener("scroll", () => (isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 40));
+new ResizeObserver(() => {
+  if (isAtEnd) scroll.scrollTop = scroll.scrollHeight;
+}).observe(scroll);
 
 /** An element with this text. */
 function make(name: string, words = "", classes = ""): HTMLElement {
@@ -82,7 +89,7 @@ async function open(address: string, room: string): Promise<void> {
     text.style.height = "";
     try {
       await (channel as ReliableChannel).send(new TextEncoder().encode(words));
-      scroll.scrollTop = scroll.scrollHeight;
+      isAtEnd = true;
     } catch (error) {
       text.value = words;
       find("standing").textContent = `Not sent: ${(error as Error).message}`;
@@ -113,14 +120,13 @@ function show(relay: Relay, channel: ReliableChannel | undefined, about: About):
   find("link").textContent = relay.isConnected
     ? "Connected"
     : relay.failure === undefined
-      ? "No connection: what you write is sent later"
+      ? "Offline: what you write is sent later"
       : `The relay refuses: ${relay.failure.message}`;
   find("link").className = relay.isConnected ? "good" : "warn";
   if (channel === undefined) return;
   const { messages, status } = channel;
-  const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 40;
   showMessages(messages, about.me);
-  if (atEnd) scroll.scrollTop = scroll.scrollHeight;
+  if (isAtEnd) scroll.scrollTop = scroll.scrollHeight;
   find("empty").hidden = messages.length > 0;
   const standing = [
     status.missing > 0 ? `${count(status.missing, "message")} missing: looking in the relay’s history and asking around` : "",
@@ -175,7 +181,9 @@ function makeRow(message: ChannelMessage, me: string): HTMLElement {
   const foot = make("p", "", "foot");
   if (message.sentAt !== undefined) {
     const at = new Date(message.sentAt * 1000);
-    const time = make("time", at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })) as HTMLTimeElement;
+    const isToday = at.toDateString() === new Date().toDateString();
+    const day = isToday ? {} : ({ day: "numeric", month: "short" } as const);
+    const time = make("time", at.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit" })) as HTMLTimeElement;
     time.dateTime = at.toISOString();
     time.title = at.toLocaleString();
     foot.append(time);

@@ -6,117 +6,41 @@
  * Those four are here: packets over a relay, the waits, what survives a reload, and the order.
  */
 
-import { type ContentMessage, type HistoryEntry, isContentMessage, isSyncMessage, Message, MessageChannel, MessageChannelEvent } from "@waku/sds";
+import {
+  type ContentMessage,
+  isContentMessage,
+  isSyncMessage,
+  Message,
+  MessageChannel,
+  MessageChannelEvent,
+} from "@waku/sds";
 
 import { build, verify } from "../building.js";
 import { fromHex, hex } from "../protocol/bytes.js";
 import { Closed, ConnectionFailed, InvalidPacket, RequestRefused } from "../protocol/errors.js";
-import type { Signer } from "../protocol/ids.js";
 import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
-import type { Relay } from "../relays/relay.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
-import { messageContent, readEnvelope, repairContent } from "./envelope.js";
-import { compare, History } from "./history.js";
+import { Acknowledging } from "./acknowledging.js";
+import { asMessage, type Entry, inOrder, makeEntry, stored } from "./entry.js";
+import { messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
+import { History } from "./history.js";
+import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
-import { type ChannelStore, memoryChannelStore, type MessageState, type StoredMessage } from "./store.js";
+import type { MessageState, StoredMessage } from "./store.js";
+import {
+  type ChannelMessage,
+  type ChannelOptions,
+  type ChannelRelay,
+  type ChannelStatus,
+  MAX_PAYLOAD_BYTES,
+  type Reading,
+} from "./values.js";
 
-/** The part of a relay that a channel uses. */
-export interface ChannelRelay extends Pick<Relay, "publish" | "announced" | "keyChain"> {
-  subscribe(options: FetchOptions): Reading;
-  fetch(options: FetchOptions): Reading;
-}
-
-/** Packets one by one, until `close`. */
-export interface Reading extends AsyncIterable<Delivery> {
-  close(): void;
-}
-
-/** What a channel is told at its opening. Times are seconds. */
-export interface ChannelOptions {
-  /** The channel's name, the same for all participants. */
-  readonly id: string;
-  /** The content topic, the same for all participants, and of no other channel. */
-  readonly topic: string;
-  /** Who signs. The participant's own name is this DID and a device, which the store keeps. */
-  readonly identity: Signer;
-  /** What survives a reload; memory unless given. */
-  readonly store?: ChannelStore;
-  /** Called with each message, own ones too, once and never before those that it follows. Not for restored ones. */
-  readonly onMessage?: (message: ChannelMessage) => void;
-  /** Called when `messages`, a state or `status` may have changed. */
-  readonly onChange?: () => void;
-  /** After how long an own message that nobody has acknowledged is sent again; doubled each time, up to 16 times that. */
-  readonly resendAfter?: number;
-  /** The longest wait before what was received is acknowledged. */
-  readonly acknowledgeWithin?: number;
-  /** About how often somebody in an idle room says what there is. */
-  readonly syncEvery?: number;
-  /** How long a missing message is looked for, while there is a connection. */
-  readonly giveUpAfter?: number;
-  /** Most messages kept; the oldest are forgotten, but for their ids. */
-  readonly maxMessages?: number;
-}
-
-/** A message of the channel. */
-export interface ChannelMessage {
-  /** The id that all participants have for it. */
-  readonly id: string;
-  /** What was said. */
-  readonly payload: Uint8Array;
-  /** The DID that signed it; undefined where somebody repeated it without proof. */
-  readonly author: string | undefined;
-  /** The participant's name, which only the signature proves. */
-  readonly sender: string;
-  readonly isOwn: boolean;
-  /** By the author's clock, in Unix seconds; undefined as `author` is. */
-  readonly sentAt: number | undefined;
-  readonly lamport: bigint;
-  /** The ids of messages that its sender had handed on before. */
-  readonly follows: readonly string[];
-  readonly state: MessageState;
-}
-
-/** How the channel stands. */
-export interface ChannelStatus {
-  /** Messages that are known to exist and are not here. */
-  readonly missing: number;
-  /** Messages that are here and wait for those. */
-  readonly heldBack: number;
-  /** Own messages that no relay has yet, and those that nobody has acknowledged. */
-  readonly sending: number;
-  readonly unacknowledged: number;
-  /** Messages that were given up, received again after that, refused as malformed, and own ones sent again. */
-  readonly lost: number;
-  readonly repeated: number;
-  readonly refused: number;
-  readonly resent: number;
-  /** Messages found by reading the relay's history. */
-  readonly repaired: number;
-}
-
-/** The largest payload: a packet has to hold it in base64 twice, with a filter and a history beside it. */
-export const MAX_PAYLOAD_BYTES = 65_536;
-
-const MAX_MESSAGE_BYTES = 1 << 20;
-const MAX_HISTORY_ENTRIES = 1_000;
 const MAX_HELD_BACK = 1_000;
-const MAX_MISSING = 10_000;
-const FAR_AHEAD_MS = 86_400_000n;
 const SYNC_EXPIRES_SECONDS = 3_600;
-const MAX_PLACES = 32;
 const NAMED = 10; // messages that each message names, of which one is enough to find the others
 const RETRY_SECONDS = 2;
-const MAX_REPAIRS_AT_ONCE = 100;
-
-interface Entry extends StoredMessage {
-  readonly message: ContentMessage;
-  payload: Uint8Array | undefined;
-  isDelivered: boolean;
-  isReleased: boolean;
-  attempts: number;
-  resendAt: number;
-}
 
 /** An open channel; `openChannel` makes it. */
 export class ReliableChannel {
@@ -128,16 +52,12 @@ export class ReliableChannel {
   private readonly first = new Map<string, Packet>(); // of own messages that no relay has yet
   private readonly forgotten: Set<string>;
   private readonly reassembly = new Reassembly();
-  private readonly missing = new Map<string, { hint: Uint8Array | undefined; waited: number }>();
+  private readonly search: Search;
   private readonly closing = new AbortController();
-  private readonly counts = { lost: 0, repeated: 0, refused: 0, resent: 0, repaired: 0 };
-  private readonly toAcknowledge = new Set<string>();
+  private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0 };
+  private readonly acknowledging: Acknowledging;
   private places: string[];
   private placesChanged = false;
-  private syncAt = Infinity;
-  private lookAt = 0;
-  private looks = 0;
-  private isLooking = false;
   private isRestoring = false;
   private lastTick = Date.now();
   private turn: Promise<unknown> = Promise.resolve();
@@ -153,7 +73,9 @@ export class ReliableChannel {
     this.places = [...kept.places];
     this.forgotten = new Set(kept.forgotten);
     this.history = new History(options.maxMessages);
+    this.search = new Search(options.topic, options.giveUpAfter, 500 * options.acknowledgeWithin);
     for (const id of kept.forgotten) this.history.settle(id);
+    this.acknowledging = new Acknowledging(1000 * options.acknowledgeWithin, 1000 * options.syncEvery, Math.random);
     const tMin = 1000 * options.resendAfter;
     this.sds = new MessageChannel(
       options.id,
@@ -171,7 +93,7 @@ export class ReliableChannel {
   /** What was said, in the order that all participants share. */
   get messages(): readonly ChannelMessage[] {
     const released = [...this.entries.values()].filter((each) => each.isReleased && each.payload !== undefined);
-    return released.map(asMessage).sort(compare);
+    return released.sort(inOrder).map(asMessage);
   }
 
   /** How the channel stands. */
@@ -180,7 +102,8 @@ export class ReliableChannel {
     const count = (state: MessageState) => all.filter((each) => each.state === state).length;
     return {
       ...this.counts,
-      missing: this.missing.size,
+      lost: this.search.lost,
+      missing: this.search.size,
       heldBack: all.filter((each) => !each.isReleased).length,
       sending: count("sending"),
       unacknowledged: count("sent") + count("sending"),
@@ -216,8 +139,7 @@ export class ReliableChannel {
       });
       await this.sds.processTasks();
       if (typeof outcome !== "string") throw outcome as Error;
-      this.toAcknowledge.clear(); // the message says what was received
-      this.putOffSync();
+      this.acknowledging.said(Date.now()); // by the message
       this.releaseAll();
       return outcome;
     });
@@ -239,7 +161,7 @@ export class ReliableChannel {
     for (const each of messages) await this.restore(each);
     await this.settleDown();
     this.isRestoring = false;
-    this.putOffSync();
+    this.acknowledging.said(Date.now());
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
     // Short enough for every wait that can be set.
@@ -251,7 +173,7 @@ export class ReliableChannel {
   private async keepOwn(message: ContentMessage): Promise<Entry> {
     const wire = message.encode();
     const packet = await build(this.options.identity, messageContent(this.options.topic, wire));
-    const entry = this.entry(message, {
+    const entry = makeEntry(message, {
       id: message.messageId,
       wire,
       isOwn: true,
@@ -343,46 +265,49 @@ export class ReliableChannel {
 
   /** Take a packet; whether it brought a message that was not here. */
   private async take({ packet, cursor }: Delivery, moves: boolean): Promise<boolean> {
-    if (moves && cursor !== undefined) this.moveTo(cursor);
+    if (moves && cursor !== undefined) {
+      this.places = withPlace(this.places, cursor);
+      this.placesChanged = true;
+    }
+    const now = Date.now();
     const envelope = readEnvelope(packet, this.options.topic);
-    if (envelope === undefined || envelope.wire.length > MAX_MESSAGE_BYTES) return this.refuse();
-    const message = Message.decode(envelope.wire);
-    if (message === undefined) return this.refuse();
+    const message = envelope === undefined ? undefined : readMessage(envelope.wire, now);
+    if (envelope === undefined || message === undefined) return this.refuse();
     if (message.channelId !== this.options.id) return false;
-    if (message.causalHistory.length > MAX_HISTORY_ENTRIES || message.repairRequest.length > MAX_HISTORY_ENTRIES) return this.refuse();
-    if ((message.lamportTimestamp ?? 0n) > BigInt(Date.now()) + FAR_AHEAD_MS) return this.refuse();
     const hint = fromHex(packet.packetId.slice(2));
     if (!isContentMessage(message)) {
       if (isSyncMessage(message) && message.senderId !== this.sender) {
         this.sds.pushIncomingMessage(message, hint);
-        this.heard(message);
-        this.putOffSync();
+        this.acknowledging.heard(message, now);
       }
       return false;
     }
     if (this.entries.has(message.messageId) || this.forgotten.has(message.messageId)) {
-      if (message.senderId !== this.sender) this.counts.repeated++;
-      // A repeat says that its sender has heard no acknowledgement: say it again.
-      if (this.entries.get(message.messageId)?.isReleased === true) this.owe(message);
+      if (message.senderId === this.sender) return false;
+      this.counts.repeated++;
+      // Its sender has heard no acknowledgement: say it again.
+      if (this.entries.get(message.messageId)?.isReleased === true) this.acknowledging.owe(message, now);
       return false;
     }
-    if (this.status.heldBack >= MAX_HELD_BACK && !this.missing.has(message.messageId)) return this.refuse();
+    if (this.status.heldBack >= MAX_HELD_BACK && !this.search.wants(message.messageId)) return this.refuse();
     if (envelope.original !== undefined && !(await this.isGenuine(envelope.original))) return this.refuse();
-    const entry = this.entry(message, {
+    const isOwn = message.senderId === this.sender;
+    if (isOwn && envelope.author !== this.options.identity.did) return this.refuse(); // somebody else in our name
+    const entry = makeEntry(message, {
       id: message.messageId,
       wire: envelope.wire,
-      isOwn: message.senderId === this.sender,
+      isOwn,
       author: envelope.author,
       sentAt: envelope.sentAt,
       hint,
-      state: message.senderId === this.sender ? "sent" : "received",
+      state: isOwn ? "sent" : "received",
     });
     await this.options.store.add(stored(entry), this.places);
     this.placesChanged = false;
     await this.learn(entry);
     if (!entry.isOwn) {
-      this.heard(message);
-      this.owe(message);
+      this.acknowledging.heard(message, now);
+      this.acknowledging.owe(message, now);
     }
     return true;
   }
@@ -401,17 +326,28 @@ export class ReliableChannel {
     return false;
   }
 
-  private moveTo(cursor: string): void {
-    if (this.places.length === MAX_PLACES) this.places = this.places.filter((_, at) => at % 2 === 1);
-    this.places = [...this.places, cursor];
-    this.placesChanged = true;
+  /** Read the relay's history for what is missing. */
+  private async look(query: FetchOptions): Promise<void> {
+    try {
+      for await (const delivery of this.whileOpen(this.relay.fetch(query))) {
+        await this.inTurn(async () => {
+          if (await this.take(delivery, false)) this.counts.repaired++;
+          await this.settleDown();
+        });
+        if (this.search.size === 0) break;
+      }
+    } catch (error) {
+      if (!this.closing.signal.aborted) console.warn("the relay's history cannot be read", error);
+    } finally {
+      this.search.ended(Date.now());
+    }
   }
 
   /** Give a message of the store to the package. */
   private async restore(kept: StoredMessage): Promise<void> {
     const message = Message.decode(kept.wire);
     if (message === undefined || !isContentMessage(message)) return;
-    await this.learn(this.entry(message, { ...kept }));
+    await this.learn(makeEntry(message, { ...kept }));
   }
 
   private async learn(entry: Entry): Promise<void> {
@@ -439,7 +375,7 @@ export class ReliableChannel {
   /** Have the package look again at what waits, and hand on what need not wait. */
   private async settleDown(): Promise<void> {
     await this.sds.processTasks();
-    this.noteMissing(this.sds.sweepIncomingBuffer());
+    this.search.note(this.sds.sweepIncomingBuffer(), Date.now());
     this.releaseAll();
     this.options.onChange?.();
   }
@@ -447,7 +383,7 @@ export class ReliableChannel {
   /** Hand on what waits for nothing, each after those that it follows. */
   private releaseAll(): void {
     let waiting = [...this.entries.values()].filter((each) => each.isDelivered && !each.isReleased);
-    waiting.sort((one, other) => compare(keyOf(one), keyOf(other)));
+    waiting.sort(inOrder);
     for (let before = -1; before !== waiting.length; ) {
       before = waiting.length;
       waiting = waiting.filter((entry) => {
@@ -478,94 +414,22 @@ export class ReliableChannel {
     this.keep(this.options.store.forget(ids));
   }
 
-  // What is missing.
-
-  private noteMissing(entries: readonly HistoryEntry[]): void {
-    const now = new Map(entries.map((each) => [each.messageId, each.retrievalHint]));
-    for (const id of this.missing.keys()) if (!now.has(id)) this.missing.delete(id);
-    for (const [id, hint] of now) {
-      if (this.missing.has(id) || this.missing.size >= MAX_MISSING) continue;
-      this.missing.set(id, { hint, waited: 0 });
-      this.looks = 0; // something new: begin with the nearest again
-      this.lookAt = Math.min(this.lookAt, Date.now());
-    }
-  }
-
-  /** Look for missing messages at the relay: by packet id where it can, then twice as far back each time. */
-  private async look(): Promise<void> {
-    const { topic } = this.options;
-    const hints = [...this.missing.values()].flatMap(({ hint }) => (hint?.length === 32 ? [`0x${hex(hint)}`] : []));
-    const byId = this.looks === 0 && hints.length > 0 && this.relay.announced?.extensions.has("packet_ids") === true;
-    const cursor = this.places.at(-(2 ** (this.looks + 1)));
-    const query: FetchOptions = byId
-      ? { types: topic, packetIds: hints.slice(0, MAX_REPAIRS_AT_ONCE) }
-      : { types: topic, ...(cursor === undefined ? {} : { cursor }) };
-    this.looks = cursor === undefined && !byId ? 0 : this.looks + 1;
-    const found = this.relay.fetch(query);
-    for await (const delivery of this.whileOpen(found)) {
-      await this.inTurn(async () => {
-        if (await this.take(delivery, false)) this.counts.repaired++;
-        await this.settleDown();
-      });
-      if (this.missing.size === 0) break;
-    }
-  }
-
-  private startLooking(now: number): void {
-    if (this.missing.size === 0 || this.isLooking || now < this.lookAt || this.relay.announced === undefined) return;
-    this.isLooking = true;
-    this.look()
-      .catch((error: unknown) => console.warn("the relay's history cannot be read", error))
-      .finally(() => {
-        this.isLooking = false;
-        this.lookAt = Date.now() + 500 * this.options.acknowledgeWithin * 2 ** this.looks;
-      });
-  }
-
-  private giveUp(seconds: number): void {
-    if (this.relay.announced === undefined) return; // waiting counts while one can look
-    for (const [id, each] of this.missing) {
-      each.waited += seconds;
-      if (each.waited < this.options.giveUpAfter) continue;
-      this.missing.delete(id);
-      this.history.settle(id);
-      this.counts.lost++;
-    }
-  }
-
   // Acknowledging, syncs and repairs.
-
-  /** Somebody says what they have: what they have acknowledged need not be acknowledged by us. */
-  private heard(message: Message): void {
-    for (const { messageId } of message.causalHistory) this.toAcknowledge.delete(messageId);
-  }
-
-  private owe(message: ContentMessage): void {
-    if (message.senderId === this.sender || this.isRestoring) return;
-    if (this.toAcknowledge.size === 0) {
-      this.syncAt = Math.min(this.syncAt, Date.now() + 1000 * this.options.acknowledgeWithin * (0.25 + 0.75 * Math.random()));
-    }
-    this.toAcknowledge.add(message.messageId);
-  }
-
-  private putOffSync(): void {
-    if (this.toAcknowledge.size > 0) return;
-    this.syncAt = Date.now() + 1000 * this.options.syncEvery * (0.5 + Math.random());
-  }
 
   private async tick(): Promise<void> {
     const now = Date.now();
     const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept has not looked
     this.lastTick = now;
-    this.giveUp(seconds);
+    // Waiting counts while one can look.
+    if (this.relay.announced !== undefined) for (const id of this.search.givenUp(seconds)) this.history.settle(id);
     await this.settleDown();
-    this.startLooking(now);
+    const query = this.search.begin(now, this.places, this.relay.announced);
+    if (query !== undefined) void this.look(query);
     if (this.relay.announced === undefined) return;
     this.resend();
     await this.sds.sweepRepairIncomingBuffer((message) => this.repair(message));
-    if (now >= this.syncAt) {
-      this.toAcknowledge.clear();
-      this.putOffSync();
+    if (now >= this.acknowledging.syncAt) {
+      this.acknowledging.said(now);
       await this.sds.pushOutgoingSyncMessage(async (message) => {
         const expiresAt = Math.floor(now / 1000) + SYNC_EXPIRES_SECONDS;
         void this.publish(messageContent(this.options.topic, message.encode()), expiresAt);
@@ -604,10 +468,6 @@ export class ReliableChannel {
     }
   }
 
-  private entry(message: ContentMessage, kept: StoredMessage): Entry {
-    return { ...kept, message, payload: undefined, isDelivered: false, isReleased: false, attempts: 0, resendAt: 0 };
-  }
-
   private stateOf(id: string, state: MessageState): void {
     const entry = this.entries.get(id);
     if (entry === undefined || entry.state === state || entry.state === "acknowledged") return;
@@ -636,46 +496,6 @@ export class ReliableChannel {
   private requireOpen(): void {
     if (this.closing.signal.aborted) throw new Closed("the channel was closed");
   }
-}
-
-/**
- * Open a channel over a relay, and read what was said.
- *
- * Resolves once what the store has is back in `messages`; with a store that another page uses it waits for that page,
- * until `signal` aborts. Rejects with what the store rejects with, and `RangeError` for options that cannot work.
- */
-export async function openChannel(relay: ChannelRelay, options: ChannelOptions, signal?: AbortSignal): Promise<ReliableChannel> {
-  const whole = {
-    store: memoryChannelStore(),
-    resendAfter: 10,
-    acknowledgeWithin: 2,
-    syncEvery: 30,
-    giveUpAfter: 600,
-    maxMessages: 2_000,
-    ...options,
-  };
-  for (const name of ["resendAfter", "acknowledgeWithin", "syncEvery", "giveUpAfter", "maxMessages"] as const) {
-    if (!(whole[name] > 0)) throw new RangeError(`${name} must be above 0`);
-  }
-  const kept = await whole.store.open(signal ?? new AbortController().signal);
-  const channel = new ReliableChannel(relay, whole, kept);
-  await channel.start(kept.messages);
-  return channel;
-}
-
-function keyOf({ id, message }: Entry): { lamport: bigint; id: string } {
-  return { lamport: message.lamportTimestamp, id };
-}
-
-function asMessage(entry: Entry): ChannelMessage {
-  const { id, author, sentAt, isOwn, state, message, payload } = entry;
-  const follows = message.causalHistory.map(({ messageId }) => messageId);
-  const said = { id, author, sentAt, isOwn, state, follows, sender: message.senderId, lamport: message.lamportTimestamp };
-  return { ...said, payload: payload ?? new Uint8Array() };
-}
-
-function stored({ id, wire, isOwn, author, sentAt, hint, state }: Entry): StoredMessage {
-  return { id, wire, isOwn, author, sentAt, hint, state };
 }
 
 function pause(seconds: number, signal: AbortSignal): Promise<void> {

@@ -9,10 +9,16 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
+import { type ContentMessage, type EphemeralMessage, Message, type SyncMessage } from "@waku/sds";
+
 import { base64Length } from "../protocol/bytes.js";
 import { isObject, type JsonObject } from "../protocol/json.js";
 import { Packet } from "../protocol/packets.js";
 import { encode } from "../protocol/canonical.js";
+
+const MAX_MESSAGE_BYTES = 1 << 20;
+const MAX_ENTRIES = 1_000;
+const FAR_AHEAD_MS = 86_400_000;
 
 /** Tells packets of channels from others of the same type. */
 export const PROFILE = "reliable-channel/1";
@@ -65,4 +71,16 @@ function unwrap(carrier: Packet, original: Packet | undefined): Envelope | undef
   const wire = Uint8Array.from(atob(payload), (character) => character.charCodeAt(0));
   if (again === true) return { wire, author: undefined, sentAt: undefined, original };
   return { wire, author: carrier.authorId, sentAt: carrier.timestamp, original };
+}
+
+/**
+ * The SDS message in these bytes; undefined for bytes that are none, and for one that takes too much work or room.
+ *
+ * One that is dated a day ahead of `now` (Unix milliseconds) is refused too: the package would set its own clock by it.
+ */
+export function readMessage(wire: Uint8Array, now: number): ContentMessage | SyncMessage | EphemeralMessage | undefined {
+  if (wire.length > MAX_MESSAGE_BYTES) return undefined;
+  const message = Message.decode(wire);
+  if (message === undefined || (message.lamportTimestamp ?? 0n) > BigInt(now + FAR_AHEAD_MS)) return undefined;
+  return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
 }

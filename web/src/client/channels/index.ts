@@ -6,14 +6,21 @@
  * @packageDocumentation
  */
 
+export { ReliableChannel } from "./channel.js";
+export { openChannel } from "./opening.js";
+export {
+  type ChannelStore,
+  indexedDbChannelStore,
+  type Kept,
+  memoryChannelStore,
+  type MessageState,
+  type StoredMessage,
+} from "./store.js";
 export {
   type ChannelMessage,
   type ChannelOptions,
   type ChannelRelay,
   type ChannelStatus,
   MAX_PAYLOAD_BYTES,
-  openChannel,
   type Reading,
-  ReliableChannel,
-} from "./channel.js";
-export { type ChannelStore, indexedDbChannelStore, type Kept, memoryChannelStore, type MessageState, type StoredMessage } from "./store.js";
+} from "./values.js";

@@ -27,7 +27,7 @@ import { messageContent, readEnvelope, readMessage, repairContent } from "./enve
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
-import type { MessageState, StoredMessage } from "./store.js";
+import type { Kept, MessageState, StoredMessage } from "./store.js";
 import {
   type ChannelMessage,
   type ChannelOptions,
@@ -59,6 +59,7 @@ export class ReliableChannel {
   private places: string[];
   private placesChanged = false;
   private isRestoring = false;
+  private isTicking = false;
   private lastTick = Date.now();
   private turn: Promise<unknown> = Promise.resolve();
   private timer: ReturnType<typeof setInterval> | undefined;
@@ -67,14 +68,14 @@ export class ReliableChannel {
   constructor(
     private readonly relay: ChannelRelay,
     private readonly options: Required<Omit<ChannelOptions, "onMessage" | "onChange">> & ChannelOptions,
-    kept: { device: string; places: readonly string[]; forgotten: readonly string[] },
+    kept: Omit<Kept, "messages">,
   ) {
     this.sender = `${options.identity.did}#${kept.device}`;
     this.places = [...kept.places];
     this.forgotten = new Set(kept.forgotten);
     this.history = new History(options.maxMessages);
     this.search = new Search(options.topic, options.giveUpAfter, 500 * options.acknowledgeWithin);
-    for (const id of kept.forgotten) this.history.settle(id);
+    for (const id of [...kept.forgotten, ...kept.givenUp]) this.history.settle(id);
     this.acknowledging = new Acknowledging(1000 * options.acknowledgeWithin, 1000 * options.syncEvery, Math.random);
     const tMin = 1000 * options.resendAfter;
     this.sds = new MessageChannel(
@@ -165,7 +166,12 @@ export class ReliableChannel {
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
     // Short enough for every wait that can be set.
-    this.timer = setInterval(() => void this.inTurn(() => this.tick()), Math.min(1000, 250 * this.options.acknowledgeWithin));
+    const everyMs = Math.min(1000, 250 * this.options.acknowledgeWithin);
+    this.timer = setInterval(() => {
+      if (this.isTicking) return;
+      this.isTicking = true;
+      this.keep(this.inTurn(() => this.tick()).finally(() => (this.isTicking = false)));
+    }, everyMs);
   }
 
   // Own messages.
@@ -417,11 +423,14 @@ export class ReliableChannel {
   // Acknowledging, syncs and repairs.
 
   private async tick(): Promise<void> {
+    if (this.closing.signal.aborted) return;
     const now = Date.now();
     const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept has not looked
     this.lastTick = now;
     // Waiting counts while one can look.
-    if (this.relay.announced !== undefined) for (const id of this.search.givenUp(seconds)) this.history.settle(id);
+    const gone = this.relay.announced === undefined ? [] : this.search.givenUp(seconds);
+    for (const id of gone) this.history.settle(id);
+    if (gone.length > 0) await this.options.store.giveUp(gone);
     await this.settleDown();
     const query = this.search.begin(now, this.places, this.relay.announced);
     if (query !== undefined) void this.look(query);

@@ -27,6 +27,8 @@ export interface Kept {
   readonly messages: readonly StoredMessage[];
   /** The ids of messages that are kept no more, and must not be handed over again. */
   readonly forgotten: readonly string[];
+  /** The ids of messages that nothing waits for any more; one that comes late is handed over all the same. */
+  readonly givenUp: readonly string[];
 }
 
 /** Keeps one participant of one channel. Every promise resolves when its change is durable. */
@@ -39,6 +41,8 @@ export interface ChannelStore {
   setPlaces(places: readonly string[]): Promise<void>;
   /** Keep the ids of these messages and nothing else. */
   forget(ids: readonly string[]): Promise<void>;
+  /** Remember that nothing waits for these messages any more. */
+  giveUp(ids: readonly string[]): Promise<void>;
   /** Let others use the store. */
   close(): void;
 }
@@ -56,9 +60,13 @@ export function memoryChannelStore(): ChannelStore {
   const device = makeDevice();
   const messages = new Map<string, StoredMessage>();
   const forgotten: string[] = [];
+  let givenUp: readonly string[] = [];
   let places: readonly string[] = [];
   return {
-    open: () => Promise.resolve({ device, places, messages: [...messages.values()].map((each) => ({ ...each })), forgotten }),
+    open() {
+      const copies = [...messages.values()].map((each) => ({ ...each }));
+      return Promise.resolve({ device, places, messages: copies, forgotten, givenUp });
+    },
     add(message, newPlaces = places) {
       messages.set(message.id, { ...message });
       places = newPlaces;
@@ -75,7 +83,11 @@ export function memoryChannelStore(): ChannelStore {
     },
     forget(ids) {
       for (const id of ids) if (messages.delete(id)) forgotten.push(id);
-      forgotten.splice(0, forgotten.length - MAX_FORGOTTEN);
+      forgotten.splice(0, Math.max(0, forgotten.length - MAX_FORGOTTEN));
+      return Promise.resolve();
+    },
+    giveUp(ids) {
+      givenUp = [...givenUp, ...ids].slice(-MAX_FORGOTTEN);
       return Promise.resolve();
     },
     close: () => undefined,
@@ -132,6 +144,7 @@ export function indexedDbChannelStore(name: string): ChannelStore {
         return {
           device,
           places: store(REST).get("places"),
+          givenUp: store(REST).get("givenUp"),
           messages: store(MESSAGES).getAll() as IDBRequest<StoredMessage[]>,
           forgotten: store(FORGOTTEN).getAll() as IDBRequest<string[]>,
         };
@@ -141,6 +154,7 @@ export function indexedDbChannelStore(name: string): ChannelStore {
         places: (found.places.result as string[] | undefined) ?? [],
         messages: found.messages.result,
         forgotten: found.forgotten.result,
+        givenUp: (found.givenUp.result as string[] | undefined) ?? [],
       };
     },
     async add(message, places) {
@@ -170,6 +184,12 @@ export function indexedDbChannelStore(name: string): ChannelStore {
           const newest = numbers.result.at(-1 - MAX_FORGOTTEN);
           if (newest !== undefined) store(FORGOTTEN).delete(IDBKeyRange.upperBound(newest));
         };
+      });
+    },
+    async giveUp(ids) {
+      await within((store) => {
+        const found = store(REST).get("givenUp") as IDBRequest<string[] | undefined>;
+        found.onsuccess = () => store(REST).put([...(found.result ?? []), ...ids].slice(-MAX_FORGOTTEN), "givenUp");
       });
     },
     close() {

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlencode
 
 import pytest
@@ -42,7 +42,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: http:; "
     "require-trusted-types-for 'script'"
 )
-PYTHON = {
+PYTHON: dict[str, Any] = {
     "acknowledgement_timeout_ms": 1_000,
     "max_retransmissions": 50,
     "sync_min_interval_ms": 1_000,
@@ -182,3 +182,33 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
             print(lost, await page.evaluate("chat.channel.status"))
             assert lost["in"] > 0 and lost["out"] > 0
             assert not watch.errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_is_accessible_fits_a_phone_and_takes_messages_without_a_relay(
+    site: str, scheme: Literal["light", "dark"]
+) -> None:
+    axe = WEB / "node_modules/axe-core/axe.min.js"
+    if not axe.exists():
+        pytest.fail("axe-core is missing: `npm ci` in web/")
+    nobody = urlencode({"relay": f"ws://127.0.0.1:{free_port()}/strata", "room": "room"})
+    size = {"width": 390, "height": 760}
+    async with (
+        browser() as chromium,
+        watched(chromium, site, color_scheme=scheme, viewport=size) as (page, _),
+    ):
+        for address in (site, f"{site}/?{nobody}"):
+            await page.goto(address)
+            if address != site:
+                await page.wait_for_function("() => globalThis.chat?.channel !== undefined")
+                await say(page, "A word. " * 40)
+                await page.reload()
+                await page.locator("[data-state=sending]").wait_for()
+                await page.locator("summary").click()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            await page.evaluate(axe.read_text())
+            found = await page.evaluate(
+                "axe.run().then((found) => found.violations.map("
+                "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
+            )
+            assert not found, address

@@ -1,6 +1,6 @@
 // A chat over a relay: a reliable channel in the browser. What was said survives reloads, cuts and lost packets.
 // ?relay=wss://…&room=lobby, and to try it: &loss=0.2&seed=7 loses packets, &pace=0.1 waits a tenth of the time.
-import { browserIdentity, connect, Identity, type Relay } from "strata-client";
+import { browserIdentity, Identity, Relay } from "strata-client";
 import { type ChannelMessage, indexedDbChannelStore, memoryChannelStore, openChannel, type ReliableChannel } from "strata-client/channels";
 
 import { type Losses, lossy } from "./lossy.js";
@@ -65,7 +65,8 @@ async function open(address: string, room: string): Promise<void> {
   document.title = `${room} – chat`;
   const isKept = globalThis.crypto?.subtle !== undefined && globalThis.isSecureContext;
   const me = isKept ? await browserIdentity("chat") : await Identity.generate();
-  relay = await connect(address, { identity: me, connectTimeout: Infinity, backoffCap: 10 * Math.min(1, pace), onChange: changed });
+  relay = new Relay(address, { identity: me, connectTimeout: Infinity, backoffCap: 10 * Math.min(1, pace), onChange: changed });
+  relay.open().catch(changed); // not awaited: what is kept is shown without a relay, and what is written waits
   const share = Number(parameters.get("loss") ?? 0);
   const waiting = setTimeout(() => (find("link").textContent = "This room is open in another tab: close it there to go on here"), 1500);
   channel = await openChannel(share > 0 ? lossy(relay, share, Number(parameters.get("seed") ?? 1), losses) : relay, {

@@ -282,3 +282,20 @@ test("hostile messages are refused, and move no clock", async (context) => {
   assert.ok((channel.messages.at(-1)?.lamport ?? 0n) < now + 60_000n);
   assert.deepEqual(channel.messages.map(({ author }) => author), [mallory.did, identity.did]);
 });
+
+test("the oldest are forgotten, and are not handed over again", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  const store = memoryChannelStore();
+  const other = await participant(context, world.relay(), { store, maxMessages: 20 });
+  for (let number = 0; number < 40; number++) await one.channel.send(utf8(`${number}`));
+  await until(() => other.handed.length === 40, "all come");
+  assert.ok(other.channel.messages.length <= 22);
+  await other.channel.close();
+  await store.setPlaces([]);
+  const later = await participant(context, world.relay(), { store, identity: other.identity, maxMessages: 20 });
+  await later.channel.send(utf8("end"));
+  await until(() => one.handed.includes("end"), "it goes on");
+  assert.deepEqual(later.handed, ["end"], "though it reads the whole topic again");
+  assert.equal(later.channel.status.missing, 0);
+});

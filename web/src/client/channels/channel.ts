@@ -27,6 +27,7 @@ import { messageContent, readEnvelope, readMessage, repairContent } from "./enve
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
+import { pause, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
 import {
   type ChannelMessage,
@@ -34,9 +35,9 @@ import {
   type ChannelRelay,
   type ChannelStatus,
   MAX_PAYLOAD_BYTES,
-  type Reading,
 } from "./values.js";
 
+const MAX_KEPT_BYTES = 64 << 20;
 const MAX_HELD_BACK = 1_000;
 const SYNC_EXPIRES_SECONDS = 3_600;
 const NAMED = 10; // messages that each message names, of which one is enough to find the others
@@ -58,6 +59,7 @@ export class ReliableChannel {
   private readonly acknowledging: Acknowledging;
   private places: string[];
   private placesChanged = false;
+  private bytes = 0;
   private isRestoring = false;
   private isTicking = false;
   private lastTick = Date.now();
@@ -189,7 +191,7 @@ export class ReliableChannel {
       state: "sending",
     });
     await this.options.store.add(stored(entry));
-    this.entries.set(entry.id, entry);
+    this.remember(entry);
     this.first.set(entry.id, packet);
     entry.isDelivered = true;
     return entry;
@@ -239,7 +241,7 @@ export class ReliableChannel {
       try {
         const cursor = this.places.at(-1);
         const found = this.relay.subscribe({ types: this.options.topic, ...(cursor === undefined ? {} : { cursor }) });
-        for await (const delivery of this.whileOpen(found)) {
+        for await (const delivery of until(this.closing.signal, found)) {
           const before = this.places;
           await this.inTurn(async () => {
             await this.take(delivery, true);
@@ -254,18 +256,6 @@ export class ReliableChannel {
         console.warn("the channel cannot be read", error);
       }
       await pause(RETRY_SECONDS, this.closing.signal);
-    }
-  }
-
-  /** What a subscription brings until the channel is closed. */
-  private async *whileOpen(found: Reading): AsyncGenerator<Delivery> {
-    const close = () => found.close();
-    this.closing.signal.addEventListener("abort", close, { once: true });
-    try {
-      if (!this.closing.signal.aborted) yield* found;
-    } finally {
-      this.closing.signal.removeEventListener("abort", close);
-      close();
     }
   }
 
@@ -335,7 +325,7 @@ export class ReliableChannel {
   /** Read the relay's history for what is missing. */
   private async look(query: FetchOptions): Promise<void> {
     try {
-      for await (const delivery of this.whileOpen(this.relay.fetch(query))) {
+      for await (const delivery of until(this.closing.signal, this.relay.fetch(query))) {
         await this.inTurn(async () => {
           if (await this.take(delivery, false)) this.counts.repaired++;
           await this.settleDown();
@@ -358,7 +348,7 @@ export class ReliableChannel {
 
   private async learn(entry: Entry): Promise<void> {
     const { message } = entry;
-    this.entries.set(entry.id, entry);
+    this.remember(entry);
     if (entry.hint !== undefined) message.retrievalHint = entry.hint;
     if (!entry.isOwn) {
       this.sds.pushIncomingMessage(message, entry.hint);
@@ -408,10 +398,14 @@ export class ReliableChannel {
     if (entry.payload !== undefined && !this.isRestoring) this.options.onMessage?.(asMessage(entry));
   }
 
+  /** Forget the oldest, a tenth at a time, once there are too many or they are too large. */
   private prune(): void {
-    const over = this.entries.size - this.options.maxMessages;
-    if (over <= this.options.maxMessages / 10) return;
-    const ids = [...this.entries.values()].filter((each) => each.isReleased).slice(0, over).map((each) => each.id);
+    const { maxMessages } = this.options;
+    if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
+    const released = [...this.entries.values()].filter((each) => each.isReleased);
+    const over = Math.max(this.entries.size - maxMessages, Math.ceil(released.length / 10));
+    const ids = released.slice(0, over).map((each) => each.id);
+    for (const { wire } of released.slice(0, over)) this.bytes -= wire.length;
     for (const id of ids) {
       this.entries.delete(id);
       this.forgotten.add(id);
@@ -477,6 +471,11 @@ export class ReliableChannel {
     }
   }
 
+  private remember(entry: Entry): void {
+    this.entries.set(entry.id, entry);
+    this.bytes += entry.wire.length;
+  }
+
   private stateOf(id: string, state: MessageState): void {
     const entry = this.entries.get(id);
     if (entry === undefined || entry.state === state || entry.state === "acknowledged") return;
@@ -505,11 +504,4 @@ export class ReliableChannel {
   private requireOpen(): void {
     if (this.closing.signal.aborted) throw new Closed("the channel was closed");
   }
-}
-
-function pause(seconds: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, seconds * 1000);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
 }

@@ -467,7 +467,11 @@ class _Process:
         settings = self._settings
         if not settings.console:
             return None
-        return WebConsole.read(public_url=settings.public_url, websocket_path=settings.path)
+        try:
+            return WebConsole.read(public_url=settings.public_url, websocket_path=settings.path)
+        except OSError as error:
+            problem = f"its files cannot be read ({problem_of(error)}); without them set it to false"
+            raise ConfigurationError([f"console: {problem}"]) from None
 
     def _open(
         self,

@@ -49,6 +49,28 @@ CORPUS = (
     "\u202egnp.exe\u2066\u200b\ufeff",
 )
 
+FEED = """
+const Real = WebSocket;
+window.WebSocket = class extends Real {
+    send(text) {
+        const message = JSON.parse(text);
+        if (message.gapless) window.tail = { socket: this, id: message.subscription_id };
+        super.send(text);
+    }
+};
+window.feed = (packet, count) => {
+    const received = Math.floor(Date.now() / 1000);
+    for (let number = 0; number < count; number++) {
+        const id = "0x" + String(number).padStart(64, "0");
+        const text = packet.replace(/0x[0-9a-f]{64}/, id);
+        const data = `{"type":"EVENT","subscription_id":"${window.tail.id}","packet":${text},` +
+            `"received_at":${received},"cursor":"c${number}"}`;
+        window.tail.socket.onmessage({ data });
+    }
+};
+"""
+"""Events by the thousand, as if the relay had sent them."""
+
 
 class House:
     """The relay, its settings file, and what tests do to both."""
@@ -235,6 +257,7 @@ async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, chromium: B
             assert "\u202e" not in await page.inner_text("body")
         for packet, text in zip(packets, CORPUS, strict=True):
             await page.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
+            await page.locator(".subject", has_text=packet.packet_id).wait_for()
             await page.locator(".steps .good").nth(3).wait_for()
             body = await page.inner_text("main")
             assert not set("\u202e\u2066\u200b\ufeff") & set(body)
@@ -332,6 +355,38 @@ async def test_who_jumps_to_now_sees_what_was_left_out(house: House, chromium: B
         await client.publish(after)
         await shows(page, [after.packet_id])
         assert (await rows(page))[1].startswith("gap-")
+
+
+async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House, chromium: Browser):
+    author = new_identity()
+    async with watched(chromium, house.relay.http) as (page, watch):
+        await page.add_init_script(FEED)
+        await page.goto(house.relay.http)
+        await says(page, "Connected")
+        await page.wait_for_function("() => window.tail !== undefined")
+        before = int(re.sub(r"\D", "", await page.locator(".counters b").first.inner_text()))
+        await page.get_by_role("button", name="Pause").click()
+        fed = make(author, "fed").canonical.decode()
+        await page.evaluate("([packet, count]) => window.feed(packet, count)", [fed, 6000])
+        await says(page, "6,000 new")
+        await page.get_by_role("button", name="Go on").click()
+        await says(page, "more came during the pause than is kept")
+        await says(page, "4,999")
+        counters = await page.locator(".counters").inner_text()
+        assert f"{before + 6000:,} received" in counters
+        assert "1,000 skipped" in counters
+        assert "4,999 in the list" in counters
+        assert not watch.errors
+
+
+async def test_a_relay_that_goes_away_is_said_to(house: House, chromium: Browser):
+    async with console(house, chromium) as (page, _):
+        await says(page, "Connected")
+        house.relay.terminate()
+        await says(page, "The relay is going away for a moment")
+        assert house.relay.wait() == 0
+        house.relay.start()
+        await says(page, "Connected")
 
 
 async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromium: Browser):

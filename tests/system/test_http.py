@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from tests.support.bare_client import BareClient
+from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import make, new_identity
-from tests.support.relay_process import RelayProcess, http_get
+from tests.support.relay_process import RelayProcess, http_get, running
 
 
 @pytest.mark.req("R-300", "R-301")
@@ -63,6 +65,20 @@ def test_the_manifest_announces_the_additions_and_the_limits(relay: RelayProcess
     ]
     assert manifest["limits"]["max_packet_bytes"] == 262_144
     assert manifest["limits"]["max_limit"] == 500
+
+
+async def test_the_page_and_the_websocket_may_share_a_path_and_the_page_may_be_left_out(tmp_path: Path):
+    with running(RelayProcess(tmp_path / "shared", path="/")) as shared:
+        status, headers, body = shared.get("/")
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert http_get(f"{shared.http}/", "HEAD") == (200, headers, b"")
+        for asset in re.findall(r'"(assets/[^"]+)"', body.decode()):
+            assert shared.get(f"/{asset}")[1]["cache-control"].endswith("immutable")
+        async with open_client(shared.ws) as client:
+            assert (await client.publish(make(new_identity())))["type"] == "OK"
+    with running(RelayProcess(tmp_path / "without", console=False)) as without:
+        assert without.get("/")[0] == 404
 
 
 @pytest.mark.req("R-313")

@@ -147,6 +147,7 @@ async def test_a_sample_passes_everything_on_and_says_who_the_clients_are(name: 
         assert GATEWAY not in relay.log.read_text()
         assert b" 200 " in await _get(port, ca, "/.well-known/strata-relay.json")
         assert b" 404 " in await _get(port, ca, "/metrics")
+        assert b" 200 " in await _get(port, ca, "/")
 
 
 async def test_a_relay_that_sees_all_clients_at_one_address_says_so(tmp_path: Path):

@@ -22,6 +22,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance.serving import Downgrade, restore, served
 from strata.relays.backoff import after_retry_after, full_jitter
 
+from tests.web.cases import ACCEPTED_TEXTS, CONTENTS, REFUSED_BYTES, REFUSED_TEXTS, T
 from tests.web.transcripts import transcripts
 from tests.web.verdicts import verdict
 from tests.web.worlds import key_chains
@@ -33,103 +34,12 @@ KNOWN: dict[str, Any] = json.loads((ROOT / "tests/strata/protocol/vectors.json")
 __all__ = ["FOLDER", "files", "main"]
 
 ME = Identity.from_seed(bytes(range(32)))
-T = 1_760_000_000
-OFFICIAL_TEXTS = [
-    "{}",
-    "[]",
-    "null",
-    '"text"',
-    ' { "b" : 1 , "a" : [ true , false , null ] } ',
-    '{"__proto__":1,"constructor":2,"toString":3}',
-    '{"__proto__":{"__proto__":[]},"a":{"__proto__":null}}',
-    '{"10":1,"9":2,"1":3,"01":4,"-1":5,"a":6,"4294967295":7}',
-    '{"\u20ac":1,"\\r":2,"\ufb33":3,"1":4,"\U0001f600":5,"\x80":6,"\u00f6":7}',
-    '["\\u0000\\u001f\\u007f\\u2028\\u2029\\/\\b\\f\\n\\r\\t\\"\\\\"]',
-    '["\\ud83e\\udd80","\U0001f980","e\u0301","\u00e9"]',
-    "[1.0,-0,-0.0,0e9,1E1,1e21,1e-7,1e-6,0.00001,5e-324,9007199254740991,-9007199254740991,1e300]",
-    "[333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001]",
-    '{"a":{"a":{"a":1}}}',
-    "[" * 64 + "]" * 64,
-]
-REFUSED_TEXTS = [
-    "",
-    " ",
-    "{",
-    "[1,]",
-    '{"a":1,}',
-    "[1] 2",
-    "[01]",
-    "[1.]",
-    "[.5]",
-    "[+1]",
-    "[0x10]",
-    "{'a':1}",
-    "{a:1}",
-    "[1] // one",
-    '["\x00"]',
-    '["\x1f"]',
-    '["\\x41"]',
-    '["\\u12"]',
-    '["\\u12g4"]',
-    "\ufeff[]",
-    "\x0b[]",
-    "\u00a0[]",
-    "[\u0661]",
-    "[NaN]",
-    "[Infinity]",
-    "[-Infinity]",
-    "[nul]",
-    "[truefalse]",
-    "[1 2]",
-    '{"a" 1}',
-    '{"a"}',
-    "{1:2}",
-    '"',
-    '"\\',
-    "-",
-    "[1e]",
-    "[1e+]",
-    "[--1]",
-    "[undefined]",
-    '{"a":1,"a":1}',
-    '{"a":1,"\\u0061":2}',
-    '[{"x":[{"b":1,"a":2,"b":3}]}]',
-    '{"__proto__":1,"__proto__":1}',
-    '["\\ud800"]',
-    '["\\udc00"]',
-    '["\\ude00\\ud83d"]',
-    '["\\ud83d\\u0041"]',
-    '{"\\ud800":1}',
-    "[1e309]",
-    "[-1e400]",
-    "1e99999",
-    "9007199254740992",
-    "9007199254740993",
-    "-9007199254740992",
-    "18446744073709551616",
-    "9" * 400,
-    "9007199254740992.0",
-    "9007199254740993.0",
-    "1e16",
-    "-1e20",
-    "123456789e12",
-    "1000000000000000000000",
-    "[" * 65 + "]" * 65,
-    '{"a":' * 65 + "1" + "}" * 65,
-]
-REFUSED_BYTES = [
-    b'["\xff"]',
-    b'["\xc0\x80"]',
-    b'["\xed\xa0\x80"]',
-    b'["\xf4\x90\x80\x80"]',
-    b"\xef\xbb\xbf[]",
-]
 
 
 def canonical_forms() -> object:
     """JSON text, and its one canonical form or why it has none."""
     accepted = [
-        {"text": text, "canonical": canonical.canonicalize(text.encode()).decode()} for text in OFFICIAL_TEXTS
+        {"text": text, "canonical": canonical.canonicalize(text.encode()).decode()} for text in ACCEPTED_TEXTS
     ]
     refused = [{"text": text} | verdict(canonical.canonicalize, text.encode()) for text in REFUSED_TEXTS]
     unreadable = [{"hex": raw.hex()} | verdict(canonical.canonicalize, raw) for raw in REFUSED_BYTES]
@@ -184,19 +94,6 @@ def _key_of(did: str) -> str | None:
     except IdentityError:
         return None
     return None if key is None else key.hex()
-
-
-CONTENTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"type": "POST", "text": "hello relay"}, {}),
-    (
-        {"type": "POST", "text": "Grüße, relay € 🦀", "weights": [1.0, 0.5, 1e-07, 1e21, 100]},
-        {"nonce": "AAEC"},
-    ),
-    ({"type": "POST", "__proto__": {"polluted": True}, "constructor": 1, "10": 1, "9": 2}, {}),
-    ({"type": "NOTE", "n": -0.0, "deep": {"\ufb33": 1, "\U0001f600": 2}}, {"expires_at": T + 60}),
-    ({"type": "MESSAGE", "text": ""}, {"extra": {"attestations": [], "__proto__": [1], "zz": None}}),
-    ({"type": "POST", "media": [{"media_hash": "0x" + "ab" * 32, "media_type": "image/png"}]}, {}),
-]
 
 
 def packet_forms() -> object:

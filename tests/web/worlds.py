@@ -55,6 +55,34 @@ class Worlds:
             for created_at in (alice.T + 7, alice.T + 8):
                 at += 1
                 events.append((alice.publish(0, self._rival(documents[0], created_at)), at))
+        return self._judged(known, events, at)
+
+    def recovery(self) -> dict[str, object]:
+        """An event by a recovery key: agreed to or not, vetoed or not, before its time and after."""
+        draw = self.random
+        known = [alice.with_recovery(draw.choice((1, 1, 2, 3)))]
+        event = draw.choice((alice.add(11, 4), alice.add(11, 4), alice.rotate(11, 0, 4), alice.revoke(11, 0)))
+        agreed = [alice.approve(by, event) for by in draw.sample((11, 12, 13), draw.randrange(4))]
+        events = [(packet, alice.T + step) for step, packet in enumerate([event, *agreed])]
+        at = alice.T + draw.choice((10, 10, alice.DAY - 5, alice.DAY, alice.DAY + 5))
+        if draw.random() < 0.5:
+            events.append((draw.choice((alice.revoke(0, 4), alice.revoke(0, 4), alice.revoke(12, 12))), at))
+        return self._judged(known, events, at)
+
+    def window(self) -> dict[str, object]:
+        """One key with an end, or a beginning in the future; its edges lie behind the last packet."""
+        begins = alice.T + self.random.choice((0, 1000, alice.DAY))
+        until = self.random.choice((None, begins, begins + 500))
+        added = alice.add(0, 1, valid_from=begins, valid_until=until)
+        revoked = alice.revoke(0, 1, revoked_at=begins + 700)
+        return self._judged(
+            [], [(added, alice.T), (revoked, alice.T + 1)][: self.random.randrange(1, 3)], alice.T
+        )
+
+    def _judged(
+        self, known: list[DidDocument], events: list[tuple[Packet, int]], at: int
+    ) -> dict[str, object]:
+        draw = self.random
         order = events[:]
         draw.shuffle(order)
         chain = KeyChain.replay(alice.ALICE, order, documents=known, rules=alice.RULES)
@@ -64,6 +92,7 @@ class Worlds:
             "held": [packet.packet_id for packet, _ in chain.events],
             "conflict": chain.conflict is not None,
             "keys": self._keys(chain, at),
+            "edges": self._edges(chain, at),
             "verdicts": self._verdicts(chain, events, at),
         }
 
@@ -111,6 +140,12 @@ class Worlds:
             for at in (alice.T, last, last + 1, last + 1000, last + 3 * alice.DAY)
         ]
 
+    def _edges(self, chain: KeyChain, last: int) -> list[list[object]]:
+        """Who may sign on either side of every edge of a window."""
+        edges = {edge for key in chain.keys(last) for edge in key.edges(alice.SKEW)}
+        moments = sorted({moment for edge in edges for moment in (edge - 1, edge) if moment > last})
+        return [[at, [key.hex() for key in chain.candidates(at)]] for at in moments]
+
     def _verdicts(
         self, chain: KeyChain, events: list[tuple[Packet, int]], last: int
     ) -> list[dict[str, object]]:
@@ -140,7 +175,11 @@ ODD_CONTENTS: list[dict[str, Any]] = [
 def key_chains() -> object:
     """Key chains at many moments."""
     worlds = Worlds(20261122)
-    made = [worlds.world() for _ in range(24)]
+    made = [
+        make()
+        for make in (worlds.world, worlds.world, worlds.recovery, worlds.recovery, worlds.window)
+        for _ in range(8)
+    ]
     return {
         "did": alice.ALICE,
         "clock_skew_seconds": alice.RULES.clock_skew_seconds,

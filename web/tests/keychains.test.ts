@@ -11,6 +11,7 @@ interface World {
   events: [number, number][];
   held: string[];
   conflict: boolean;
+  edges: [number, string[]][];
   keys: { at: number; packet: string[]; auth: string[]; states: unknown[][] }[];
   verdicts: { packet: number; at: number; ingest: boolean; code: string | null; detail: string | null }[];
 }
@@ -47,6 +48,7 @@ for (const [number, world] of worlds.entries()) {
       ]);
       assert.deepEqual(found, states, `states at ${at}`);
     }
+    for (const [at, keys] of world.edges) assert.deepEqual(await chain.candidates(at), keys, `keys at ${at}`);
     for (const { packet, at, ingest, code, detail } of world.verdicts) {
       const said = await verdict(() => chain.verify(parsed[packet] as Packet, at, { ingest }));
       assert.deepEqual(said, { code, detail }, `packet ${packet} at ${at}, ingest ${ingest}`);

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 
 import { addressOf, build, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
-import { MAX_OUTBOX_PACKETS, Outbox, type Published, RequestTimeout, type Send } from "../src/client/index.js";
+import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
 import { fileOutbox, filePins } from "../src/client/node.js";
 
 const me = await Identity.generate();
@@ -97,6 +97,62 @@ test("what gets no answer is sent again, and a stopped outbox keeps it", async (
   await assert.rejects(waiting.sent, { name: "Closed" });
   await assert.rejects(never.add(first as never), { name: "Closed" });
   assert.equal((await store.list())[0]?.packetId, second?.packetId);
+});
+
+test("a packet that is sent before its store has said so is settled all the same", async () => {
+  const inner = memoryOutbox();
+  const store: OutboxStore = {
+    ...inner,
+    add: async (entry) => {
+      await inner.add(entry);
+      outbox.wake();
+      await new Promise((done) => setTimeout(done, 20)); // sent meanwhile
+    },
+  };
+  const outbox = new Outbox(store, async ({ packetId }) => published(packetId));
+  outbox.start();
+  const queued = await outbox.add(packets[0] as never);
+  assert.equal((await queued.sent).packetId, packets[0]?.packetId);
+  await outbox.stop();
+});
+
+test("what others do with a packet is said to whoever waits for it", async () => {
+  const inner = memoryOutbox();
+  let tell: (news: OutboxNews) => void = () => undefined;
+  const store: OutboxStore = {
+    ...inner,
+    exclusively: (_, signal) => new Promise((resolve) => signal.addEventListener("abort", () => resolve())),
+    watch: (heard) => ((tell = heard), () => undefined),
+  };
+  const outbox = new Outbox(store, () => Promise.reject(new Error("another tab sends")));
+  outbox.start();
+  const [sent, refused, removed, mine] = await Promise.all(packets.slice(0, 4).map((packet) => outbox.add(packet)));
+  tell({ kind: "sent", published: published(sent?.packetId as string) });
+  tell({ kind: "refused", packetId: refused?.packetId as string, refusal: { code: "blocked_author", reason: "no" } });
+  tell({ kind: "removed", packetId: removed?.packetId as string });
+  assert.equal((await sent?.sent)?.packetId, sent?.packetId);
+  await assert.rejects(refused?.sent as Promise<Published>, { code: "blocked_author" });
+  await assert.rejects(removed?.sent as Promise<Published>, { name: "OutboxError" });
+  await outbox.remove(mine?.packetId as string);
+  await assert.rejects(mine?.sent as Promise<Published>, { name: "OutboxError" });
+  await outbox.stop();
+});
+
+test("of two programs that share a folder, the other one's work is noticed", async () => {
+  const place = await folder();
+  let isUp = false;
+  const other = fileOutbox(place);
+  const outbox = new Outbox(fileOutbox(place), async ({ packetId }) => {
+    if (!isUp) throw new RequestTimeout("PUBLISH", 1);
+    return published(packetId);
+  });
+  outbox.start();
+  const queued = await outbox.add(packets[0] as never);
+  await other.remove(packets[0]?.packetId as string);
+  isUp = true;
+  outbox.wake();
+  await assert.rejects(queued.sent, { name: "OutboxError" });
+  await outbox.stop();
 });
 
 test("an outbox is bounded", async () => {

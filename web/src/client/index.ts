@@ -63,6 +63,7 @@ export {
   MAX_OUTBOX_PACKETS,
   Outbox,
   type OutboxEntry,
+  type OutboxNews,
   type OutboxStore,
   type Queued,
   type Refusal,

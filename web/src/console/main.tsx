@@ -83,7 +83,7 @@ function Frame(): JSX.Element {
       </header>
       <main ref={main} id="main" tabIndex={-1}>
         <Notices />
-        {View === undefined ? <h1>There is no such page</h1> : <View key={page} />}
+        {View === undefined ? <h1>There is no such page</h1> : <View key={`${page}/${subject}`} />}
       </main>
     </>
   );

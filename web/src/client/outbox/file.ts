@@ -75,11 +75,11 @@ export function fileOutbox(folder: string): OutboxStore {
       await unlink(join(folder, name)).catch(ignoreMissing);
     },
     exclusively: (drain) => drain(),
-    watch(changed) {
+    watch(heard) {
       let seen = -1;
       const poll = async () => {
         const count = (await names()).length;
-        if (count > seen && seen !== -1) changed();
+        if (count > seen && seen !== -1) heard({ kind: "added" });
         seen = count;
       };
       const timer = setInterval(() => void poll().catch(() => undefined), POLL_MS);

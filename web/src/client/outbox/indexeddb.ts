@@ -1,7 +1,7 @@
 /** An outbox in the browser's IndexedDB: durable over reloads and restarts, shared by the tabs of an origin. */
 
 import { OutboxError } from "../protocol/errors.js";
-import type { OutboxStore, StoredEntry } from "./outbox.js";
+import type { OutboxNews, OutboxStore, StoredEntry } from "./outbox.js";
 
 const STORE = "packets";
 
@@ -37,7 +37,7 @@ export function indexedDbOutbox(name: string): OutboxStore {
         };
         return undefined;
       });
-      announce(full);
+      announce(full, { kind: "added" });
     },
     async count() {
       return (await within<number>("readonly", (store) => store.count())) ?? 0;
@@ -51,22 +51,24 @@ export function indexedDbOutbox(name: string): OutboxStore {
         found.onsuccess = () => found.result?.update({ ...(found.result.value as StoredEntry), refusal });
         return undefined;
       });
+      announce(full, { kind: "refused", packetId, refusal });
     },
-    async remove(packetId) {
+    async remove(packetId, published) {
       await within("readwrite", (store) => {
         const found = store.index("packetId").openCursor(packetId);
         found.onsuccess = () => found.result?.delete();
         return undefined;
       });
+      announce(full, published === undefined ? { kind: "removed", packetId } : { kind: "sent", published });
     },
     async exclusively(drain, signal) {
       if (globalThis.navigator?.locks === undefined) return drain();
       await navigator.locks.request(full, { signal }, drain);
     },
-    watch(changed) {
+    watch(heard) {
       if (typeof BroadcastChannel === "undefined") return () => undefined;
       const channel = new BroadcastChannel(full);
-      channel.onmessage = changed;
+      channel.onmessage = ({ data }: MessageEvent<OutboxNews>) => heard(data);
       return () => channel.close();
     },
   };
@@ -92,9 +94,9 @@ function openDatabase(name: string, gone: () => void): Promise<IDBDatabase> {
   });
 }
 
-function announce(name: string): void {
+function announce(name: string, news: OutboxNews): void {
   if (typeof BroadcastChannel === "undefined") return;
   const channel = new BroadcastChannel(name);
-  channel.postMessage("added");
+  channel.postMessage(news);
   channel.close();
 }

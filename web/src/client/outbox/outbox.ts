@@ -36,13 +36,20 @@ export interface OutboxStore {
   list(): Promise<readonly StoredEntry[]>;
   /** Note the refusal of a packet. */
   refuse(packetId: string, refusal: Refusal): Promise<void>;
-  /** Forget a packet. */
-  remove(packetId: string): Promise<void>;
+  /** Forget a packet; `published` is the relay's word on it, for others who wait for that. */
+  remove(packetId: string, published?: Published): Promise<void>;
   /** Run `drain` while no other user of the store does so; until `signal` aborts. */
   exclusively(drain: () => Promise<void>, signal: AbortSignal): Promise<void>;
-  /** Have `changed` called when another user of the store has added a packet; returns how to stop that. */
-  watch(changed: () => void): () => void;
+  /** Have `heard` called with what other users of the store do, as far as that can be told; returns how to stop that. */
+  watch(heard: (news: OutboxNews) => void): () => void;
 }
+
+/** What another user of a store has done. */
+export type OutboxNews =
+  | { readonly kind: "added" }
+  | { readonly kind: "sent"; readonly published: Published }
+  | { readonly kind: "refused"; readonly packetId: string; readonly refusal: Refusal }
+  | { readonly kind: "removed"; readonly packetId: string };
 
 /** Where a packet of the outbox stands. */
 export interface OutboxEntry {
@@ -58,8 +65,9 @@ export interface OutboxEntry {
 export interface Queued {
   readonly packetId: string;
   /**
-   * The relay's word on it. Rejects with what the relay's final refusal is, and `Closed` when the relay connection is
-   * closed first: the packet waits in the store then. May be ignored.
+   * The relay's word on it, whichever tab has sent it. Rejects with what the relay's final refusal is, `Closed` when the
+   * relay connection is closed first (the packet waits in the store then), and `OutboxError` when the packet was removed,
+   * or another program that shares a folder has dealt with it. May be ignored.
    */
   readonly sent: Promise<Published>;
 }
@@ -76,6 +84,8 @@ const RETRY_MS = 2_000;
 
 interface Promised {
   readonly promise: Promise<Published>;
+  /** Whether the store has said that the packet is durable. */
+  isStored: boolean;
   resolve(published: Published): void;
   reject(error: unknown): void;
 }
@@ -103,9 +113,16 @@ export class Outbox {
   async add(packet: Packet): Promise<Queued> {
     this.requireOpen();
     if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
-    await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
-    this.requireOpen();
+    // Before it is stored: it may be sent, and settled, before the store has said so.
     const promised = this.promise(packet.packetId);
+    try {
+      await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
+    } catch (error) {
+      this.awaited.delete(packet.packetId);
+      throw error;
+    }
+    promised.isStored = true;
+    if (this.stopping.signal.aborted) promised.reject(new Closed("the relay connection was closed"));
     this.wake();
     return { packetId: packet.packetId, sent: promised.promise };
   }
@@ -123,6 +140,7 @@ export class Outbox {
   /** Forget a packet, refused or waiting. The relay may have it, or may yet get it if it is on its way. */
   async remove(packetId: string): Promise<void> {
     await this.store.remove(packetId);
+    this.settle(packetId)?.reject(new OutboxError("the packet was removed"));
   }
 
   /** Look for work: a packet was added, or a connection came. */
@@ -134,7 +152,7 @@ export class Outbox {
   /** @internal Begin to send what waits. */
   start(): void {
     if (this.draining !== undefined || this.stopping.signal.aborted) return;
-    this.stopWatching = this.store.watch(() => this.wake());
+    this.stopWatching = this.store.watch((news) => this.hear(news));
     this.draining = this.store
       .exclusively(() => this.drain(), this.stopping.signal)
       .catch((error: unknown) => {
@@ -160,7 +178,14 @@ export class Outbox {
     const { signal } = this.stopping;
     while (!signal.aborted) {
       this.hasRung = false;
-      const waiting = (await this.store.list()).filter((entry) => entry.refusal === undefined);
+      const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
+      const entries = await this.store.list();
+      const ids = new Set(entries.map((entry) => entry.packetId));
+      for (const [packetId] of durable) {
+        if (ids.has(packetId)) continue;
+        this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
+      }
+      const waiting = entries.filter((entry) => entry.refusal === undefined);
       let left = 0;
       for (let at = 0; at < waiting.length && !signal.aborted; at += AT_ONCE) {
         // Handed over in their order, which is the order of sending.
@@ -174,19 +199,32 @@ export class Outbox {
   /** Whether the packet has left the queue. */
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<boolean> {
     const { signal } = this.stopping;
-    const promised = this.awaited.get(packetId);
     try {
       const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
-      await this.store.remove(packetId);
-      promised?.resolve(published);
+      await this.store.remove(packetId, published);
+      this.settle(packetId)?.resolve(published);
     } catch (error) {
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
       if (signal.aborted || !isFinal) return false;
       await this.store.refuse(packetId, { code: error.code, reason: error.reason });
-      promised?.reject(error);
+      this.settle(packetId)?.reject(error);
     }
-    this.awaited.delete(packetId);
     return true;
+  }
+
+  /** Another tab has done something. */
+  private hear(news: OutboxNews): void {
+    if (news.kind === "added") this.wake();
+    else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
+    else if (news.kind === "removed") this.settle(news.packetId)?.reject(new OutboxError("the packet was removed"));
+    else this.settle(news.packetId)?.reject(new RequestRefused(news.refusal.code, news.refusal.reason));
+  }
+
+  /** Whoever waits for the packet, no longer waited for by the time this returns. */
+  private settle(packetId: string): Promised | undefined {
+    const promised = this.awaited.get(packetId);
+    this.awaited.delete(packetId);
+    return promised;
   }
 
   /** Wait for something to do, or for a while. */
@@ -212,7 +250,7 @@ export class Outbox {
       reject = failed;
     });
     promise.catch(() => undefined); // it may be ignored
-    const promised = { promise, resolve, reject };
+    const promised = { promise, isStored: false, resolve, reject };
     this.awaited.set(packetId, promised);
     return promised;
   }

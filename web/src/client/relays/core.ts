@@ -376,7 +376,8 @@ export class Core {
   /** additions are announced on the connection too. Streams already open stay as they are. */
   private learn(extensions: readonly string[] | undefined): void {
     if (extensions === undefined || extensions.length === 0 || this.announced === undefined) return;
-    const known = new Set([...this.announced.extensions, ...extensions]);
+    // Bounded: a relay may announce as often as it likes.
+    const known = new Set([...this.announced.extensions, ...extensions].slice(0, MAX_EXTENSIONS));
     this.announced = { ...this.announced, extensions: known };
     for (const stream of this.streams) stream.learn(this.announced);
   }
@@ -441,3 +442,4 @@ export class Core {
 }
 
 const MAX_CODES = 256;
+const MAX_EXTENSIONS = 256;

@@ -41,6 +41,7 @@ const CHALLENGE_PATIENCE_SECONDS = 1;
 const WAKE_PROBE_SECONDS = 10;
 const WAKE_PROBE_INTERVAL = 5;
 const MAX_EARLY_FRAMES = 64;
+const ERROR_MS = 20;
 const MAX_TIMER_MS = 2 ** 31 - 1;
 
 interface Waiter<T> {
@@ -262,6 +263,7 @@ export class Driver {
   /** Run one connection until it ends; returns how it ended. */
   private async serve(opened: () => void): Promise<Ending> {
     const early: string[] = [];
+    const timeouts = new Set<ReturnType<typeof setTimeout> | undefined>();
     const discovery = new AbortController();
     let socket: WebSocketLike;
     try {
@@ -276,7 +278,8 @@ export class Driver {
       this.hangUp = resolve;
       socket.onclose = ({ code, reason }: CloseEvent) => resolve({ code, reason });
     });
-    socket.onerror = () => undefined; // `close` follows, and says as much
+    // In browsers `close` follows at once, and may say more. Node says nothing more where nobody listens.
+    socket.onerror = () => timeouts.add(setTimeout(() => this.hangUp?.({ code: 1006, reason: "" }), ERROR_MS));
     socket.onopen = () => ready();
     socket.onmessage = ({ data }: MessageEvent<unknown>) => {
       this.heardAt = this.now();
@@ -290,7 +293,6 @@ export class Driver {
         early.push(data);
       }
     };
-    const timeouts = new Set<ReturnType<typeof setTimeout> | undefined>();
     const patience = <T>(seconds: number, value: T) =>
       new Promise<T>((resolve) => timeouts.add(this.after(seconds, () => resolve(value))));
     const manifest = discover(this.url, discovery.signal);
@@ -322,6 +324,7 @@ export class Driver {
       clearInterval(this.pulse);
       discovery.abort();
       socket.onopen = socket.onmessage = socket.onclose = null;
+      socket.onerror = () => undefined; // some WebSockets throw what nobody takes
       socket.close();
       this.socket = this.hangUp = this.probedAt = undefined;
       this.probeEndsAt = Infinity;

@@ -5,12 +5,12 @@ import { useState } from "preact/hooks";
 
 import { Note } from "../parts/bits.js";
 import { PacketList } from "../parts/list.js";
-import { checked } from "../state/checking.js";
 import { phase, wantsAuth } from "../state/link.js";
 import { matches, type Row } from "../state/rows.js";
-import { behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped } from "../state/tail.js";
+import { announced, behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped, tally } from "../state/tail.js";
 import { openingUrl } from "../state/messages.js";
 import { Copy } from "../parts/bits.js";
+import { to } from "../route.js";
 import { count, span } from "../text.js";
 
 export function Live(): JSX.Element {
@@ -38,7 +38,7 @@ export function Live(): JSX.Element {
         </button>
         {paused.value && <span class="hint">{count(held.value)} new</span>}
       </div>
-      <Counters found={words.length > 0 ? found.length : null} />
+      {!isEmpty && <Counters found={words.length > 0 ? found.length : null} />}
       {isBehind.value && (
         <Note tone="warn" title={`${span(behind.value)} behind`}>
           <p>
@@ -60,22 +60,22 @@ export function Live(): JSX.Element {
   );
 }
 
-/** Announced politely, and not more often than anybody can listen: screen readers wait for a pause. */
+/** What is announced changes no more often than anybody can listen to. */
 function Counters({ found }: { found: number | null }): JSX.Element {
-  checked.value; // each verdict changes the numbers
-  const verdicts = rows.value.flatMap((row) => (row.kind === "packet" ? [row.verdict.peek()] : []));
-  const done = verdicts.filter((verdict) => verdict !== "unchecked" && verdict !== "checking");
-  const bad = done.filter((verdict) => verdict !== "valid").length;
+  const { packets, done, bad } = tally.value;
   return (
     <p class="counters">
-      <span role="status" aria-live="polite">
+      <span class="hidden" role="status">
+        {announced.value > 0 && `${count(announced.value)} packets received`}
+      </span>
+      <span>
         <b>{count(received.value)}</b> received since this page was opened
       </span>
       <span>
-        <b>{count(verdicts.length)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
+        <b>{count(packets)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
       </span>
       <span>
-        <b>{count(done.length)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} do not hold</strong>}
+        <b>{count(done)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} do not hold</strong>}
       </span>
       {skipped.value > 0 && (
         <span>
@@ -89,7 +89,10 @@ function Counters({ found }: { found: number | null }): JSX.Element {
 function Empty(): JSX.Element {
   return (
     <Note title="Nothing has been published here yet">
-      <p>The first packet appears in this place the moment it is stored. To send one from a terminal:</p>
+      <p>
+        The first packet appears in this place the moment it is stored. Write one on the page <a href={to("publish")}>Publish</a>, or
+        send one from a terminal:
+      </p>
       <Copy label="A command that publishes a packet" text={`strata publish --text "hello" --relay ${openingUrl()}`} />
     </Note>
   );

@@ -86,6 +86,8 @@ export function Topics(): JSX.Element {
   );
 }
 
+const share = (part: number): string => (part < 0.01 ? "under 1 %" : `${Math.round(100 * part)} %`);
+
 function Table({ title, topics, all }: { title: string; topics: readonly Topic[]; all: number }): JSX.Element {
   return (
     <>
@@ -118,7 +120,7 @@ function Table({ title, topics, all }: { title: string; topics: readonly Topic[]
                 </td>
                 <td class="number">{count(topic.packets)}</td>
                 <td class="number">
-                  <meter min={0} max={1} value={topic.packets / all} aria-hidden="true" /> {Math.round((100 * topic.packets) / all)} %
+                  <meter min={0} max={1} value={topic.packets / all} aria-hidden="true" /> {share(topic.packets / all)}
                 </td>
                 <td class="number">{count(topic.authors.size)}</td>
                 <td class="number">{bytes(topic.bytes)}</td>

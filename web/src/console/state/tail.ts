@@ -5,7 +5,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 
-import { check, forgetKeys, IDENTITY_TYPES } from "./checking.js";
+import { check, checked, forgetKeys, IDENTITY_TYPES } from "./checking.js";
 import { type Event, page, phase, relayNow, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
@@ -13,6 +13,8 @@ const FIRST = 100;
 const MOST_ROWS = 5000;
 const MOST_CHARACTERS = 24_000_000;
 const INTERVAL = 120;
+const TALLY_INTERVAL = 400;
+const ANNOUNCE_INTERVAL = 10_000;
 const BEHIND_SECONDS = 5;
 /** How many of the newest are checked each time, whether they are in view or not. */
 const SAMPLE = 6;
@@ -30,6 +32,11 @@ export const isBehind = computed(() => behind.value > BEHIND_SECONDS);
 /** What has come before the page was opened is there. */
 export const ready = signal(false);
 
+/** Of the packets in the list: how many there are, were checked, and do not hold. */
+export const tally = signal({ packets: 0, done: 0, bad: 0 });
+/** How many were received, as it is said to whoever listens. */
+export const announced = signal(0);
+
 let close: (() => void) | null = null;
 let round = 0;
 let arrived: PacketRow[] = [];
@@ -45,11 +52,31 @@ let overlap = new Set<string>();
 export function follow(): void {
   if (close !== null) return;
   close = () => undefined;
+  lately(() => [rows.value, checked.value], TALLY_INTERVAL, count);
+  lately(() => received.value, ANNOUNCE_INTERVAL, () => (announced.value = received.peek()));
   const stop = effect(() => {
     if (phase.value !== "online" || ready.peek()) return;
     void start();
   });
   close = stop;
+}
+
+/** Run `act` a while after something that `seen` looks at has changed, and not before that. */
+function lately(seen: () => unknown, interval: number, act: () => void): void {
+  let due: ReturnType<typeof setTimeout> | undefined;
+  effect(() => {
+    seen();
+    due ??= setTimeout(() => {
+      due = undefined;
+      act();
+    }, interval);
+  });
+}
+
+function count(): void {
+  const verdicts = rows.peek().flatMap((row) => (row.kind === "packet" ? [row.verdict.peek()] : []));
+  const done = verdicts.filter((verdict) => verdict !== "unchecked" && verdict !== "checking");
+  tally.value = { packets: verdicts.length, done: done.length, bad: done.filter((verdict) => verdict !== "valid").length };
 }
 
 async function start(): Promise<void> {

@@ -1,7 +1,8 @@
-// Builds what web/ makes: `node build.mjs client | console | page | test`.
+// Builds what web/ makes: `node build.mjs client | console | chat | page | test`.
 //
 //   client    dist/: the package's modules and their types, one file for each source
 //   console   what relayd serves at "/"; src/console/build.mjs knows how
+//   chat      build/chat: the page of examples/chat, to be served by anything
 //   page      a page that does what the tests in a real browser ask of it
 //   test      the unit tests, bundled into build/tests and run by node's own runner
 
@@ -47,6 +48,23 @@ const targets = {
       target: "es2022",
       logLevel: "warning",
     });
+  },
+
+  async chat() {
+    const outdir = join(HERE, "build/chat");
+    rmSync(outdir, { recursive: true, force: true });
+    await build({
+      absWorkingDir: HERE,
+      entryPoints: ["examples/chat/chat.ts", "examples/chat/chat.css"],
+      outdir,
+      bundle: true,
+      minify: true,
+      format: "esm",
+      target: "es2022",
+      alias: { "strata-client": "./src/client/index.ts", "strata-client/channels": "./src/client/channels/index.ts" },
+      logLevel: "warning",
+    });
+    copyFileSync(join(HERE, "examples/chat/index.html"), join(outdir, "index.html"));
   },
 
   async test(...names) {

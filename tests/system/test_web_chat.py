@@ -1,0 +1,214 @@
+"""One conversation between the chat page in a real Chromium and a Python program, over one relay.
+
+The page is `web/examples/chat`: a reliable channel of @waku/sds on the TypeScript client. It loses a share of
+what it sends and of what it receives, by a seed. It needs node, `make web`, playwright and a Chromium;
+RELAYD_REQUIRE_NODE and RELAYD_REQUIRE_CHROMIUM turn their absence into a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlencode
+
+import pytest
+import strata
+from strata.protocol.ids import Identity
+
+from tests.support.browsers import browser, missing, watched
+from tests.support.node_package import WEB, alone, require_node, run_node
+from tests.support.ports import free_port
+from tests.support.relay_process import RelayProcess, running
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(missing() is not None, reason=f"the chat page: {missing()}"),
+]
+
+TOPIC = "/chat/1/room/proto"
+EACH = 6
+"""What each says in each of the three parts: before the reload, before the kill, and after it."""
+LOSS = 0.25
+SEED = 7
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: http:; "
+    "require-trusted-types-for 'script'"
+)
+PYTHON: dict[str, Any] = {
+    "acknowledgement_timeout_ms": 1_000,
+    "max_retransmissions": 50,
+    "sync_min_interval_ms": 1_000,
+    "repair_t_min_ms": 1_000,
+    "repair_t_max_ms": 4_000,
+}
+
+
+class Pages(SimpleHTTPRequestHandler):
+    """Serves the built page under a strict policy."""
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", POLICY)
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    require_node()
+    with alone():
+        run_node("build.mjs", "chat", cwd=WEB)
+    handler = functools.partial(Pages, directory=str(WEB / "build/chat"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def say(page: Page, words: str) -> None:
+    """Write a message as a person does; it is in the page's store when this returns."""
+    before = await page.evaluate("chat.channel.messages.filter((each) => each.isOwn).length")
+    await page.locator("#text").fill(words)
+    await page.keyboard.press("Enter")
+    await page.wait_for_function(
+        "(before) => chat.channel.messages.filter((each) => each.isOwn).length > before", arg=before
+    )
+
+
+async def entered(page: Page) -> None:
+    await page.wait_for_function("() => globalThis.chat?.channel !== undefined")
+    await page.locator("#link.good").wait_for()
+
+
+async def messages(page: Page) -> list[dict[str, Any]]:
+    """What the channel in the page has, in its order."""
+    found: list[dict[str, Any]] = await page.evaluate(
+        """chat.channel.messages.map(({ id, payload, author, isOwn, state, follows }) =>
+            ({ id, author, isOwn, state, follows, text: new TextDecoder().decode(payload) }))"""
+    )
+    return found
+
+
+async def check_handed_over(page: Page) -> None:
+    """In this life of the page each message was handed over once, and after those that it follows."""
+    handed: list[str] = await page.evaluate("chat.handed")
+    assert len(handed) == len(set(handed))
+    follows = {each["id"]: each["follows"] for each in await messages(page)}
+    place = {id_: at for at, id_ in enumerate(handed)}
+    for id_, at in place.items():
+        assert all(place.get(before, -1) < at for before in follows[id_])
+
+
+async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_and_a_killed_relay(
+    site: str, tmp_path: Path
+) -> None:
+    taken: list[tuple[str, str | None]] = []
+    confirmed: set[str] = set()
+    said: list[str] = []
+    typed: list[str] = []
+    me = Identity.from_seed(b"\x51" * 32)
+    with running(RelayProcess(tmp_path / "relay", port=free_port())) as process:
+        where = {"relay": process.ws, "room": "room", "loss": LOSS, "seed": SEED, "pace": 0.1}
+        options = strata.Options(backoff_cap=0.5)
+        async with (
+            browser() as chromium,
+            watched(chromium, site) as (page, watch),
+            strata.connect(process.ws, identity=me, options=options) as relay,
+            relay.channel("room", topic=TOPIC, **PYTHON) as room,
+        ):
+            page.set_default_timeout(60_000)
+            room.message_events.on(
+                "message-received", lambda event: taken.append((event.payload.decode(), event.author))
+            )
+            room.message_events.on(
+                "reliable:message:delivered", lambda event: confirmed.add(event.request_id)
+            )
+            await page.goto(f"{site}/?{urlencode(where)}")
+
+            async def talk(part: str) -> None:
+                for number in range(EACH):
+                    said.append(await room.send(f"program, {part} {number}".encode()))
+                    typed.append(f"page, {part} {number}")
+                    await say(page, typed[-1])
+
+            await entered(page)
+            await talk("before the reload")
+            await check_handed_over(page)
+            await page.reload()
+            await entered(page)
+            process.kill()
+            await talk("while there is no relay")
+            await asyncio.to_thread(process.start)
+            await talk("after the kill")
+
+            await page.wait_for_function(
+                """(all) => chat.channel.messages.length >= all && chat.channel.status.heldBack === 0
+                    && chat.channel.status.unacknowledged === 0""",
+                arg=2 * len(said),
+            )
+            async with asyncio.timeout(60):
+                while len(taken) < len(typed) or not confirmed.issuperset(said):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+            assert sorted(text for text, _ in taken) == sorted(typed), "each once"
+            own = await page.evaluate("chat.channel.sender")
+            assert {author for _, author in taken} == {own.partition("#")[0]}
+            found = await messages(page)
+            assert len(found) == len({each["id"] for each in found}) == 2 * len(said)
+            assert {each["text"] for each in found if each["isOwn"]} == set(typed)
+            assert {each["state"] for each in found} == {"acknowledged", "received"}
+            assert {each["author"] for each in found if not each["isOwn"]} == {me.did}
+            assert [each["id"] for each in found] == room.log(), "in one order on both sides"
+            seen: set[str] = set()
+            for each in found:
+                assert seen.issuperset(each["follows"]), "after all that it follows"
+                seen.add(each["id"])
+            await check_handed_over(page)
+            shown = await page.evaluate(
+                "[...document.querySelectorAll('#messages li')].map((row) => row.dataset.id)"
+            )
+            assert shown == room.log()
+            lost = await page.evaluate("chat.losses")
+            print(lost, await page.evaluate("chat.channel.status"))
+            assert lost["in"] > 0 and lost["out"] > 0
+            assert not watch.errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_is_accessible_fits_a_phone_and_takes_messages_without_a_relay(
+    site: str, scheme: Literal["light", "dark"]
+) -> None:
+    axe = WEB / "node_modules/axe-core/axe.min.js"
+    if not axe.exists():
+        pytest.fail("axe-core is missing: `npm ci` in web/")
+    nobody = urlencode({"relay": f"ws://127.0.0.1:{free_port()}/strata", "room": "room"})
+    size = {"width": 390, "height": 760}
+    async with (
+        browser() as chromium,
+        watched(chromium, site, color_scheme=scheme, viewport=size) as (page, _),
+    ):
+        for address in (site, f"{site}/?{nobody}"):
+            await page.goto(address)
+            if address != site:
+                await page.wait_for_function("() => globalThis.chat?.channel !== undefined")
+                await say(page, "A word. " * 40)
+                await page.reload()
+                await page.locator("[data-state=sending]").wait_for()
+                await page.locator("summary").click()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            await page.evaluate(axe.read_text())
+            found = await page.evaluate(
+                "axe.run().then((found) => found.violations.map("
+                "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
+            )
+            assert not found, address

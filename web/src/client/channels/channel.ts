@@ -1,0 +1,507 @@
+/**
+ * A reliable channel: `@waku/sds` over a relay.
+ *
+ * The package decides what a message names, what is acknowledged, what is missing, and who repairs what. It has no
+ * transport, no clock, no store, and it hands messages on before those that they follow where several are missing.
+ * Those four are here: packets over a relay, the waits, what survives a reload, and the order.
+ */
+
+import {
+  type ContentMessage,
+  isContentMessage,
+  isSyncMessage,
+  Message,
+  MessageChannel,
+  MessageChannelEvent,
+} from "@waku/sds";
+
+import { build, verify } from "../building.js";
+import { fromHex, hex } from "../protocol/bytes.js";
+import { Closed, ConnectionFailed, InvalidPacket, RequestRefused } from "../protocol/errors.js";
+import type { JsonObject } from "../protocol/json.js";
+import type { Packet } from "../protocol/packets.js";
+import type { Delivery, FetchOptions } from "../relays/values.js";
+import { Acknowledging } from "./acknowledging.js";
+import { asMessage, type Entry, inOrder, makeEntry, stored } from "./entry.js";
+import { messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
+import { History } from "./history.js";
+import { Search, withPlace } from "./search.js";
+import { encodeSegment, Reassembly } from "./segments.js";
+import { pause, until } from "./waiting.js";
+import type { Kept, MessageState, StoredMessage } from "./store.js";
+import {
+  type ChannelMessage,
+  type ChannelOptions,
+  type ChannelRelay,
+  type ChannelStatus,
+  MAX_PAYLOAD_BYTES,
+} from "./values.js";
+
+const MAX_KEPT_BYTES = 64 << 20;
+const MAX_HELD_BACK = 1_000;
+const SYNC_EXPIRES_SECONDS = 3_600;
+const NAMED = 10; // messages that each message names, of which one is enough to find the others
+const RETRY_SECONDS = 2;
+
+/** An open channel; `openChannel` makes it. */
+export class ReliableChannel {
+  /** This participant's name. */
+  readonly sender: string;
+  private readonly sds: MessageChannel;
+  private readonly history: History;
+  private readonly entries = new Map<string, Entry>();
+  private readonly first = new Map<string, Packet>(); // of own messages that no relay has yet
+  private readonly forgotten: Set<string>;
+  private readonly reassembly = new Reassembly();
+  private readonly search: Search;
+  private readonly closing = new AbortController();
+  private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0 };
+  private readonly acknowledging: Acknowledging;
+  private places: string[];
+  private placesChanged = false;
+  private bytes = 0;
+  private isRestoring = false;
+  private isTicking = false;
+  private lastTick = Date.now();
+  private turn: Promise<unknown> = Promise.resolve();
+  private timer: ReturnType<typeof setInterval> | undefined;
+
+  /** @internal */
+  constructor(
+    private readonly relay: ChannelRelay,
+    private readonly options: Required<Omit<ChannelOptions, "onMessage" | "onChange">> & ChannelOptions,
+    kept: Omit<Kept, "messages">,
+  ) {
+    this.sender = `${options.identity.did}#${kept.device}`;
+    this.places = [...kept.places];
+    this.forgotten = new Set(kept.forgotten);
+    this.history = new History(options.maxMessages);
+    this.search = new Search(options.topic, options.giveUpAfter, 500 * options.acknowledgeWithin);
+    for (const id of [...kept.forgotten, ...kept.givenUp]) this.history.settle(id);
+    this.acknowledging = new Acknowledging(1000 * options.acknowledgeWithin, 1000 * options.syncEvery, Math.random);
+    const tMin = 1000 * options.resendAfter;
+    this.sds = new MessageChannel(
+      options.id,
+      this.sender,
+      { causalHistorySize: NAMED, repairConfig: { tMin, tMax: 4 * tMin } },
+      this.history,
+    );
+    this.sds.addEventListener(MessageChannelEvent.InMessageDelivered, ({ detail }) => {
+      const entry = this.entries.get(detail);
+      if (entry !== undefined) entry.isDelivered = true;
+    });
+    this.sds.addEventListener(MessageChannelEvent.OutMessageAcknowledged, ({ detail }) => this.stateOf(detail, "acknowledged"));
+  }
+
+  /** What was said, in the order that all participants share. */
+  get messages(): readonly ChannelMessage[] {
+    const released = [...this.entries.values()].filter((each) => each.isReleased && each.payload !== undefined);
+    return released.sort(inOrder).map(asMessage);
+  }
+
+  /** How the channel stands. */
+  get status(): ChannelStatus {
+    const all = [...this.entries.values()];
+    const count = (state: MessageState) => all.filter((each) => each.state === state).length;
+    return {
+      ...this.counts,
+      lost: this.search.lost,
+      missing: this.search.size,
+      heldBack: all.filter((each) => !each.isReleased).length,
+      sending: count("sending"),
+      unacknowledged: count("sent") + count("sending"),
+    };
+  }
+
+  /**
+   * Say something; resolves with the message's id when it is in the store. From then on it is sent until a relay has
+   * it, and again until somebody acknowledges it, after a reload too.
+   *
+   * Rejects with `RangeError` for an empty payload or one over `MAX_PAYLOAD_BYTES`, `Closed`, and what the store or
+   * the signer rejects with; then nothing was said.
+   */
+  async send(payload: Uint8Array): Promise<string> {
+    if (payload.length === 0 || payload.length > MAX_PAYLOAD_BYTES) {
+      throw new RangeError(`a payload has 1 to ${MAX_PAYLOAD_BYTES} bytes, not ${payload.length}`);
+    }
+    this.requireOpen();
+    const content = encodeSegment(payload, crypto.getRandomValues(new Uint32Array(4)).join("-"));
+    return this.inTurn(async () => {
+      this.requireOpen();
+      let outcome: string | Error = new Error("@waku/sds made no message");
+      this.sds.pushOutgoingMessage(content, async (message) => {
+        try {
+          const entry = await this.keepOwn(message);
+          outcome = entry.id;
+          void this.deliver(entry);
+          return { success: true, ...(entry.hint === undefined ? {} : { retrievalHint: entry.hint }) };
+        } catch (error) {
+          outcome = error as Error;
+          return { success: false };
+        }
+      });
+      await this.sds.processTasks();
+      if (typeof outcome !== "string") throw outcome as Error;
+      this.acknowledging.said(Date.now()); // by the message
+      this.releaseAll();
+      return outcome;
+    });
+  }
+
+  /** Stop: what is not out yet stays in the store. Idempotent. */
+  async close(): Promise<void> {
+    if (this.closing.signal.aborted) return;
+    this.closing.abort();
+    clearInterval(this.timer);
+    await this.turn;
+    await this.savePlaces();
+    this.options.store.close();
+  }
+
+  /** @internal Take up what the store has, and begin. */
+  async start(messages: readonly StoredMessage[]): Promise<void> {
+    this.isRestoring = true;
+    for (const each of messages) await this.restore(each);
+    await this.settleDown();
+    this.isRestoring = false;
+    this.acknowledging.said(Date.now());
+    void this.read();
+    for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
+    // Short enough for every wait that can be set.
+    const everyMs = Math.min(1000, 250 * this.options.acknowledgeWithin);
+    this.timer = setInterval(() => {
+      if (this.isTicking) return;
+      this.isTicking = true;
+      this.keep(this.inTurn(() => this.tick()).finally(() => (this.isTicking = false)));
+    }, everyMs);
+  }
+
+  // Own messages.
+
+  private async keepOwn(message: ContentMessage): Promise<Entry> {
+    const wire = message.encode();
+    const packet = await build(this.options.identity, messageContent(this.options.topic, wire));
+    const entry = makeEntry(message, {
+      id: message.messageId,
+      wire,
+      isOwn: true,
+      author: this.options.identity.did,
+      sentAt: packet.timestamp,
+      hint: fromHex(packet.packetId.slice(2)),
+      state: "sending",
+    });
+    await this.options.store.add(stored(entry));
+    this.remember(entry);
+    this.first.set(entry.id, packet);
+    entry.isDelivered = true;
+    return entry;
+  }
+
+  /** Publish an own message until the relay has it, or refuses it for good. */
+  private async deliver(entry: Entry): Promise<void> {
+    while (!this.closing.signal.aborted) {
+      try {
+        const content = messageContent(this.options.topic, entry.wire);
+        const packet = this.first.get(entry.id) ?? (await build(this.options.identity, content));
+        await this.relay.publish(packet, { signal: this.closing.signal });
+        this.first.delete(entry.id);
+        this.stateOf(entry.id, "sent");
+        this.planResend(entry);
+        return;
+      } catch (error) {
+        if (error instanceof Closed || error instanceof ConnectionFailed || this.closing.signal.aborted) return;
+        if (error instanceof InvalidPacket || (error instanceof RequestRefused && error.retry === "never")) {
+          this.first.delete(entry.id); // a packet that is too old by now; the next one has another time
+          if (++entry.attempts > 3) return this.stateOf(entry.id, "failed");
+        }
+      }
+      await pause(RETRY_SECONDS, this.closing.signal);
+    }
+  }
+
+  private planResend(entry: Entry): void {
+    entry.resendAt = Date.now() + 1000 * this.options.resendAfter * 2 ** Math.min(entry.attempts, 4) * (0.75 + Math.random() / 2);
+  }
+
+  private resend(): void {
+    const now = Date.now();
+    for (const entry of this.entries.values()) {
+      if (!entry.isOwn || entry.state !== "sent" || now < entry.resendAt) continue;
+      entry.attempts++;
+      this.planResend(entry);
+      this.counts.resent++;
+      void this.publish(messageContent(this.options.topic, entry.wire));
+    }
+  }
+
+  // What the relay brings.
+
+  private async read(): Promise<void> {
+    while (!this.closing.signal.aborted) {
+      try {
+        const cursor = this.places.at(-1);
+        const found = this.relay.subscribe({ types: this.options.topic, ...(cursor === undefined ? {} : { cursor }) });
+        for await (const delivery of until(this.closing.signal, found)) {
+          const before = this.places;
+          await this.inTurn(async () => {
+            await this.take(delivery, true);
+            await this.settleDown();
+          }).catch((error: unknown) => {
+            this.places = before; // it was not kept: read it again
+            throw error;
+          });
+        }
+      } catch (error) {
+        if (error instanceof Closed || error instanceof ConnectionFailed) return;
+        console.warn("the channel cannot be read", error);
+      }
+      await pause(RETRY_SECONDS, this.closing.signal);
+    }
+  }
+
+  /** Take a packet; whether it brought a message that was not here. */
+  private async take({ packet, cursor }: Delivery, moves: boolean): Promise<boolean> {
+    if (moves && cursor !== undefined) {
+      this.places = withPlace(this.places, cursor);
+      this.placesChanged = true;
+    }
+    const now = Date.now();
+    const envelope = readEnvelope(packet, this.options.topic);
+    const message = envelope === undefined ? undefined : readMessage(envelope.wire, now);
+    if (envelope === undefined || message === undefined) return this.refuse();
+    if (message.channelId !== this.options.id) return false;
+    const hint = fromHex(packet.packetId.slice(2));
+    if (!isContentMessage(message)) {
+      if (isSyncMessage(message) && message.senderId !== this.sender) {
+        this.sds.pushIncomingMessage(message, hint);
+        this.acknowledging.heard(message, now);
+      }
+      return false;
+    }
+    if (this.entries.has(message.messageId) || this.forgotten.has(message.messageId)) {
+      if (message.senderId === this.sender) return false;
+      this.counts.repeated++;
+      // Its sender has heard no acknowledgement: say it again.
+      if (this.entries.get(message.messageId)?.isReleased === true) this.acknowledging.owe(message, now);
+      return false;
+    }
+    if (this.status.heldBack >= MAX_HELD_BACK && !this.search.wants(message.messageId)) return this.refuse();
+    if (envelope.original !== undefined && !(await this.isGenuine(envelope.original))) return this.refuse();
+    const isOwn = message.senderId === this.sender;
+    if (isOwn && envelope.author !== this.options.identity.did) return this.refuse(); // somebody else in our name
+    const entry = makeEntry(message, {
+      id: message.messageId,
+      wire: envelope.wire,
+      isOwn,
+      author: envelope.author,
+      sentAt: envelope.sentAt,
+      hint,
+      state: isOwn ? "sent" : "received",
+    });
+    await this.options.store.add(stored(entry), this.places);
+    this.placesChanged = false;
+    await this.learn(entry);
+    if (!entry.isOwn) {
+      this.acknowledging.heard(message, now);
+      this.acknowledging.owe(message, now);
+    }
+    return true;
+  }
+
+  private async isGenuine(original: Packet): Promise<boolean> {
+    try {
+      await verify(original, { keys: await this.relay.keyChain(original.authorId) });
+      return true;
+    } catch {
+      return false; // whoever lacks the message asks again
+    }
+  }
+
+  private refuse(): false {
+    this.counts.refused++;
+    return false;
+  }
+
+  /** Read the relay's history for what is missing. */
+  private async look(query: FetchOptions): Promise<void> {
+    try {
+      for await (const delivery of until(this.closing.signal, this.relay.fetch(query))) {
+        await this.inTurn(async () => {
+          if (await this.take(delivery, false)) this.counts.repaired++;
+          await this.settleDown();
+        });
+        if (this.search.size === 0) break;
+      }
+    } catch (error) {
+      if (!this.closing.signal.aborted) console.warn("the relay's history cannot be read", error);
+    } finally {
+      this.search.ended(Date.now());
+    }
+  }
+
+  /** Give a message of the store to the package. */
+  private async restore(kept: StoredMessage): Promise<void> {
+    const message = Message.decode(kept.wire);
+    if (message === undefined || !isContentMessage(message)) return;
+    await this.learn(makeEntry(message, { ...kept }));
+  }
+
+  private async learn(entry: Entry): Promise<void> {
+    const { message } = entry;
+    this.remember(entry);
+    if (entry.hint !== undefined) message.retrievalHint = entry.hint;
+    if (!entry.isOwn) {
+      this.sds.pushIncomingMessage(message, entry.hint);
+    } else {
+      entry.isDelivered = true;
+      if (entry.state === "acknowledged") {
+        this.history.push(message);
+      } else {
+        // The package makes a message of the content; it is to be the one that was made before.
+        const { causalHistory, lamportTimestamp, bloomFilter } = message;
+        this.sds.pushOutgoingMessage(message.content, async (made) => {
+          Object.assign(made, { causalHistory, lamportTimestamp, bloomFilter, repairRequest: [] });
+          return Promise.resolve({ success: true, ...(entry.hint === undefined ? {} : { retrievalHint: entry.hint }) });
+        });
+      }
+    }
+    await this.sds.processTasks();
+  }
+
+  /** Have the package look again at what waits, and hand on what need not wait. */
+  private async settleDown(): Promise<void> {
+    await this.sds.processTasks();
+    this.search.note(this.sds.sweepIncomingBuffer(), Date.now());
+    this.releaseAll();
+    this.options.onChange?.();
+  }
+
+  /** Hand on what waits for nothing, each after those that it follows. */
+  private releaseAll(): void {
+    let waiting = [...this.entries.values()].filter((each) => each.isDelivered && !each.isReleased);
+    waiting.sort(inOrder);
+    for (let before = -1; before !== waiting.length; ) {
+      before = waiting.length;
+      waiting = waiting.filter((entry) => {
+        if (!entry.message.causalHistory.every(({ messageId }) => this.history.isSettled(messageId))) return true;
+        this.release(entry);
+        return false;
+      });
+    }
+    this.prune();
+  }
+
+  private release(entry: Entry): void {
+    entry.isReleased = true;
+    this.history.release(entry.id);
+    entry.payload = this.reassembly.take(entry.message.senderId, entry.message.content);
+    if (entry.payload !== undefined && !this.isRestoring) this.options.onMessage?.(asMessage(entry));
+  }
+
+  /** Forget the oldest, a tenth at a time, once there are too many or they are too large. */
+  private prune(): void {
+    const { maxMessages } = this.options;
+    if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
+    const released = [...this.entries.values()].filter((each) => each.isReleased);
+    const over = Math.max(this.entries.size - maxMessages, Math.ceil(released.length / 10));
+    const ids = released.slice(0, over).map((each) => each.id);
+    for (const { wire } of released.slice(0, over)) this.bytes -= wire.length;
+    for (const id of ids) {
+      this.entries.delete(id);
+      this.forgotten.add(id);
+      this.history.settle(id);
+    }
+    this.keep(this.options.store.forget(ids));
+  }
+
+  // Acknowledging, syncs and repairs.
+
+  private async tick(): Promise<void> {
+    if (this.closing.signal.aborted) return;
+    const now = Date.now();
+    const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept has not looked
+    this.lastTick = now;
+    // Waiting counts while one can look.
+    const gone = this.relay.announced === undefined ? [] : this.search.givenUp(seconds);
+    for (const id of gone) this.history.settle(id);
+    if (gone.length > 0) await this.options.store.giveUp(gone);
+    await this.settleDown();
+    const query = this.search.begin(now, this.places, this.relay.announced);
+    if (query !== undefined) void this.look(query);
+    if (this.relay.announced === undefined) return;
+    this.resend();
+    await this.sds.sweepRepairIncomingBuffer((message) => this.repair(message));
+    if (now >= this.acknowledging.syncAt) {
+      this.acknowledging.said(now);
+      await this.sds.pushOutgoingSyncMessage(async (message) => {
+        const expiresAt = Math.floor(now / 1000) + SYNC_EXPIRES_SECONDS;
+        void this.publish(messageContent(this.options.topic, message.encode()), expiresAt);
+        return Promise.resolve(true);
+      });
+    }
+    await this.savePlaces();
+  }
+
+  /** Say again what somebody else has said and a third lacks: their packet where it can be had, for its signature. */
+  private async repair(message: Message): Promise<boolean> {
+    void (async () => {
+      const entry = this.entries.get(message.messageId);
+      if (entry === undefined) return;
+      const again = messageContent(this.options.topic, entry.wire, !entry.isOwn);
+      if (entry.isOwn || entry.hint === undefined) return this.publish(again);
+      const found = this.relay.fetch({ types: this.options.topic, packetIds: `0x${hex(entry.hint)}`, limit: 1 });
+      for await (const { packet } of found) {
+        const isOriginal = readEnvelope(packet, this.options.topic)?.original === undefined && packet.content["again"] !== true;
+        return this.publish(isOriginal ? repairContent(packet) : again);
+      }
+      return this.publish(again);
+    })().catch((error: unknown) => console.warn("a message could not be repeated", error));
+    return Promise.resolve(true);
+  }
+
+  // Small things.
+
+  /** Publish what may be lost: who needs it asks again. */
+  private async publish(content: JsonObject, expiresAt?: number): Promise<void> {
+    try {
+      const packet = await build(this.options.identity, content, expiresAt === undefined ? {} : { expiresAt });
+      await this.relay.publish(packet, { timeout: 10, signal: this.closing.signal });
+    } catch (error) {
+      if (!this.closing.signal.aborted) console.debug("not sent", error);
+    }
+  }
+
+  private remember(entry: Entry): void {
+    this.entries.set(entry.id, entry);
+    this.bytes += entry.wire.length;
+  }
+
+  private stateOf(id: string, state: MessageState): void {
+    const entry = this.entries.get(id);
+    if (entry === undefined || entry.state === state || entry.state === "acknowledged") return;
+    entry.state = state;
+    this.keep(this.options.store.setState(id, state));
+    this.options.onChange?.();
+  }
+
+  private async savePlaces(): Promise<void> {
+    if (!this.placesChanged) return;
+    this.placesChanged = false;
+    await this.options.store.setPlaces(this.places);
+  }
+
+  /** A change that is made again after a reload if it is lost: a state, a forgotten message. */
+  private keep(change: Promise<void>): void {
+    change.catch((error: unknown) => console.warn("the channel's store cannot be written", error));
+  }
+
+  private inTurn<T>(act: () => Promise<T>): Promise<T> {
+    const done = this.turn.then(act);
+    this.turn = done.catch(() => undefined);
+    return done;
+  }
+
+  private requireOpen(): void {
+    if (this.closing.signal.aborted) throw new Closed("the channel was closed");
+  }
+}

@@ -1,0 +1,86 @@
+/**
+ * An SDS message as the content of a packet, as Python's channels write it:
+ *
+ *     { type: <content topic>, profile: "reliable-channel/1", payload: <base64> }
+ *
+ * `again: true` where the signer repeats what another participant has said, or in place of the payload `original`:
+ * the packet of that participant, whose signature proves who said it. `ephemeral: true` where nobody keeps it.
+ */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import { type ContentMessage, type EphemeralMessage, Message, type SyncMessage } from "@waku/sds";
+
+import { base64Length } from "../protocol/bytes.js";
+import { isObject, type JsonObject } from "../protocol/json.js";
+import { Packet } from "../protocol/packets.js";
+import { encode } from "../protocol/canonical.js";
+
+const MAX_MESSAGE_BYTES = 1 << 20;
+const MAX_ENTRIES = 1_000;
+const FAR_AHEAD_MS = 86_400_000;
+
+/** Tells packets of channels from others of the same type. */
+export const PROFILE = "reliable-channel/1";
+
+/** The content of a packet for an SDS message. */
+export function messageContent(topic: string, wire: Uint8Array, again = false): JsonObject {
+  let text = "";
+  for (let at = 0; at < wire.length; at += 8192) text += String.fromCharCode(...wire.subarray(at, at + 8192));
+  return { type: topic, profile: PROFILE, payload: btoa(text), ...(again ? { again: true } : {}) };
+}
+
+/** The content of a packet that brings another participant's packet again. */
+export function repairContent(original: Packet): JsonObject {
+  return { type: original.contentType, profile: PROFILE, original: original.value };
+}
+
+/** An SDS message, and what the packet around it proves. */
+export interface Envelope {
+  readonly wire: Uint8Array;
+  /** Who signed it, and when by their clock; undefined where somebody repeats it without proof. */
+  readonly author: string | undefined;
+  readonly sentAt: number | undefined;
+  /** The packet that somebody embeds, and whose signature is still to be judged. */
+  readonly original: Packet | undefined;
+}
+
+/** The message in a verified packet; undefined if it has none of this topic. */
+export function readEnvelope(packet: Packet, topic: string): Envelope | undefined {
+  if (!isMessage(packet, topic)) return undefined;
+  const { content } = packet;
+  if (!Object.hasOwn(content, "original")) return unwrap(packet, undefined);
+  if (Object.hasOwn(content, "payload") || !isObject(content["original"])) return undefined;
+  try {
+    const original = Packet.read(encode(content["original"]));
+    const isWhole = isMessage(original, topic) && !Object.hasOwn(original.content, "original");
+    return isWhole ? unwrap(original, original) : undefined;
+  } catch {
+    return undefined; // no packet
+  }
+}
+
+function isMessage(packet: Packet, topic: string): boolean {
+  const { content } = packet;
+  return packet.contentType === topic && content["profile"] === PROFILE && content["ephemeral"] !== true;
+}
+
+function unwrap(carrier: Packet, original: Packet | undefined): Envelope | undefined {
+  const { payload, again } = carrier.content;
+  if (typeof payload !== "string" || base64Length(payload) === undefined) return undefined;
+  const wire = Uint8Array.from(atob(payload), (character) => character.charCodeAt(0));
+  if (again === true) return { wire, author: undefined, sentAt: undefined, original };
+  return { wire, author: carrier.authorId, sentAt: carrier.timestamp, original };
+}
+
+/**
+ * The SDS message in these bytes; undefined for bytes that are none, and for one that takes too much work or room.
+ *
+ * One that is dated a day ahead of `now` (Unix milliseconds) is refused too: the package would set its own clock by it.
+ */
+export function readMessage(wire: Uint8Array, now: number): ContentMessage | SyncMessage | EphemeralMessage | undefined {
+  if (wire.length > MAX_MESSAGE_BYTES) return undefined;
+  const message = Message.decode(wire);
+  if (message === undefined || (message.lamportTimestamp ?? 0n) > BigInt(now + FAR_AHEAD_MS)) return undefined;
+  return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
+}

@@ -1,0 +1,34 @@
+/** Opening a channel. */
+
+import { ReliableChannel } from "./channel.js";
+import { memoryChannelStore } from "./store.js";
+import type { ChannelOptions, ChannelRelay } from "./values.js";
+
+/**
+ * Open a channel over a relay, and read what was said.
+ *
+ * Resolves once what the store has is back in `messages`; with a store that another page uses it waits for that page,
+ * until `signal` aborts. Rejects with what the store rejects with, and `RangeError` for options that cannot work.
+ */
+export async function openChannel(
+  relay: ChannelRelay,
+  options: ChannelOptions,
+  signal?: AbortSignal,
+): Promise<ReliableChannel> {
+  const whole = {
+    store: memoryChannelStore(),
+    resendAfter: 10,
+    acknowledgeWithin: 2,
+    syncEvery: 30,
+    giveUpAfter: 600,
+    maxMessages: 2_000,
+    ...options,
+  };
+  for (const name of ["resendAfter", "acknowledgeWithin", "syncEvery", "giveUpAfter", "maxMessages"] as const) {
+    if (!(whole[name] > 0)) throw new RangeError(`${name} must be above 0`);
+  }
+  const kept = await whole.store.open(signal ?? new AbortController().signal);
+  const channel = new ReliableChannel(relay, whole, kept);
+  await channel.start(kept.messages);
+  return channel;
+}

@@ -1,0 +1,91 @@
+/** The search for messages that are known to exist: what is missing, where to look next, and when to give up. */
+
+// Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
+
+import type { HistoryEntry } from "@waku/sds";
+
+import { hex } from "../protocol/bytes.js";
+import type { Announced, FetchOptions } from "../relays/values.js";
+
+const MAX_MISSING = 10_000;
+const MAX_IDS_AT_ONCE = 100;
+const MAX_PLACES = 32;
+
+/** Looks for one channel's missing messages at a relay. Times are milliseconds. */
+export class Search {
+  /** Messages that were given up. */
+  lost = 0;
+  private readonly missing = new Map<string, { readonly hint: Uint8Array | undefined; waited: number }>();
+  private looks = 0;
+  private lookAt = Infinity;
+  private isLooking = false;
+
+  constructor(
+    private readonly topic: string,
+    private readonly giveUpAfter: number,
+    private readonly pause: number,
+  ) {}
+
+  /** How many messages are missing. */
+  get size(): number {
+    return this.missing.size;
+  }
+
+  /** Whether this one is. */
+  wants(id: string): boolean {
+    return this.missing.has(id);
+  }
+
+  /** These messages are missing now, and no others. */
+  note(entries: readonly HistoryEntry[], now: number): void {
+    const hints = new Map(entries.map((each) => [each.messageId, each.retrievalHint]));
+    for (const id of this.missing.keys()) if (!hints.has(id)) this.missing.delete(id);
+    for (const [id, hint] of hints) {
+      if (this.missing.has(id) || this.missing.size >= MAX_MISSING) continue;
+      this.missing.set(id, { hint, waited: 0 });
+      this.looks = 0; // something new: begin with the nearest again
+      this.lookAt = Math.min(this.lookAt, now);
+    }
+  }
+
+  /**
+   * What to read now; undefined if nothing, or if a reading is under way. First by packet id, where the relay can; then
+   * from a place twice as far back each time, and in the end the whole topic.
+   */
+  begin(now: number, places: readonly string[], announced: Announced | undefined): FetchOptions | undefined {
+    if (this.missing.size === 0 || this.isLooking || now < this.lookAt || announced === undefined) return undefined;
+    this.isLooking = true;
+    const types = this.topic;
+    const packetIds: string[] = [];
+    for (const { hint } of this.missing.values()) if (hint?.length === 32) packetIds.push(`0x${hex(hint)}`);
+    if (this.looks++ === 0 && packetIds.length > 0 && announced.extensions.has("packet_ids")) {
+      return { types, packetIds: packetIds.slice(0, MAX_IDS_AT_ONCE) };
+    }
+    const cursor = places.at(-(2 ** this.looks));
+    return cursor === undefined ? { types } : { types, cursor };
+  }
+
+  /** A reading has ended; the next one waits longer. */
+  ended(now: number): void {
+    this.isLooking = false;
+    this.lookAt = now + this.pause * 2 ** Math.min(this.looks, 6);
+  }
+
+  /** So many seconds were waited: the messages that are given up by that. */
+  givenUp(seconds: number): string[] {
+    const gone: string[] = [];
+    for (const [id, each] of this.missing) {
+      each.waited += seconds;
+      if (each.waited >= this.giveUpAfter) gone.push(id);
+    }
+    for (const id of gone) this.missing.delete(id);
+    this.lost += gone.length;
+    return gone;
+  }
+}
+
+/** The places with one more behind them: a bounded number, dense at the end and sparse before. */
+export function withPlace(places: readonly string[], cursor: string): string[] {
+  const kept = places.length < MAX_PLACES ? places : places.filter((_, at) => at % 2 === 1);
+  return [...kept, cursor];
+}

@@ -1,0 +1,218 @@
+/** What a participant keeps over a reload: its name, its messages in the order of their arrival, and its place. */
+
+import { OutboxError } from "../protocol/errors.js";
+
+/** Where a message stands. Own messages: `sending` until a relay has it, `acknowledged` once another participant has. */
+export type MessageState = "received" | "sending" | "sent" | "acknowledged" | "failed";
+
+/** A message as it is kept. */
+export interface StoredMessage {
+  readonly id: string;
+  /** The SDS message as it travels. */
+  readonly wire: Uint8Array;
+  readonly isOwn: boolean;
+  readonly author: string | undefined;
+  readonly sentAt: number | undefined;
+  /** The bytes of the packet's id, by which others find it. */
+  readonly hint: Uint8Array | undefined;
+  state: MessageState;
+}
+
+/** All that is kept of a channel. */
+export interface Kept {
+  /** The name of this participant among its person's; made at the first opening. */
+  readonly device: string;
+  /** Cursors at which the reading of the relay stood, the newest last. */
+  readonly places: readonly string[];
+  readonly messages: readonly StoredMessage[];
+  /** The ids of messages that are kept no more, and must not be handed over again. */
+  readonly forgotten: readonly string[];
+  /** The ids of messages that nothing waits for any more; one that comes late is handed over all the same. */
+  readonly givenUp: readonly string[];
+}
+
+/** Keeps one participant of one channel. Every promise resolves when its change is durable. */
+export interface ChannelStore {
+  /** Wait until nobody else uses the store, and read it. */
+  open(signal: AbortSignal): Promise<Kept>;
+  /** Keep a message behind all others, and with it the places, if given: both or neither. */
+  add(message: StoredMessage, places?: readonly string[]): Promise<void>;
+  setState(id: string, state: MessageState): Promise<void>;
+  setPlaces(places: readonly string[]): Promise<void>;
+  /** Keep the ids of these messages and nothing else. */
+  forget(ids: readonly string[]): Promise<void>;
+  /** Remember that nothing waits for these messages any more. */
+  giveUp(ids: readonly string[]): Promise<void>;
+  /** Let others use the store. */
+  close(): void;
+}
+
+/** Most ids kept of messages that are kept no more. */
+const MAX_FORGOTTEN = 20_000;
+
+/** A name for a device: 16 random hex digits. */
+function makeDevice(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** A store for as long as the program runs; it can be opened again after it was closed. */
+export function memoryChannelStore(): ChannelStore {
+  const device = makeDevice();
+  const messages = new Map<string, StoredMessage>();
+  const forgotten: string[] = [];
+  let givenUp: readonly string[] = [];
+  let places: readonly string[] = [];
+  return {
+    open() {
+      const copies = [...messages.values()].map((each) => ({ ...each }));
+      return Promise.resolve({ device, places, messages: copies, forgotten, givenUp });
+    },
+    add(message, newPlaces = places) {
+      messages.set(message.id, { ...message });
+      places = newPlaces;
+      return Promise.resolve();
+    },
+    setState(id, state) {
+      const found = messages.get(id);
+      if (found !== undefined) found.state = state;
+      return Promise.resolve();
+    },
+    setPlaces(newPlaces) {
+      places = newPlaces;
+      return Promise.resolve();
+    },
+    forget(ids) {
+      for (const id of ids) if (messages.delete(id)) forgotten.push(id);
+      forgotten.splice(0, Math.max(0, forgotten.length - MAX_FORGOTTEN));
+      return Promise.resolve();
+    },
+    giveUp(ids) {
+      givenUp = [...givenUp, ...ids].slice(-MAX_FORGOTTEN);
+      return Promise.resolve();
+    },
+    close: () => undefined,
+  };
+}
+
+const MESSAGES = "messages";
+const FORGOTTEN = "forgotten";
+const REST = "rest";
+
+/**
+ * Keep a channel in the IndexedDB database `strata-channel-<name>`: it survives reloads and restarts of the browser.
+ *
+ * One page at a time uses it (`navigator.locks`): `open` waits until the others are closed. Use one name for each
+ * channel of each identity.
+ */
+export function indexedDbChannelStore(name: string): ChannelStore {
+  const full = `strata-channel-${name}`;
+  let database: IDBDatabase | undefined;
+  let release: () => void = () => undefined;
+
+  function within<T>(act: (store: (name: string) => IDBObjectStore) => T, isOwn = false): Promise<T> {
+    return new Promise((resolve, reject) => {
+      if (database === undefined) throw new OutboxError("the channel's store is not open");
+      // What a relay has can be read again, with the place that is written beside it.
+      const durability = isOwn ? "strict" : "relaxed";
+      const transaction = database.transaction([MESSAGES, FORGOTTEN, REST], "readwrite", { durability });
+      transaction.oncomplete = () => resolve(result);
+      transaction.onabort = () =>
+        reject(new OutboxError(`the channel's store cannot be written: ${transaction.error?.message}`));
+      const result = act((store) => transaction.objectStore(store));
+    });
+  }
+
+  return {
+    async open(signal) {
+      await new Promise<void>((resolve, reject) => {
+        if (globalThis.navigator?.locks === undefined) return resolve();
+        const held = new Promise<void>((done) => (release = done));
+        navigator.locks
+          .request(full, { signal }, () => {
+            resolve();
+            return held;
+          })
+          .catch(reject);
+      });
+      database = await openDatabase(full);
+      const made = makeDevice();
+      const found = await within((store) => {
+        const device = store(REST).get("device");
+        device.onsuccess = () => {
+          if (device.result === undefined) store(REST).put(made, "device");
+        };
+        return {
+          device,
+          places: store(REST).get("places"),
+          givenUp: store(REST).get("givenUp"),
+          messages: store(MESSAGES).getAll() as IDBRequest<StoredMessage[]>,
+          forgotten: store(FORGOTTEN).getAll() as IDBRequest<string[]>,
+        };
+      }, true);
+      return {
+        device: (found.device.result as string | undefined) ?? made,
+        places: (found.places.result as string[] | undefined) ?? [],
+        messages: found.messages.result,
+        forgotten: found.forgotten.result,
+        givenUp: (found.givenUp.result as string[] | undefined) ?? [],
+      };
+    },
+    async add(message, places) {
+      await within((store) => {
+        store(MESSAGES).add(message);
+        if (places !== undefined) store(REST).put(places, "places");
+      }, message.isOwn);
+    },
+    async setState(id, state) {
+      await within((store) => {
+        const found = store(MESSAGES).index("id").openCursor(id);
+        found.onsuccess = () => found.result?.update({ ...(found.result.value as StoredMessage), state });
+      });
+    },
+    async setPlaces(places) {
+      await within((store) => store(REST).put(places, "places"));
+    },
+    async forget(ids) {
+      await within((store) => {
+        for (const id of ids) {
+          const found = store(MESSAGES).index("id").openCursor(id);
+          found.onsuccess = () => found.result?.delete();
+          store(FORGOTTEN).add(id);
+        }
+        const numbers = store(FORGOTTEN).getAllKeys() as IDBRequest<number[]>;
+        numbers.onsuccess = () => {
+          const newest = numbers.result.at(-1 - MAX_FORGOTTEN);
+          if (newest !== undefined) store(FORGOTTEN).delete(IDBKeyRange.upperBound(newest));
+        };
+      });
+    },
+    async giveUp(ids) {
+      await within((store) => {
+        const found = store(REST).get("givenUp") as IDBRequest<string[] | undefined>;
+        found.onsuccess = () => store(REST).put([...(found.result ?? []), ...ids].slice(-MAX_FORGOTTEN), "givenUp");
+      });
+    },
+    close() {
+      database?.close();
+      database = undefined;
+      release();
+    },
+  };
+}
+
+function openDatabase(name: string): Promise<IDBDatabase> {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open(name, 1);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore(MESSAGES, { autoIncrement: true }).createIndex("id", "id", { unique: true });
+      request.result.createObjectStore(FORGOTTEN, { autoIncrement: true });
+      request.result.createObjectStore(REST);
+    };
+    request.onerror = () => reject(new OutboxError(`the channel's store cannot be opened: ${request.error?.message}`));
+    request.onsuccess = () => {
+      const opened = request.result;
+      opened.onversionchange = () => opened.close(); // somebody deletes the site's data
+      resolve(opened);
+    };
+  });
+}

@@ -1,0 +1,301 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { MessageChannel, MessageChannelEvent, Message } from "@waku/sds";
+
+import { lossy } from "../examples/chat/lossy.js";
+import {
+  type ChannelMessage,
+  type ChannelOptions,
+  type ChannelRelay,
+  memoryChannelStore,
+  openChannel,
+  type Reading,
+  type ReliableChannel,
+} from "../src/client/channels/index.js";
+import { messageContent, readEnvelope } from "../src/client/channels/envelope.js";
+import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
+import { build, type Delivery, type FetchOptions, Identity, type Packet } from "../src/client/index.js";
+
+const TOPIC = "/test/1/room/proto";
+const QUICK = { resendAfter: 0.2, acknowledgeWithin: 0.04, syncEvery: 0.3 };
+const utf8 = (text: string) => new TextEncoder().encode(text);
+const text = ({ payload }: ChannelMessage) => new TextDecoder().decode(payload);
+const hex = (bytes: Uint8Array) => Buffer.from(bytes).toString("hex");
+
+/** A relay in this process: a log, whose places are the cursors, and those who follow it. */
+class World {
+  readonly log: Packet[] = [];
+  /** The queries of fetches. */
+  readonly fetches: FetchOptions[] = [];
+  /** Packets that nobody is shown. */
+  hides: (packet: Packet) => boolean = () => false;
+  private readonly bells = new Set<() => void>();
+
+  add(packet: Packet): void {
+    this.log.push(packet);
+    for (const ring of this.bells) ring();
+  }
+
+  relay(extensions: string[] = ["packet_ids"]): ChannelRelay {
+    const world = this;
+    return {
+      announced: { extensions: new Set(extensions) },
+      keyChain: () => Promise.reject(new Error("not here")),
+      publish(packet) {
+        world.add(packet);
+        const at = { receivedAt: packet.timestamp, duplicate: false, queued: false, downgradedTo: undefined };
+        return Promise.resolve({ packetId: packet.packetId, ...at });
+      },
+      subscribe: (options) => world.read(options, true),
+      fetch(options) {
+        world.fetches.push(options);
+        return world.read(options, false);
+      },
+    };
+  }
+
+  private read(options: FetchOptions, live: boolean): Reading {
+    const [log, bells] = [this.log, this.bells];
+    let isClosed = false;
+    let ring = () => undefined as void;
+    const bell = () => ring();
+    const wanted = options.packetIds;
+    const show = (packet: Packet) => !this.hides(packet) && (wanted === undefined || wanted.includes(packet.packetId));
+    return {
+      close() {
+        isClosed = true;
+        ring();
+      },
+      async *[Symbol.asyncIterator](): AsyncGenerator<Delivery> {
+        bells.add(bell);
+        try {
+          for (let at = Number(options.cursor ?? 0); !isClosed; ) {
+            const packet = log[at];
+            if (packet !== undefined) {
+              at++;
+              const delivery = { packet, receivedAt: packet.timestamp, live, originType: undefined };
+              if (show(packet)) yield { ...delivery, cursor: String(at) };
+            } else if (live) {
+              await new Promise<void>((resolve) => (ring = resolve));
+            } else {
+              return;
+            }
+          }
+        } finally {
+          bells.delete(bell);
+        }
+      },
+    };
+  }
+}
+
+/** A channel that is closed after the test, and what it has handed over. */
+async function participant(
+  context: { after: (close: () => Promise<void>) => void },
+  relay: ChannelRelay,
+  options: Partial<ChannelOptions> = {},
+): Promise<{ channel: ReliableChannel; handed: string[]; identity: Identity }> {
+  const handed: string[] = [];
+  const identity = await Identity.generate();
+  const onMessage = (message: ChannelMessage) => handed.push(text(message));
+  const channel = await openChannel(relay, { id: "room", topic: TOPIC, identity, onMessage, ...QUICK, ...options });
+  context.after(() => channel.close());
+  return { channel, handed, identity: (options.identity as Identity | undefined) ?? identity };
+}
+
+async function until(holds: () => boolean, what: string): Promise<void> {
+  for (const end = Date.now() + 20_000; !holds(); await sleep(5)) assert.ok(Date.now() < end, what);
+}
+
+test("a segment is what the Python library writes, and its parts come together in any order", () => {
+  const written =
+    "0a20f135b0e79f2d33b4e350758e698d04b4e94182367370eb82a0786c0797c37ec0180122076772c3bcc39f65ca3e05312d322d33";
+  assert.equal(hex(encodeSegment(utf8("grüße"), "1-2-3")), written);
+  const segment = decodeSegment(Buffer.from(written, "hex"));
+  assert.equal(segment?.requestId, "1-2-3");
+  const reassembly = new Reassembly();
+  assert.equal(hex(reassembly.take("a", Buffer.from(written, "hex")) ?? utf8("")), hex(utf8("grüße")));
+  assert.equal(hex(reassembly.take("a", utf8("as it is")) ?? utf8("")), hex(utf8("as it is")));
+  // Of a payload in two: tags 1, 2 (index 1), 3 (count 2), 4.
+  const hash = Buffer.from(segment?.hash ?? []);
+  const second = Buffer.concat([Buffer.from([0x0a, 32]), hash, Buffer.from([16, 1, 24, 2, 34, 4]), utf8("üße").subarray(0, 4)]);
+  const head = utf8("grüße").subarray(0, 3);
+  const tail = utf8("grüße").subarray(3);
+  const parts = [
+    Buffer.concat([Buffer.from([0x0a, 32]), hash, Buffer.from([16, 1, 24, 2, 34, tail.length]), tail]),
+    Buffer.concat([Buffer.from([0x0a, 32]), hash, Buffer.from([24, 2, 34, head.length]), head]),
+  ] as const;
+  assert.equal(reassembly.take("a", parts[0]), undefined);
+  assert.equal(reassembly.take("b", parts[1]), undefined, "another sender's");
+  assert.equal(hex(reassembly.take("a", parts[1]) ?? utf8("")), hex(utf8("grüße")));
+  for (let cut = 0; cut < second.length; cut++) decodeSegment(second.subarray(0, cut)); // never throws
+});
+
+test("two hear each other, the same words twice too, and acknowledge", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  const other = await participant(context, world.relay());
+  for (const words of ["yes", "yes", "no"]) await one.channel.send(utf8(words));
+  await until(() => other.handed.length === 3, "three come");
+  await other.channel.send(utf8("well"));
+  await until(() => one.handed.length === 4, "and one goes back");
+  await until(() => one.channel.status.unacknowledged + other.channel.status.unacknowledged === 0, "all acknowledged");
+  assert.deepEqual(other.handed, ["yes", "yes", "no", "well"]);
+  assert.deepEqual(one.channel.messages.map((each) => each.state), ["acknowledged", "acknowledged", "acknowledged", "received"]);
+  assert.deepEqual(one.channel.messages.map((each) => each.id), other.channel.messages.map((each) => each.id));
+  assert.equal(one.channel.messages.at(-1)?.author, other.identity.did);
+  await assert.rejects(one.channel.send(new Uint8Array()), RangeError);
+});
+
+test("the package hands on what follows a message that waits; the channel keeps the order", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  for (const words of ["first", "second", "third"]) await one.channel.send(utf8(words));
+  await until(() => world.log.length === 3, "all are published");
+  const [first, second, third] = world.log.slice(0, 3) as [Packet, Packet, Packet];
+  const read = (packet: Packet) => Message.decode(readEnvelope(packet, TOPIC)?.wire as Uint8Array) as Message;
+
+  // As participants send that name one message each.
+  const short = [first, second, third].map(read);
+  for (const message of short) message.causalHistory = message.causalHistory.slice(-1);
+  const [early, ...rest] = short as [Message, Message, Message];
+
+  const bare = new MessageChannel("room", "somebody");
+  const order: string[] = [];
+  bare.addEventListener(MessageChannelEvent.InMessageDelivered, ({ detail }) => order.push(detail));
+  for (const message of rest) bare.pushIncomingMessage(message, undefined);
+  await bare.processTasks();
+  assert.deepEqual(order, [rest[1]?.messageId], "the third, and neither of those before it");
+
+  const late = new World();
+  const other = await participant(context, late.relay([]));
+  const bring = async (message: Message) => late.add(await build(one.identity, messageContent(TOPIC, message.encode())));
+  for (const message of rest) await bring(message);
+  await until(() => other.channel.status.heldBack === 2, "both wait");
+  assert.deepEqual(other.handed, []);
+  await bring(early);
+  await until(() => other.handed.length === 3, "all come");
+  assert.deepEqual(other.handed, ["first", "second", "third"]);
+});
+
+for (const extensions of [["packet_ids"], []]) {
+  const how = extensions.length > 0 ? "by packet ids" : "by cursor";
+  test(`what is lost both ways is found in the relay's history ${how}, or sent again`, async (context) => {
+    const world = new World();
+    const losses = { in: 0, out: 0 };
+    const sides: Awaited<ReturnType<typeof participant>>[] = [];
+    for (const seed of [1, 2]) {
+      sides.push(await participant(context, lossy(world.relay(extensions), 0.3, seed, losses)));
+    }
+    const said: string[] = [];
+    for (let number = 0; number < 15; number++) {
+      for (const [at, { channel }] of sides.entries()) {
+        said.push(`${at} ${number}`);
+        await channel.send(utf8(said.at(-1) as string));
+      }
+      await sleep(10);
+    }
+    await until(() => sides.every(({ channel }) => channel.status.unacknowledged === 0), "all acknowledged");
+    await until(() => sides.every(({ handed }) => handed.length === said.length), "all handed over");
+    for (const { handed, channel } of sides) {
+      assert.deepEqual([...handed].sort(), [...said].sort());
+      const place = new Map(channel.messages.map(({ id }, at) => [id, at]));
+      for (const { id, follows } of channel.messages) {
+        for (const before of follows) assert.ok((place.get(before) ?? -1) < (place.get(id) as number));
+      }
+    }
+    const [mine, theirs] = sides.map(({ channel }) => channel.messages.map(({ id }) => id));
+    assert.deepEqual(mine, theirs);
+    assert.ok(losses.in > 0 && losses.out > 0);
+    assert.ok(world.fetches.some(({ packetIds }) => (packetIds === undefined) === (extensions.length === 0)));
+  });
+}
+
+test("after a reload the messages are there, the unacknowledged go out as they were, and none is handed over again", async (context) => {
+  const world = new World();
+  const store = memoryChannelStore();
+  const before = await participant(context, world.relay(), { store });
+  const other = await participant(context, world.relay());
+  await other.channel.send(utf8("hello"));
+  await until(() => before.handed.length === 1, "it comes");
+  await other.channel.close();
+  await before.channel.send(utf8("are you there?"));
+  await until(() => before.channel.status.sending === 0, "it is sent");
+  const sent = before.channel.messages.at(-1) as ChannelMessage;
+  const wires = () =>
+    world.log.map((packet) => readEnvelope(packet, TOPIC)?.wire as Uint8Array).filter((each) => Message.decode(each)?.messageId === sent.id);
+  await before.channel.close();
+
+  const after = await participant(context, world.relay(), { store, identity: before.identity });
+  assert.equal(after.channel.sender, before.channel.sender);
+  assert.deepEqual(after.channel.messages.map(text), ["hello", "are you there?"]);
+  assert.deepEqual(after.channel.messages.at(-1), sent);
+  await until(() => wires().length > 1, "it is sent again");
+  assert.equal(new Set(wires().map(hex)).size, 1, "the same bytes");
+  const third = await participant(context, world.relay());
+  await until(() => after.channel.status.unacknowledged === 0, "somebody acknowledges");
+  assert.deepEqual(third.handed, ["hello", "are you there?"]);
+  assert.deepEqual(after.handed, []);
+});
+
+test("what nobody has any more is given up once, and what follows it is handed over, after a reload too", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  await one.channel.send(utf8("lost"));
+  await until(() => world.log.length > 0, "it is published");
+  const lost = world.log[0] as Packet;
+  await one.channel.send(utf8("kept"));
+  await until(() => world.log.length > 1, "it is published");
+  await one.channel.close();
+  const rest = new World();
+  rest.add(world.log.find((packet) => packet !== lost) as Packet);
+  const store = memoryChannelStore();
+  const other = await participant(context, rest.relay(), { store, giveUpAfter: 0.2 });
+  await until(() => other.handed.length === 1, "it is handed over");
+  assert.equal(other.channel.status.lost, 1);
+  await other.channel.close();
+  const later = await participant(context, rest.relay(), { store, identity: other.identity });
+  assert.deepEqual(later.channel.messages.map(text), ["kept"]);
+});
+
+test("hostile messages are refused, and move no clock", async (context) => {
+  const world = new World();
+  const { channel, handed, identity } = await participant(context, world.relay());
+  const mallory = await Identity.generate();
+  const message = (sender: string, lamport: bigint, content: Uint8Array | undefined, entries = 0) =>
+    new Message(`m${lamport}`, "room", sender, Array.from({ length: entries }, (_, at) => ({ messageId: `${at}` })), lamport, undefined, content);
+  const now = BigInt(Date.now());
+  const hostile = [
+    message("x", 2n ** 64n - 1n, utf8("the end of time")).encode(),
+    message("x", now, utf8("all names"), 1001).encode(),
+    message(channel.sender, now, utf8("I am you")).encode(),
+    utf8("nothing"),
+  ];
+  for (const wire of hostile) world.add(await build(mallory, messageContent(TOPIC, wire)));
+  world.add(await build(mallory, { type: TOPIC, profile: "reliable-channel/1", original: { type: TOPIC } }));
+  await until(() => channel.status.refused === 5, "all are refused");
+  world.add(await build(mallory, messageContent(TOPIC, message("x", now, utf8("harmless")).encode())));
+  await until(() => handed.length === 1, "the next one comes");
+  await channel.send(utf8("mine"));
+  assert.ok((channel.messages.at(-1)?.lamport ?? 0n) < now + 60_000n);
+  assert.deepEqual(channel.messages.map(({ author }) => author), [mallory.did, identity.did]);
+});
+
+test("the oldest are forgotten, and are not handed over again", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  const store = memoryChannelStore();
+  const other = await participant(context, world.relay(), { store, maxMessages: 20 });
+  for (let number = 0; number < 40; number++) await one.channel.send(utf8(`${number}`));
+  await until(() => other.handed.length === 40, "all come");
+  assert.ok(other.channel.messages.length <= 22);
+  await other.channel.close();
+  await store.setPlaces([]);
+  const later = await participant(context, world.relay(), { store, identity: other.identity, maxMessages: 20 });
+  await later.channel.send(utf8("end"));
+  await until(() => one.handed.includes("end"), "it goes on");
+  assert.deepEqual(later.handed, ["end"], "though it reads the whole topic again");
+  assert.equal(later.channel.status.missing, 0);
+});

@@ -284,9 +284,9 @@ class Statistics:
     key_fetches: int = 0
     """Times the relay was asked for authors' key events (R-075)."""
     log_resets: int = 0
+    """Times the relay's log had lost the place where a subscription stood (`LogReset`)."""
     cursor_fallbacks: int = 0
     """Cursors that a relay knew no more: reading went on from a time."""
-    """Times the relay's log had lost the place where a subscription stood (`LogReset`)."""
     subscriptions_deferred: int = 0
     """Times a subscription left the relay's feed because its consumer was slower."""
     refusals: dict[str, int] = field(default_factory=dict)

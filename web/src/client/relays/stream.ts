@@ -405,6 +405,7 @@ export class Stream {
     if (this.askedPosition === undefined || this.query.order === "desc" || starts.length === 0) return false;
     this.position = undefined;
     this.since = Math.max(...starts);
+    this.statistics.cursorFallbacks++;
     return true;
   }
 

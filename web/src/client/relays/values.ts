@@ -225,7 +225,10 @@ export class Statistics {
   messagesInvalid = 0;
   /** Times that the relay was asked for authors' key events. */
   keyFetches = 0;
+  /** Times that the relay's log had lost the place where a subscription stood. */
   logResets = 0;
+  /** Cursors that a relay knew no more: reading went on from a time. */
+  cursorFallbacks = 0;
   /** Times that a subscription left the relay's feed because its consumer was slower. */
   subscriptionsDeferred = 0;
   /** ERRORs by code. */

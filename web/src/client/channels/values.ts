@@ -79,5 +79,5 @@ export interface ChannelStatus {
   readonly repaired: number;
 }
 
-/** The largest payload: a packet has to hold it in base64 twice, with a filter and a history beside it. */
+/** The largest payload: a packet has to hold it in base64, with a filter of 18 KB and a history beside it. */
 export const MAX_PAYLOAD_BYTES = 65_536;

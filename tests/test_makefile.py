@@ -114,7 +114,9 @@ def test_what_an_interrupted_installation_left_is_thrown_away(checkout):
 
 
 def test_check_is_what_the_machine_checks(checkout):
-    assert re.search(r"^check: lint types test ##", MAKEFILE, re.M)
+    assert re.search(r"^check: lint types ##.*\n\t@\$\(MAKE\) test \|\| {", MAKEFILE, re.M)
+    again = MAKEFILE.partition("\ncheck:")[2].partition("\n\n")[0].split("||")[1]
+    assert "--last-failed --last-failed-no-failures none" in again, "nothing new passes there"
     assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "exec make check"
 
 

@@ -62,7 +62,17 @@ class Copied:
     async def _alone(self, *statements: str) -> None:
         # The name may belong to another database afterwards, which lets everybody in.
         async with self.away():
-            await self._execute(*statements)
+            for statement in statements:
+                await self._once_free(statement)
+
+    async def _once_free(self, statement: str) -> None:
+        """Who was let in just before nobody was may still be on the way out."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await self._execute(statement)
+                except asyncpg.ObjectInUseError:
+                    await asyncio.sleep(0.1)
 
     async def _execute(self, *statements: str) -> None:
         connection = await self._connected()

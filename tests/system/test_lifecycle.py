@@ -340,7 +340,7 @@ async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_la
         file.write_text(f"blocked_authors = ['{author.did}']")
         os.kill(relay.pid, signal.SIGHUP)
         wait_until(lambda: relay.logged("reloaded") == 2, "both workers to reload")
-        workers = [child for child in relay.children() if "spawn_main" in " ".join(child.cmdline())]
+        workers = relay.workers()
         assert len(workers) == 2
         for number, worker in enumerate(workers):
             worker.kill()

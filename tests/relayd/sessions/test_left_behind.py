@@ -768,6 +768,9 @@ ACTS: dict[Act, set[str]] = {
 }
 """What peers do, and calls that each act is known to make."""
 
+SELDOM = {"Admission._was_dear", "Connection.checked_for"}
+"""Made for a packet whose checks took long, which the machine decides."""
+
 
 async def perform(world: World, act: Act, target: Site | None = None) -> Injector:
     """One act under the tracer."""
@@ -811,7 +814,7 @@ async def test_whatever_raises_the_request_is_answered_and_others_are_served(act
             for site in fresh:
                 world.known = known
                 injector = await perform(world, act, site)
-                if not injector.has_raised:
+                if not injector.has_raised and not SELDOM.intersection(site[:2]):
                     missed.append(site)
         # Some calls are made only when two things happen to meet.
         assert len(missed) <= 1 + len(fresh) // 10, missed

@@ -21,7 +21,7 @@ from strata.tools.conformance import (
 
 from tests.support.faulty_relay import FaultyRelay, faulty_relay
 
-PATIENCE = Patience(answer=1.0, quiet=0.2, settle=0.05)
+PATIENCE = Patience(answer=3.0, quiet=0.2, settle=0.05)
 
 SECTIONS = (1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 15)
 """What the small relay implements."""

@@ -34,7 +34,10 @@ settings.register_profile("daily", settings.get_profile("relayd"), max_examples=
 settings.load_profile("relayd")
 
 TESTS = Path(__file__).parent
-DEFAULT_TIMEOUT = 120.0
+DEFAULT_TIMEOUT = 300.0
+"""As in pyproject.toml; for whoever hangs, and not to hurry a machine that is slow."""
+SPARK_TIMEOUT = 900.0
+"""A signal amid a question to the JVM leaves its answer to whoever asks next: all later tests would fail."""
 OWN_SHARE = 0.9
 """The part of its time after which a coroutine is cancelled, before the signal comes."""
 
@@ -72,10 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_unit(item):
             item.add_marker("unit")
+        if _needs_spark(item) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _bounded(item.obj, OWN_SHARE * _own_timeout(item))
     together = [item for item in items if _needs_spark(item)]
-    others = sorted((item for item in items if not _needs_spark(item)), key=_timeout, reverse=True)
+    others = sorted((item for item in items if not _needs_spark(item)), key=_marked, reverse=True)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     elsewhere = len(items) // workers * (workers - 1)
     items[:] = together + others[elsewhere:] + others[:elsewhere]
@@ -104,14 +109,14 @@ def _is_unit(item: pytest.Item) -> bool:
     )
 
 
-def _timeout(item: pytest.Item) -> float:
-    return max(_own_timeout(item), DEFAULT_TIMEOUT)
+def _marked(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark and mark.args else 0.0
 
 
 def _own_timeout(item: pytest.Item) -> float:
-    mark = item.get_closest_marker("timeout")
-    if mark and mark.args:
-        return float(mark.args[0])
+    if item.get_closest_marker("timeout"):
+        return _marked(item)
     asked_for = item.config.getoption("timeout", None)
     return DEFAULT_TIMEOUT if asked_for is None else float(asked_for)
 

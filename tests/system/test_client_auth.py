@@ -21,7 +21,7 @@ from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 from tests.support.websocket_proxy import SlowProxy
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 OPTIONS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5)
 ALWAYS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5, authenticate="always")

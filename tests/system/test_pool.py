@@ -30,7 +30,7 @@ OPTIONS = PoolOptions(
 )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.req("C-270", "C-271", "C-272", "C-274", "C-275", "C-278", "R-342", "R-343", "R-344")
 async def test_slow_lying_and_killed_relays_lose_and_double_nothing(tmp_path: Path) -> None:
     seed = random.randrange(2**32)

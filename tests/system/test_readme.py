@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"^```(sh|python) tour\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_the_tour_works_as_written(relay: RelayProcess, tmp_path: Path) -> None:
     assert [language for language, _ in BLOCKS] == ["sh", "sh", "python", "python", "python"]
     (tmp_path / ".venv").mkdir()

@@ -183,7 +183,7 @@ async def test_without_a_relay_serving_says_so_and_messages_come_back():
         assert error is not None and error.delivery is DeliveryStatus.NOT_DELIVERED
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_a_relay_that_is_killed_costs_nothing(tmp_path):
     with running(RelayProcess(tmp_path)) as process:
         address = f"relay:{process.ws}#/app/1/killed/proto"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Page
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(missing() is not None, reason=f"the chat page: {missing()}"),
 ]
 

@@ -23,7 +23,7 @@ from tests.support.node_package import WEB, Agent, pack_and_install, require_nod
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 OPTIONS = strata.Options(publish_timeout=120.0, ack_timeout=5.0, backoff_cap=0.5, connect_timeout=60.0)
 OTHER = Identity.from_seed(b"\x63" * 32).did

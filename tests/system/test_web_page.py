@@ -25,7 +25,7 @@ from tests.support.node_package import WEB, alone, require_node, run_node
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 REQUIRED = "RELAYD_REQUIRE_CHROMIUM"
 FOREIGN = "page.test"

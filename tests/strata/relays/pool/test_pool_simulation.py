@@ -111,7 +111,7 @@ async def one_run(seed: int, **changes: Any) -> bool:
 
 
 @pytest.mark.req("C-270", "C-271", "C-272", "C-274", "C-275", "R-342", "R-344")
-@pytest.mark.timeout(0 if RUNS > 500 else 120)
+@pytest.mark.timeout(0 if RUNS > 500 else 400)
 def test_whatever_three_such_relays_do_nothing_is_lost_and_nothing_doubled():
     first = random.SystemRandom().randrange(2**32)
     blacklisted = 0

@@ -105,7 +105,7 @@ def serve(
     """
     given = {name: value for name, value in locals().items() if name != "config"}
     settings = console.read_settings(config, **given)
-    from relayd.daemon import run
+    from relayd.process.daemon import run
 
     raise typer.Exit(run(settings))
 

@@ -307,7 +307,7 @@ def _tls(settings: Settings, now: float) -> list[Check]:
 
 def _open_files(settings: Settings) -> Check:
     try:
-        from relayd.files import SPARE_FILES, most_files
+        from relayd.process.files import SPARE_FILES, most_files
     except ImportError:  # Windows has no such limit
         return Check("open files", Verdict.OK, "no limit on this system")
     limit = most_files()  # the relay raises its own limit up to that one

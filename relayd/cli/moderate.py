@@ -317,7 +317,7 @@ async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
 
 
 async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str, actor: str) -> Any:
-    from relayd.builder import relay_identity
+    from relayd.process.builder import relay_identity
     from relayd.store.erasing import Eraser
 
     async with _store(settings) as store:

@@ -30,7 +30,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SERVER = Path(__file__).with_name("fork_server.py")
 _START_TIMEOUT = 60.0
 _MODULES = {
-    RELAYD: ("relayd.cli", "relayd.daemon", "relayd.cli.doctor", "relayd.store.upgrade", "typer._adapters"),
+    RELAYD: (
+        "relayd.cli",
+        "relayd.process.daemon",
+        "relayd.cli.doctor",
+        "relayd.store.upgrade",
+        "typer._adapters",
+    ),
     STRATA: (
         "strata.tools.cli.bench",
         "strata.tools.cli.channel",

@@ -17,9 +17,10 @@ from strata.protocol.ids import Identity
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
-from relayd import cli, daemon
+from relayd import cli
 from relayd.cli import console
 from relayd.config import Settings
+from relayd.process import daemon
 from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 
-from relayd.builder import build_relay
 from relayd.config import Settings
 from relayd.http.api import HttpApi
 from relayd.lineage import KnownLog
 from relayd.metrics import Metrics
+from relayd.process.builder import build_relay
 from relayd.relay import Relay
 from relayd.sessions.connection import Connection
 from relayd.store import Store

@@ -31,7 +31,6 @@ from strata.protocol.typed import trust_strength
 
 import relayd
 from relayd.admission.verify import VerifyPool
-from relayd.builder import build_relay
 from relayd.config import Settings
 from relayd.http.api import HttpApi
 from relayd.http.identities import IdentityApi
@@ -43,6 +42,7 @@ from relayd.metrics import Metrics
 from relayd.moderation import Act as ActOnABan
 from relayd.moderation import Ban, Kind, Ruled
 from relayd.policy import Plugins
+from relayd.process.builder import build_relay
 from relayd.sessions.connection import Connection
 from relayd.store import Store
 from relayd.store.moderation import Ruling

@@ -11,10 +11,12 @@ from relayd import logs
 from relayd.config import ConfigurationError, Settings
 from relayd.database import database
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
-from relayd.server import PortTaken, print_ready, serve, stop_on_signals
+from relayd.process.listening import PortTaken
+from relayd.process.server import print_ready, serve
+from relayd.process.signals import stop_on_signals
+from relayd.process.workers import supervise
 from relayd.store.types import StoreError
 from relayd.tls import TlsError, lacks_name, make_certificate
-from relayd.workers import supervise
 
 __all__ = ["run"]
 

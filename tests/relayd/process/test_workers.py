@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 import time
 
-from relayd.workers import _Worker
+from relayd.process.workers import _Worker
 
 
 async def test_a_worker_that_does_not_end_is_killed():

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from relayd.config import ConfigurationError, load
-from relayd.reloading import read_again, report
+from relayd.process.reloading import read_again, report
 from relayd.tls import TlsError, write_dev_certificates
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from relayd import accepting
-from relayd.accepting import Listener, bind
+from relayd.process import accepting
+from relayd.process.accepting import Listener, bind
 from relayd.slices import Slices
 from relayd.tls import ServerTls, read_tls_files, write_dev_certificates
 

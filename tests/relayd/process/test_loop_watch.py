@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from relayd.loop_watch import LoopWatch
 from relayd.metrics import Metrics
+from relayd.process.loop_watch import LoopWatch
 
 LONG = 0.05
 """Processor seconds: five times what there is between two looks."""

@@ -32,11 +32,14 @@ from typing import Any, Final
 import structlog
 import uvloop
 
-from relayd import failpoints, logs, server
+from relayd import failpoints, logs
 from relayd.config import ConfigurationError, Origin, Settings, setting_table
 from relayd.database import database
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
-from relayd.reloading import read_again
+from relayd.process.listening import PortTaken
+from relayd.process.reloading import read_again
+from relayd.process.server import serve
+from relayd.process.signals import stop_on_signals
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
 from relayd.version import VERSION, installed_version
@@ -62,7 +65,7 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     `announce` is called once, when all of them accept connections. Raises what `serve` raises when one
     cannot start at first.
     """
-    stop = server.stop_on_signals()
+    stop = stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as port:
         share_between_processes(Path(folder))
         async with database(settings, stop) as url:
@@ -92,8 +95,8 @@ def _reserved(settings: Settings) -> Iterator[int]:
             holder.bind((settings.host, settings.port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise server.PortTaken(f"cannot listen on {settings.host}: {error.strerror}") from None
-            raise server.PortTaken(
+                raise PortTaken(f"cannot listen on {settings.host}: {error.strerror}") from None
+            raise PortTaken(
                 f"port {settings.port} on {settings.host} is taken; choose another with --port"
             ) from None
         yield holder.getsockname()[1]
@@ -305,7 +308,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> None:
-        async with _parent_watched(server.stop_on_signals(signal.SIGTERM)) as stop, _beating(pipe):
+        async with _parent_watched(stop_on_signals(signal.SIGTERM)) as stop, _beating(pipe):
             way = asyncio.Event()
 
             def make_way() -> None:
@@ -321,7 +324,7 @@ def _work(
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, make_way)
             while not stop.is_set():
                 try:
-                    await server.serve(
+                    await serve(
                         settings,
                         database_url,
                         announce=announce,
@@ -340,7 +343,7 @@ def _work(
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
-    except (StoreError, server.PortTaken, TlsError, ConfigurationError) as error:
+    except (StoreError, PortTaken, TlsError, ConfigurationError) as error:
         with contextlib.suppress(OSError):  # the parent has gone
             pipe.send(error)
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from relayd.database_watch import watch_database
 from relayd.faults import Faults
+from relayd.process.database_watch import watch_database
 from relayd.store.types import StoreUnavailable
 
 

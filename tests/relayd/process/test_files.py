@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from relayd.files import SPARE_FILES, most_files, room_for_sockets
+from relayd.process.files import SPARE_FILES, most_files, room_for_sockets
 
 
 @pytest.mark.req("R-321")

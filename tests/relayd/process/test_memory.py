@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from relayd import memory
-from relayd.memory import default_limit, give_back, resident_bytes
+from relayd.process import memory
+from relayd.process.memory import default_limit, give_back, resident_bytes
 
 
 def test_resident_memory_is_what_the_system_says():

@@ -1,0 +1,1 @@
+"""A relay as a process, or several: start, ports, reloads, chores, drain and stop."""

@@ -1,0 +1,53 @@
+"""A process that stops closes its connections in waves, each when its publishes are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from relayd import failpoints
+from relayd.config import Settings
+from relayd.relay import Relay
+from relayd.sessions.registry import Registry
+
+__all__ = ["drain"]
+
+_log = structlog.get_logger("relayd.server")
+
+_GOING_AWAY: Final = "the relay is going away; resume by cursor"
+_WAVE_SECONDS: Final = 0.5
+_CLOSED_PER_SECOND: Final = 100
+_CLOSE_TIMEOUT: Final = 5.0
+
+
+async def drain(relay: Relay, settings: Settings) -> None:
+    """Close every connection, some at a time, each when its publishes are answered.
+
+    Those whose turn has not come are served as ever, but nobody new is. Clients resume elsewhere by cursor.
+    """
+    admission, registry = relay.admission, relay.registry
+    registry.draining = True
+    if failpoints.ARMED:
+        await failpoints.reached("server.drain")
+    _log.info("draining", connections=len(registry), publishes=admission.pending)
+    await _close_in_waves(registry, settings.drain_spread)
+    registry.is_hushed = True
+    registry.stop_reading()
+    await registry.settle(lambda: not admission.pending, settings.drain_timeout)
+    registry.close_all(1001, _GOING_AWAY)
+    await registry.settle(lambda: not registry, _CLOSE_TIMEOUT)
+    _log.info("drained", unanswered=admission.pending, unclosed=len(registry))
+
+
+async def _close_in_waves(registry: Registry, spread: float) -> None:
+    """All but the last wave, which is whoever is left."""
+    sockets = list(registry.sockets)
+    waves = int(min(spread, len(sockets) / _CLOSED_PER_SECOND) / _WAVE_SECONDS)
+    for wave in range(waves):
+        part = sockets[wave::waves]
+        registry.each(part, lambda socket: socket.stop_reading())
+        # What was read is mostly answered by then; a publisher that hears nothing publishes again.
+        await asyncio.sleep(_WAVE_SECONDS)
+        registry.each(part, lambda socket: socket.close(1001, _GOING_AWAY))

@@ -1,0 +1,120 @@
+"""The ports of one process: one for WebSocket and HTTP, and one for metrics if that is set."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import Callable
+
+import structlog
+
+from relayd.config import Settings
+from relayd.http.api import MetricsApi
+from relayd.http.scrapes import Scrapes
+from relayd.process.accepting import Listener, bind
+from relayd.process.files import room_for_sockets
+from relayd.relay import Relay
+from relayd.sessions.connection import Connection
+from relayd.sessions.http_requests import HttpResponder
+
+__all__ = ["PortTaken", "Ports"]
+
+_log = structlog.get_logger("relayd.server")
+
+
+class PortTaken(Exception):
+    """The address to listen on cannot be had."""
+
+
+class Ports:
+    """What a process listens on. `chosen` holds the ports that the system chose, for whoever begins anew."""
+
+    def __init__(self, settings: Settings, relay: Relay, chosen: dict[str, int]) -> None:
+        self._settings = settings
+        self._relay = relay
+        self._chosen = chosen
+        self._listeners: list[Listener] = []
+        self.ws_url = ""
+
+    def open(
+        self,
+        responder: HttpResponder,
+        scrapes: Scrapes,
+        *,
+        tls: ssl.SSLContext | None,
+        shared_port: int | None,
+    ) -> dict[str, str]:
+        """Listen; return the addresses by name, as the ready line has them. Raises `PortTaken`.
+
+        `shared_port` is the port that several workers listen on; alone, a process takes the settings' port.
+        """
+        settings = self._settings
+        self._leave_room()
+        port = self._listen(
+            settings.host,
+            self._chosen.get("main", settings.port) if shared_port is None else shared_port,
+            lambda: Connection(self._relay, responder, settings.path),
+            tls=tls,
+            reuse_port=shared_port is not None,
+        )
+        if shared_port is None:
+            self._chosen["main"] = port
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        secure = "s" if tls else ""
+        http_url = f"http{secure}://{host}:{port}"
+        self.ws_url = f"ws{secure}://{host}:{port}{settings.path}"
+        metrics_url = f"{http_url}/metrics"
+        if settings.metrics_listen:
+            metrics_host, _, metrics_port = settings.metrics_listen.rpartition(":")
+            api = MetricsApi(scrapes.get)
+            taken = self._chosen["metrics"] = self._listen(
+                metrics_host.strip("[]"),
+                self._chosen.get("metrics", int(metrics_port)),
+                lambda: Connection(self._relay, api, None),
+                reuse_port=shared_port is not None,
+            )
+            metrics_url = f"http://{metrics_host}:{taken}/metrics"
+        return {"ws": self.ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay.relay_id}
+
+    def close(self) -> None:
+        """Take no more connections. It may be called again."""
+        for listener in self._listeners:
+            listener.close()
+
+    def _leave_room(self) -> None:
+        """Where the system gives few files, take fewer sockets than the settings allow."""
+        access = self._relay.access
+        room = room_for_sockets(access.max_sockets, self._settings.read_connections)
+        if room < access.max_sockets:
+            _log.warning("few_files", sockets=room, wanted=access.max_sockets)
+            access.max_sockets = room
+
+    def _listen(
+        self,
+        host: str,
+        port: int,
+        connection: Callable[[], Connection],
+        *,
+        tls: ssl.SSLContext | None = None,
+        reuse_port: bool,
+    ) -> int:
+        """Listen; return the port, which the system chooses for 0."""
+        try:
+            sockets = bind(host, port, reuse_port=reuse_port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None
+            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        listeners = [
+            Listener(
+                each,
+                connection,
+                tls=tls,
+                takes_plain=self._settings.tls_cert is None,
+                handshake_timeout=self._settings.handshake_timeout,
+                slices=self._relay.slices,
+            )
+            for each in sockets
+        ]
+        self._listeners += listeners
+        return listeners[0].port

@@ -1,0 +1,59 @@
+"""The policy in force in one process: settings, bans and abuse reports, applied as soon as one changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from relayd.config import Settings
+from relayd.logs import problem_of
+from relayd.moderation import Bans
+from relayd.policy import BanFollower, Policy, apply_policy
+from relayd.relay import Relay
+from relayd.store.types import AbuseEntry, StoreError
+
+__all__ = ["PolicyKeeper"]
+
+_log = structlog.get_logger("relayd.server")
+
+
+class PolicyKeeper:
+    """Follows bans and abuse reports in the database; `settings` gives the settings of now."""
+
+    def __init__(self, relay: Relay, settings: Callable[[], Settings]) -> None:
+        self._relay = relay
+        self._settings = settings
+        self._abuse: list[AbuseEntry] = []
+        self.rulings = BanFollower(
+            relay.store.moderation, clock=relay.clock, on_change=self._ruled, faults=relay.faults
+        )
+
+    @property
+    def bans(self) -> Bans:
+        """The bans in force."""
+        return self.rulings.bans
+
+    def apply(self) -> None:
+        """Let everything that is open or comes from now on be judged by what is known by now."""
+        apply_policy(self._relay, Policy.from_settings(self._settings(), self._abuse, self.bans))
+
+    async def refresh(self) -> None:
+        """Read the abuse table now and then; while it cannot be read, the last reading holds."""
+        while True:
+            try:
+                self._abuse = await self._relay.store.abuse(self._relay.clock())
+            except StoreError as error:
+                _log.warning("abuse_table_unread", problem=problem_of(error))
+            except Exception as error:
+                self._relay.faults.caught("background", error)
+            else:
+                self.apply()
+            await asyncio.sleep(self._settings().abuse_refresh_interval)
+
+    def _ruled(self, erased: bool) -> None:
+        if erased:
+            self._relay.fanout.forget_recent()
+            self._relay.registry.withdraw()
+        self.apply()

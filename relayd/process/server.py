@@ -1,0 +1,187 @@
+"""The life of a relay process: start in order, serve, drain, stop in order.
+
+    database up ─ migrated ─ safe ─ store open ─ feed at the log's head ─ sockets ─ ready
+    draining ─ publishes answered ─ sockets closed with 1001 ─ feed and writer stopped ─ database down
+
+This is one process. `workers` runs several of them on one port, and `daemon` chooses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from relayd import failpoints
+from relayd.config import Settings
+from relayd.federation.peers_file import read_peers
+from relayd.federation.service import Federation
+from relayd.identity.bootstrap import read_bootstrap, trust_of
+from relayd.lineage import Claim
+from relayd.metrics import Metrics
+from relayd.policy import Plugins
+from relayd.process.builder import build_relay, relay_identity
+from relayd.process.serving import Announce, Serving
+from relayd.store import Store
+from relayd.store.guard import Guard
+from relayd.store.peers import register_peers
+from relayd.store.types import StoreUnavailable
+from relayd.tls import ServerTls, make_certificate, read_tls_files
+
+__all__ = ["print_ready", "serve"]
+
+_log = structlog.get_logger("relayd.server")
+
+_ANEW_PAUSE: Final = 0.5
+
+
+def print_ready(addresses: dict[str, str]) -> None:
+    """Print the one line on stdout that says where the relay is."""
+    print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
+
+
+async def serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    announce: Announce,
+    stop: asyncio.Event,
+    shared_port: int | None = None,
+    leaves_port: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve one process on a migrated database until `stop` is set, then drain.
+
+    `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
+    `leaves_port` is asked when it drains: True leaves new connections to the others on that port at once.
+    When the database is replaced by an older copy meanwhile, the relay begins anew with that.
+    Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
+    stops without draining.
+    """
+    metrics = Metrics()
+    plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
+    files = make_certificate(settings)
+    tls = None if files is None else ServerTls(read_tls_files(files.cert, files.key))
+    served: _Served | None = None
+    ports: dict[str, int] = {}  # those that were chosen stay chosen
+    try:
+        while True:
+            try:
+                served = await _serve(
+                    served.settings if served else settings,
+                    database_url,
+                    metrics=metrics,
+                    plugins=plugins,
+                    tls=tls,
+                    claim=served.claim if served else None,
+                    announce=announce if served is None else lambda addresses: None,
+                    stop=stop,
+                    shared_port=shared_port,
+                    leaves_port=leaves_port,
+                    ports=ports,
+                )
+            except StoreUnavailable:
+                if served is None:
+                    raise
+                # Another database stood behind the address a moment ago, and it has been served: wait for it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _ANEW_PAUSE)
+            if stop.is_set():
+                return
+    finally:
+        plugins.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Served:
+    """What is left of a relay whose database was replaced by an older copy."""
+
+    settings: Settings
+    """The settings of now."""
+    claim: Claim
+    """What the relay knew of the log."""
+
+
+async def _serve(
+    settings: Settings,
+    database_url: str,
+    *,
+    metrics: Metrics,
+    plugins: Plugins,
+    tls: ServerTls | None,
+    claim: Claim | None,
+    announce: Announce,
+    stop: asyncio.Event,
+    shared_port: int | None,
+    leaves_port: Callable[[], bool],
+    ports: dict[str, int],
+) -> _Served:
+    """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
+    then, so the caller makes everything anew, in the same process and on the same port."""
+    bootstrap = read_bootstrap(settings.bootstrap_file)
+    if failpoints.ARMED:
+        await failpoints.reached("server.start")
+    store = await Store.open(
+        database_url,
+        read_url=settings.read_database_url,
+        read_connections=settings.read_connections,
+        read_timeout=settings.read_timeout,
+        append_timeout=settings.publish_timeout,
+        retention_days=settings.retention_days,
+        dedup_window_seconds=settings.dedup_window_seconds,
+        archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
+        on_retention_waiting=metrics.retention_waits,
+        on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
+        allow_unsafe=settings.allow_unsafe_database,
+    )
+    try:
+        guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
+        claims = [claim, await asyncio.to_thread(guard.read)]
+        await store.begin([claim for claim in claims if claim is not None])
+        if not settings.retention_requires_archive:
+            await store.maintain(int(time.time()))
+        identity = relay_identity(settings, store)
+        upstreams = read_peers(settings.peers_file, own_id=identity.did)
+        named = [(peer.relay_id, peer.url) for peer in upstreams]
+        numbers = await register_peers(database_url, named)
+        relay = build_relay(
+            settings,
+            store,
+            metrics,
+            peers=numbers,
+            head=await store.head(),
+            bootstrap=bootstrap,
+            trust=trust_of(settings, bootstrap),
+            plugins=plugins,
+        )
+        await relay.identities.open()
+        federation = None
+        if upstreams:
+            federation = Federation(
+                upstreams,
+                numbers,
+                url=database_url,
+                identity=identity,
+                store=store,
+                admission=relay.admission,
+                metrics=metrics,
+                faults=relay.faults,
+                clock=relay.clock,
+                max_backfill_seconds=settings.max_backfill_seconds,
+                reconcile_interval=settings.reconcile_interval,
+                reconcile_max_items=settings.reconcile_max_items,
+            )
+        serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, federation)
+        try:
+            await serving.run(announce, stop, shared_port, leaves_port)
+            return _Served(serving.settings, store.known.claim)
+        finally:
+            await relay.admission.close()
+            await relay.identities.close()
+    finally:
+        await store.close()

@@ -1,0 +1,274 @@
+"""One relay that serves, with its background tasks and reloads, until it is stopped or has lost its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from relayd import failpoints
+from relayd.access.memory import Pressure
+from relayd.config import ConfigurationError, Settings
+from relayd.federation.service import Federation
+from relayd.http.api import HttpApi
+from relayd.http.console import WebConsole
+from relayd.http.identities import IdentityApi
+from relayd.http.manifest import build_manifest
+from relayd.http.scrapes import Scrapes
+from relayd.identity.bootstrap import Bootstrap
+from relayd.logs import problem_of
+from relayd.metrics import Metrics
+from relayd.moderation import Bans
+from relayd.process.chores import GuardKeeper, maintain, sweep, watch_memory
+from relayd.process.database_watch import watch_database
+from relayd.process.draining import drain
+from relayd.process.gauges import Gauges
+from relayd.process.listening import Ports
+from relayd.process.loop_watch import LoopWatch
+from relayd.process.policy_keeper import PolicyKeeper
+from relayd.process.reloading import read_again, report
+from relayd.relay import Relay
+from relayd.store import Store
+from relayd.store.guard import Guard
+from relayd.tls import ServerTls, TlsError
+
+__all__ = ["Announce", "Serving"]
+
+_log = structlog.get_logger("relayd.server")
+
+_SWITCH_INTERVAL: Final = 0.0005
+_COLLECTOR_THRESHOLDS: Final = (10_000, 5, 40)
+_LOST_CLOSE_TIMEOUT: Final = 1.0
+
+Announce = Callable[[dict[str, str]], None]
+"""Told the addresses by name, once they are listened on."""
+
+
+def _calm_the_collector() -> None:
+    """Let the cycle collector run less often, and never again over what there is at start.
+
+    Packets are freed as their last reference goes; a connection that has ended is the one cycle there is. A
+    full collection beside thousands of connections holds every publisher up for a fifth of a second.
+    """
+    # A verify thread that works through a large packet gives way to the loop after this time, each time the
+    # loop comes back from the network; Python's own 5 ms add up to a second for everybody else.
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
+
+
+class Serving:
+    """The ports and background tasks of one relay process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        relay: Relay,
+        metrics: Metrics,
+        tls: ServerTls | None,
+        bootstrap: Bootstrap,
+        guard: Guard,
+        ports: dict[str, int],
+        federation: Federation | None,
+    ) -> None:
+        self._settings = settings
+        self._federation = federation
+        self._guard = GuardKeeper(guard, store)
+        self._bootstrap = bootstrap
+        self._store = store
+        self._relay = relay
+        self._metrics = metrics
+        self._loop_watch = LoopWatch(metrics)
+        self._tls = tls
+        self._database_up = True
+        self._is_serving = asyncio.Event()
+        self._policy = PolicyKeeper(relay, lambda: self._settings)
+        self._ports = Ports(settings, relay, ports)
+        self._scrapes = Scrapes(self._count, metrics.render)
+        self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
+        self._gauges = Gauges(
+            metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
+        )
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of now."""
+        return self._settings
+
+    async def run(
+        self,
+        announce: Announce,
+        stop: asyncio.Event,
+        shared_port: int | None,
+        leaves_port: Callable[[], bool],
+    ) -> None:
+        """Serve until `stop` is set, or until the store finds that its log is lost."""
+        relay, rulings = self._relay, self._policy.rulings
+        await self._store.listen(relay.tail.ring, rulings.ring)
+        await rulings.look()  # nobody is served before it is known what is banned
+        jobs: list[asyncio.Task[object]] = [
+            asyncio.create_task(coroutine, name=name)
+            for name, coroutine in (
+                ("writer", relay.writer.run()),
+                ("tail", relay.tail.run()),
+                ("loop", self._watch_loop()),
+                ("sweep", sweep(relay.registry, self._count)),
+                ("health", watch_database(self._store.ping, self._database_is, relay.faults)),
+                ("maintenance", maintain(self._settings, self._store, relay.faults)),
+                ("policy", self._policy.refresh()),
+                ("rulings", rulings.run()),
+                ("memory", watch_memory(self._settings, relay.registry, self._metrics)),
+                ("guard", self._guard.run()),
+                ("gauges", self._gauges.run()),
+            )
+        ]
+        reading = None
+        if self._federation is not None:
+            reading = asyncio.create_task(self._federation.run(), name="federation")
+            jobs.append(reading)
+        try:
+            announce(self._listen(shared_port))
+            _calm_the_collector()
+            self._is_serving.set()
+            _log.info("serving", relay_id=relay.relay_id, url=self._ports.ws_url)
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            lost = asyncio.create_task(self._store.lost.wait(), name="lost")
+            jobs += [stopped, lost]
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done - {stopped, lost}:
+                job.result()  # a background task that ends is our bug: let its exception out
+            if lost in done:
+                _log.error("log_lost_its_end", consequence="all connections are closed; clients resume")
+                relay.registry.close_all(1012, "the log was replaced; resume by cursor")
+                await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
+                return
+            if leaves_port():
+                self._ports.close()
+            if reading is not None:  # what peers send would be publishes under way, without end
+                jobs.remove(reading)
+                reading.cancel()
+                await asyncio.wait([reading])
+            await drain(relay, self._settings)
+            await self._guard.write()
+        finally:
+            self._ports.close()
+            for socket in list(relay.registry.sockets):
+                socket.abort()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    def _listen(self, shared_port: int | None) -> dict[str, str]:
+        settings = self._settings
+        responder = HttpApi(
+            readiness=self._readiness,
+            manifest=self._manifest,
+            by_id=self._store.by_id,
+            identities=IdentityApi(
+                self._relay.identities,
+                self._bootstrap,
+                by_key=self._store.identities.by_key,
+                declined=lambda: self._store.declined,
+                clock=self._relay.clock,
+            ),
+            form=settings.provenance_downgrade,
+            metrics=None if settings.metrics_listen else self._scrapes.get,
+            websocket_path=settings.path,
+            log_epoch=lambda: self._store.known.lineage.current.epoch,
+            console=self._console(),
+        )
+        context = self._tls.context if self._tls else None
+        addresses = self._ports.open(responder, self._scrapes, tls=context, shared_port=shared_port)
+        self._reload_on_sighup()
+        return addresses
+
+    def _console(self) -> WebConsole | None:
+        settings = self._settings
+        if not settings.console:
+            return None
+        try:
+            return WebConsole.read(public_url=settings.public_url, websocket_path=settings.path)
+        except OSError as error:
+            problem = f"its files cannot be read ({problem_of(error)}); without them set it to false"
+            raise ConfigurationError([f"console: {problem}"]) from None
+
+    def _count(self) -> None:
+        """Move what was tallied since the last call into the metrics."""
+        relay, metrics = self._relay, self._metrics
+        relay.tally.count(metrics)
+        metrics.publish_queue.set(relay.admission.pending)
+        metrics.log_sequence.set(relay.fanout.position)
+        metrics.fanout_lag_seconds.set(relay.tail.lag(time.monotonic()))
+        self._gauges.look()
+        metrics.log_epoch.set(self._store.known.lineage.current.epoch)
+
+    def _readiness(self) -> str | None:
+        if self._relay.registry.draining:
+            return "draining"
+        if not self._database_up:
+            return "database"
+        return "memory" if self._relay.registry.pressure >= Pressure.SHORT else None
+
+    def _manifest(self) -> dict[str, object]:
+        status = self._readiness() or "ok"
+        known, bans = self._described, self._policy.bans
+        if known is None or known[0] is not self._settings or known[1] is not bans or known[2] != status:
+            manifest = build_manifest(
+                self._settings,
+                relay_id=self._relay.relay_id,
+                ws_endpoint=self._ports.ws_url,
+                status=status,
+                clock_skew_seconds=self._relay.identities.rules.clock_skew_seconds,
+                did_docs=[item for items in self._bootstrap.documents.values() for item in items],
+                bans=bans,
+            )
+            known = self._described = self._settings, bans, status, manifest
+        return known[3]
+
+    async def _watch_loop(self) -> None:
+        await self._is_serving.wait()  # what a start takes, nobody waits for
+        await self._loop_watch.run()
+
+    def _database_is(self, up: bool) -> None:
+        self._database_up = up
+        self._metrics.database_up.set(up)
+
+    def _reload_on_sighup(self) -> None:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_apart)
+            # One that came while this process was being started has waited, if it is a worker.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def _reload_apart(self) -> None:
+        with self._loop_watch.apart("reload"):
+            self._reload()
+
+    def _reload(self) -> None:
+        """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
+        relay = self._relay
+        try:
+            if failpoints.ARMED:
+                failpoints.hit("server.reload")
+            reread = read_again(self._settings)
+        except (TlsError, ConfigurationError) as error:
+            _log.error("not_reloaded", problem=problem_of(error))
+            return
+        self._settings = settings = reread.settings
+        if self._tls is not None and reread.tls is not None:
+            self._tls.renew(reread.tls)
+        relay.access.reload(settings)
+        self._policy.apply()
+        relay.admission.trust = dataclasses.replace(
+            relay.admission.trust, refused_clients=frozenset(settings.refused_clients)
+        )
+        report(reread)

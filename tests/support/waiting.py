@@ -24,7 +24,7 @@ async def until(
 
 
 def wait_until(
-    condition: Callable[[], object], what: str = "the condition holds", timeout: float = 20.0
+    condition: Callable[[], object], what: str = "the condition holds", timeout: float = 60.0
 ) -> None:
     """As `until`, where there is no event loop. Raises `AssertionError` after `timeout` seconds."""
     deadline = time.monotonic() + timeout

@@ -121,6 +121,7 @@ class Scene:
             if self.fired[fault.kind] and asyncio.get_running_loop().time() > self._ends_at:
                 continue
             await asyncio.sleep(fault.pause)
+            await asyncio.to_thread(self.relay.look_at_machine)
             await self._serves.wait()
             act: Callable[[Fault], Coroutine[Any, Any, bool]] = getattr(self, f"_{fault.kind}")
             # Another track may have taken away what this fault needs: the database that it kills is down.

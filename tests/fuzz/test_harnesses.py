@@ -20,12 +20,12 @@ from tests.support.fuzz_seeds import seeds_of
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 INPUTS = {
-    "canonical": 80_000,
-    "packet": 80_000,
-    "message": 250_000,
-    "session": 10_000,
-    "frames": 8_000,
-    "cursor": 400_000,
+    "canonical": 40_000,
+    "packet": 40_000,
+    "message": 120_000,
+    "session": 5_000,
+    "frames": 4_000,
+    "cursor": 200_000,
 }
 """How many inputs each harness takes: a few seconds' worth."""
 SECONDS = int(os.environ.get("RELAYD_TEST_FUZZ_SECONDS", "0"))

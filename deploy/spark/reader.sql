@@ -20,5 +20,5 @@ ALTER ROLE strata_reader SET statement_timeout = 0;
 -- A driver or executor that has vanished must not hold a snapshot, and with it the vacuum.
 ALTER ROLE strata_reader SET tcp_keepalives_idle = 60;
 GRANT USAGE ON SCHEMA public TO strata_reader;
-GRANT SELECT ON packets, packet_ids, log_head TO strata_reader;
+GRANT SELECT ON packets, packet_ids, log_head, tombstones TO strata_reader;
 COMMIT;

@@ -3,6 +3,7 @@
 chain        manifests 0, 1, 2, …, each bound to the previous one
 batches      the rows in the files agree with the manifests, by count and digests, and no reader finds others
 packets      each id recomputed, each signature verified, no packet twice
+erasures     a tombstone of the relay for each row that was taken out since, and nothing left of the row
 log          with a database: the same rows at the same places
 """
 
@@ -24,9 +25,10 @@ from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import GENESIS, Manifest
 
 from strata_pipeline.datasets import Packets, Quarantine
-from strata_pipeline.errors import PipelineError, UsageError, log_too_short
+from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.contents import parquet_files, read_rows
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import span_of
@@ -47,7 +49,7 @@ class Finding:
     """One fault that an audit found."""
 
     about: str
-    """`batch`, `row`, `packet`, `log`, `folder`, or `file`."""
+    """`batch`, `row`, `packet`, `erasure`, `log`, `folder`, or `file`."""
     reason: str
     sequence: int | None = None
     packet_id: str | None = None
@@ -64,6 +66,8 @@ class Audited:
     batches: int = 0
     packets: int = 0
     quarantined: int = 0
+    erased: int = 0
+    """Rows that were erased from the lake since they were archived; they count as quarantined."""
     after: int = 0
     """The sequence behind which this audit has read; 0 for a whole one."""
     reached: int = 0
@@ -111,7 +115,7 @@ def audit(
         lake.chain.load(whole=True)  # the summaries are to be checked, and not to be believed
     gained = lake.chain.after(since)
     with lake.held():
-        return _audit(spark, lake, gained, url, bootstrap, progress)
+        return _audit(spark, lake, lake.told(gained), url, bootstrap, progress)
 
 
 def _audit(
@@ -149,6 +153,7 @@ def _look(
     days = sorted({manifest.span.day for manifest in gained})
     _check_batches(spark, lake, days, audited)
     _check_folders(lake, audited)
+    _check_erasures(lake, audited)
     # An unreadable file is a finding of its batch; the other files are checked all the same.
     there = None if audited.after == 0 else days
     new = F.col("sequence").between(audited.after + 1, lake.reached)
@@ -219,7 +224,7 @@ def _portions(lake: Lake, days: list[int], after: int) -> Iterator[list[_Work]]:
     work: list[_Work] = []
     batches = 0
     for day in days:
-        for unit in units_of_day(lake, day, lake.chain.of_day(day)):
+        for unit in units_of_day(lake, day, lake.told(lake.chain.of_day(day))):
             folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
             pieces = list(chunks(one for one in unit.manifests if one.up_to > after))
             work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]
@@ -265,6 +270,32 @@ def _check_folders(lake: Lake, audited: Audited) -> None:
         for one in lake.strays()
     ]
     audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _check_erasures(lake: Lake, audited: Audited) -> None:
+    """Each tombstone holds and has a row of which only the place is left."""
+    found: list[Finding] = []
+    for record in lake.erasures.records:
+        audited.erased += record.erased
+        try:
+            left = {one.sequence: one for one in lake.erasures.tombstones(record)}
+        except LakeError as error:
+            found.append(Finding("erasure", "tombstones", detail=str(error)))
+            continue
+        folders = lake.folders_of_day(lake.quarantine, record.day)
+        columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
+        for _, _, rows in read_rows(parquet_files(folders), columns):
+            for row in rows.to_pylist():
+                tombstone = left.get(row["sequence"])
+                place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
+                is_empty = not (row["body"] or row["author_id"] or row["annotation"])
+                if tombstone and is_empty and place == (tombstone.received_at, tombstone.packet_id):
+                    del left[row["sequence"]]
+        found += [
+            Finding("erasure", "row", sequence, one.packet_id, "there is no empty row for this tombstone")
+            for sequence, one in left.items()
+        ]
+    audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found[:_LISTED])
 
 
 def _foreign(lake: Lake) -> list[Path]:

@@ -85,8 +85,8 @@ class Contents:
             self._sequences.append(rows.column("sequence").to_numpy(zero_copy_only=False))
             self._records.append(_records(rows, quarantined))
 
-    def digest(self, span: Span) -> str:
-        """The digest of the rows in a span of those that were added."""
+    def digest(self, span: Span, *, without: Sequence[int] = ()) -> str:
+        """The digest of the rows in a span of those that were added, `without` those of these sequences."""
         if not self._sequences:
             return ContentsDigest().hexdigest()
         if not self._is_sorted:  # once: a day has thousands of batches
@@ -95,8 +95,11 @@ class Contents:
             self._sequences, self._records = [sequences[order]], [records[order]]
             self._is_sorted = True
         first, end = np.searchsorted(self._sequences[0], [span.after, span.up_to], side="right")
+        records = self._records[0][first:end]
+        if without:
+            records = records[~np.isin(self._sequences[0][first:end], without)]
         digest = ContentsDigest()
-        digest.update_bytes(self._records[0][first:end].tobytes())
+        digest.update_bytes(records.tobytes())
         return digest.hexdigest()
 
 

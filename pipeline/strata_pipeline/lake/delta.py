@@ -207,10 +207,10 @@ def _check_rows(
         rows = known[path]["rows"] if path in known else json.loads(action.stats)["numRecords"]
         found[parse_day(str(action.partition_values["day"]))] += rows
     for day, rows in found.items():
-        if rows != lake.chain.rows_of(day):
+        if rows != lake.rows_of(day):
             raise LakeError(
                 f"the files of {day_text(day)} have {rows:,} rows, and its manifests tell of "
-                f"{lake.chain.rows_of(day):,}: nothing was published. Run audit"
+                f"{lake.rows_of(day):,}: nothing was published. Run audit"
             )
     return found
 

@@ -67,7 +67,7 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
 
 def _check(lake: Lake, day: int, staged: Path) -> None:
     """The new files must hold what the manifests say, and nothing else."""
-    manifests = lake.chain.of_day(day)
+    manifests = lake.told(lake.chain.of_day(day))
     aside = lake.folders_of_day(lake.quarantine, day)
     faults: list[Fault] = []
     for chunk in chunks(manifests):

@@ -19,6 +19,7 @@ from strata.protocol.lake import Manifest, Span, encode, seal
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.erasures import RECORD, STAGED
 from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout
 from strata_pipeline.lake.recovery import recover_batches, recover_days
 
@@ -84,8 +85,16 @@ class Lake(LakeLayout):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Files stay where they are meanwhile: a compaction waits, or leaves the day for its next run."""
+        """Files stay where they are meanwhile: a compaction waits, or leaves the day for its next run.
+
+        Raises `LakeError` where an erasure was cut off amid its last step.
+        """
         with files.shared(self.root / _READERS_LOCK):
+            if (self.staging / STAGED / RECORD).exists():
+                raise LakeError(
+                    f"an erasure from {self.root} was cut off: strata-pipeline erase, or compact, finishes it"
+                )
+            self.erasures.load()
             yield
 
     def _make_readers_lock(self) -> None:

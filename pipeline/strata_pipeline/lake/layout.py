@@ -7,6 +7,7 @@ _manifests/days/2026-11-21.json                       summaries of finished days
 _staging/batch=…, _staging/day=…                      what is being written
 _retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
 _aside/                                               what was in sight and belongs to no manifest
+_erased/0000000000.json, 0000000000.jsonl             what was erased since (`erasures` tells)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from strata.protocol.lake import (
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import Chain, manifest_name
+from strata_pipeline.lake.erasures import Erasures
 
 __all__ = [
     "BATCH",
@@ -55,6 +57,8 @@ class LakeLayout:
         self.aside = root / "_aside"
         self.chain = Chain(self.manifests_folder)
         """The chain, as `load` read it and `publish` extends it."""
+        self.erasures = Erasures(root / "_erased")
+        """What was erased since, as `load` read it."""
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -72,8 +76,17 @@ class LakeLayout:
         return self.chain.end.tip
 
     def load(self) -> None:
-        """Read the chain, as far as opening a lake takes, and check it. Raises `LakeError`."""
+        """Read the chain, as far as opening a lake takes, and the erasures. Raises `LakeError`."""
         self.chain.load()
+        self.erasures.load()
+
+    def told(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """These manifests, each with what its batch holds now: files are held against these."""
+        return self.erasures.told(list(manifests))
+
+    def rows_of(self, day: int) -> int:
+        """How many packets the files of a day hold now."""
+        return self.chain.rows_of(day) - self.erasures.erased_from(day)
 
     def publish(self, manifest: Manifest) -> None:
         """Put in place what is staged of a batch, and its sealed manifest into the chain."""

@@ -5,7 +5,8 @@ in processes of Python most of which connect to nothing.
 
     GRANT SELECT ON packets, packet_ids, log_head TO reader
 
-is enough. A replica works too: log_head is replicated together with the rows below it.
+is enough, and for `erase` `tombstones` as well. A replica works too: log_head is replicated together with the
+rows below it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "literal",
     "log_state",
     "read_span",
+    "read_tombstones",
     "sequence_of",
     "translate_errors",
     "without_password",
@@ -124,6 +126,19 @@ def read_span(
         cursor.execute(f"SELECT {columns} FROM packets WHERE {where} ORDER BY sequence")
         with cursor.fetch_record_batch() as batches:
             yield from batches
+
+
+def read_tombstones(connection: adbc.Connection, up_to: int) -> list[tuple[int, bytes]]:
+    """The tombstones up to a sequence: places and texts, in order. None where the relay knows no erasing.
+
+    Raises `LogUnavailable`, `LogError`.
+    """
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass('tombstones') IS NOT NULL")
+        if not (cursor.fetchone() or (False,))[0]:
+            return []
+        cursor.execute(f"SELECT sequence, body FROM tombstones WHERE sequence <= {up_to} ORDER BY sequence")
+        return [(int(sequence), bytes(body)) for sequence, body in cursor.fetchall()]
 
 
 def literal(value: int | bytes) -> str:

@@ -1,0 +1,136 @@
+"""Erasures: what a lake has let go of since its manifests were written, and why. No I/O.
+
+A manifest tells what a batch held when it was archived, and is never written again: a hash of the chain that
+somebody noted still proves what it proved. What was erased since stands in records beside the chain. A record
+tells what the batches of one day hold now, and names by a hash a file of tombstones, one for each erased row,
+which the relay has signed (`strata.protocol.tombstones`). The rows keep their sequences, times of receipt and
+ids, which the manifest binds, and move from the packets to the quarantined rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import msgspec
+from blake3 import blake3
+
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidInput
+from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
+
+__all__ = [
+    "ErasedBatch",
+    "Erasure",
+    "check_erasures",
+    "decode_erasure",
+    "encode_erasure",
+    "seal_erasure",
+    "told",
+]
+
+_FORMAT = 1
+
+
+class ErasedBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a batch holds after an erasure."""
+
+    manifest: str
+    """The hash of the batch's manifest."""
+    packets: int
+    quarantined: int
+    contents: str
+    body_bytes: int
+    kinds: dict[str, int]
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One erasure from one day of a lake."""
+
+    format: int = _FORMAT
+    number: int
+    """0 for the first, and so on without a gap."""
+    day: int
+    """From 1970-01-01 UTC."""
+    written_at: int
+    """Unix seconds by the writer's clock. Informative."""
+    batches: list[ErasedBatch]
+    tombstones: str
+    """BLAKE3-256 of the file of tombstones: each in canonical form, in order of sequence, and a newline."""
+    erased: int
+    """How many there are."""
+    previous: str
+    """The hash of the record before, `GENESIS` for the first."""
+    hash: str = ""
+    """BLAKE3-256 of the canonical JSON of all the above."""
+
+
+def seal_erasure(erasure: Erasure) -> Erasure:
+    """The record with its hash."""
+    return msgspec.structs.replace(erasure, hash=_hash(erasure))
+
+
+def encode_erasure(erasure: Erasure) -> bytes:
+    """The text of its file."""
+    return msgspec.json.format(msgspec.json.encode(erasure), indent=2) + b"\n"
+
+
+def decode_erasure(text: bytes, name: str) -> Erasure:
+    """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    try:
+        erasure = msgspec.json.decode(text, type=Erasure)
+        recomputed = _hash(erasure)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
+        _refuse(name, f"it is damaged: {error}")
+    if erasure.format != _FORMAT:
+        _refuse(name, f"its format is {erasure.format} and this program knows {_FORMAT}")
+    if erasure.hash != recomputed:
+        _refuse(name, "it was changed after it was written: its hash does not recompute")
+    return erasure
+
+
+def check_erasures(erasures: Iterable[Erasure]) -> None:
+    """Raise `LakeError` unless these are all records from the first, each bound to the one before."""
+    previous = GENESIS
+    for number, erasure in enumerate(erasures):
+        if (erasure.number, erasure.previous) != (number, previous):
+            _refuse(f"erasure {number}", "it is missing, or does not follow the one before")
+        previous = erasure.hash
+
+
+def told(manifests: Iterable[Manifest], erasures: Sequence[Erasure]) -> list[Manifest]:
+    """These manifests, each with what its batch holds now. Their hashes stay those of the chain.
+
+    Raises `LakeError` for a record that tells of other rows than its manifest.
+    """
+    now = {batch.manifest: batch for erasure in erasures for batch in erasure.batches}
+    return [_told(manifest, now.get(manifest.hash)) for manifest in manifests]
+
+
+def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
+    if batch is None:
+        return manifest
+    if (
+        batch.packets + batch.quarantined != manifest.packets + manifest.quarantined
+        or batch.packets > manifest.packets
+        or bool(batch.contents) != bool(manifest.contents)
+    ):
+        _refuse(f"erasure of manifest {manifest.number}", "it tells of other rows than the manifest")
+    return msgspec.structs.replace(
+        manifest,
+        packets=batch.packets,
+        quarantined=batch.quarantined,
+        contents=batch.contents,
+        body_bytes=batch.body_bytes,
+        kinds=batch.kinds,
+    )
+
+
+def _hash(erasure: Erasure) -> str:
+    members: dict[str, object] = msgspec.to_builtins(erasure)
+    del members["hash"]
+    return blake3(canonical.encode(members)).hexdigest()
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise LakeError(f"the lake's {name} cannot be used: {why}")

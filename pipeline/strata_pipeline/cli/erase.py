@@ -1,0 +1,51 @@
+"""`strata-pipeline erase`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, Url, failures_told, say, spark_conf
+from strata_pipeline.cli.progress import steps_shown
+
+if TYPE_CHECKING:
+    from strata_pipeline.jobs.erase import ErasedFrom
+
+__all__ = ["erase_command"]
+
+
+def erase_command(
+    lake: LakeFolder,
+    database_url: Url,
+    patience: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long to wait for jobs that read the lake.", min=0),
+    ] = 600.0,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Take out of the lake what the relay has erased (relayd erase).
+
+    The files of each finished day are written anew without those packets, and the old ones are deleted at
+    once. Empty rows and the relay's signed tombstones stay, so that audit still proves everything else. An
+    archive may run meanwhile. A day that is not over waits for a later run.
+    """
+    from strata_pipeline.jobs.erase import erase
+    from strata_pipeline.session import open_session
+
+    with failures_told(), open_session("erase", master=master, conf=spark_conf(conf)) as spark:
+        with steps_shown("erasing", json, spark) as show:
+
+            def progress(done: ErasedFrom) -> None:
+                show(f"{done.packets:,} packets in {done.days} days")
+
+            done = erase(spark, database_url, lake, patience=patience, progress=progress)
+    text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
+    if done.waiting:
+        text += f"; {done.waiting:,} packets wait: their day is not over, or jobs read the lake"
+    if done.copies:
+        text += f"; look for copies in {', '.join(done.copies)}"
+    say(text, json, event="erased", **msgspec.to_builtins(done))

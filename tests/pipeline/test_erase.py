@@ -1,0 +1,203 @@
+"""What a relay has erased goes from its lake, and everything else is proven as before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+
+import pytest
+from strata.protocol.ids import Identity
+from strata.protocol.lake import GENESIS, LakeError
+from strata_pipeline.cli.app import app
+from strata_pipeline.errors import LogError
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import audit
+from strata_pipeline.jobs.compact import compact
+from strata_pipeline.jobs.erase import erase
+from strata_pipeline.jobs.restore import restore
+from strata_pipeline.lake import erasures, files
+from strata_pipeline.lake.delta import publish, published_files
+from strata_pipeline.lake.lake import Lake
+from typer.testing import CliRunner
+
+from relayd.moderation import Kind
+from relayd.store.erasing import Eraser
+from tests.support import relay_logs
+from tests.support.lakes import DAY, NOON, bodies, sql
+
+RELAY = Identity(bytes(32))
+ERASED = (3, 8, 9, 10, 25, 41)
+"""Some of both finished days: one amid a batch, all of one batch but two, the last of a batch."""
+WAITING = 70
+"""Of the day that is not over."""
+
+
+def erase_from_log(url: str, *ids: str) -> None:
+    eraser = Eraser(url, RELAY)
+    asyncio.run(
+        eraser.erase(Kind.PACKET, ids, reason="asked for", actor="operator", via="test", now=NOON + 9 * DAY)
+    )
+
+
+@pytest.fixture(scope="module")
+def original(spark, new_log, tmp_path_factory):
+    """A log of three days, erased from after it was archived in small batches; and its lake."""
+    url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
+    for day in range(3):
+        packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
+        relay_logs.append(url, today, NOON + day * DAY)
+    archive(spark, url, lake, batch_rows=7)
+    erase_from_log(url, *(packets[number].packet_id for number in (*ERASED, WAITING)))
+    return url, lake, packets
+
+
+@pytest.fixture
+def made(original, tmp_path):
+    """The packets of a copy of that lake."""
+    shutil.copytree(original[1], tmp_path, dirs_exist_ok=True)
+    return original[2]
+
+
+def kept(packets) -> list[bytes]:
+    return [packet.canonical for number, packet in enumerate(packets) if number not in ERASED]
+
+
+def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, new_log, tmp_path, made):
+    url, tip = original[0], Lake.open(tmp_path).tip
+    publish(Lake.open(tmp_path))
+    assert audit(spark, tmp_path, url=url).counts == {"log: altered": len(ERASED) + 1}
+    done = erase(spark, url, tmp_path)
+    assert (done.tombstones, done.days, done.packets, done.waiting) == (7, 2, len(ERASED), 1)
+    assert bodies(tmp_path) == kept(made)
+    assert set(published_files(tmp_path)) == set((tmp_path / "packets").rglob("*.parquet"))
+    assert not list(tmp_path.glob("_retired/*")) and not (tmp_path / "_staging").exists()
+    # Manifests, and so every tip that was noted, are what they were.
+    assert Lake.open(tmp_path).tip == tip
+    audited = audit(spark, tmp_path)
+    assert audited.holds and audited.erased == len(ERASED)
+    assert audited.packets == 90 - len(ERASED) and audited.quarantined == len(ERASED)
+    assert audit(spark, tmp_path, since="2").holds
+    assert audit(spark, tmp_path, url=url).counts == {"log: altered": 1}  # that of today
+    assert erase(spark, url, tmp_path).packets == 0
+    # It goes on: the next day ends today, compaction and a second erasure change nothing else.
+    relay_logs.append(url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
+    archive(spark, url, tmp_path)
+    assert compact(spark, tmp_path, grace=0).days == 1  # each erasure has left one batch of a day
+    erase_from_log(url, made[30].packet_id)
+    assert erase(spark, url, tmp_path).packets == 2
+    now = [packet for number, packet in enumerate(made) if number not in {*ERASED, WAITING, 30}]
+    assert bodies(tmp_path) == [packet.canonical for packet in (*now, *more)]
+    assert not list(tmp_path.glob("_retired/*"))
+    audited = audit(spark, tmp_path, url=url)
+    assert audited.holds and audited.erased == len(ERASED) + 2
+    # A restore does not bring it back.
+    restored = new_log()
+    assert restore(spark, restored, tmp_path).packets == len(now) + len(more)
+
+
+@pytest.mark.parametrize(
+    ("module", "step", "call"),
+    [(files, "make_durable", 1), (files, "write_new", 1), (files, "exchange", 1), (files, "place", 1),
+     (files, "write_new", 2), (files, "write_new", 3), (erasures, "mark", 2)],
+)  # fmt: skip
+def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
+    spark, original, tmp_path, made, monkeypatch, module, step, call
+):
+    real, calls = getattr(module, step), []
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == call:
+            raise Killed
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, step, dies)
+        patch.setattr("strata_pipeline.jobs.erase.mark", erasures.mark)
+        with pytest.raises(Killed):
+            erase(spark, original[0], tmp_path)
+    if (tmp_path / "_staging" / "erasure" / "record.json").exists():
+        with pytest.raises(LakeError, match="was cut off: strata-pipeline erase, or compact"):
+            audit(spark, tmp_path)
+        with Lake.replace(tmp_path):
+            pass  # whoever may write finishes it
+        assert audit(spark, tmp_path).erased > 0
+    assert audit(spark, tmp_path).holds
+    erase(spark, original[0], tmp_path)
+    assert bodies(tmp_path) == kept(made)
+    assert audit(spark, tmp_path).holds and not (tmp_path / "_staging").exists()
+
+
+def test_readers_keep_their_files_and_the_day_waits(spark, original, tmp_path, made):
+    with Lake.open(tmp_path).held():
+        done = erase(spark, original[0], tmp_path, patience=0)
+    assert (done.packets, done.waiting) == (0, len(ERASED) + 1)
+    assert bodies(tmp_path) == [packet.canonical for packet in made]
+    assert audit(spark, tmp_path).holds and not (tmp_path / "_staging").exists()
+
+
+def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, made):
+    erase(spark, original[0], tmp_path)
+    lake = Lake.open(tmp_path)
+    first = tmp_path / "_erased" / "0000000000.jsonl"
+    text = first.read_bytes()
+    first.write_bytes(text.replace(b'"erased_at":2', b'"erased_at":1', 1))
+    assert audit(spark, tmp_path).counts == {"erasure: tombstones": 1}
+    first.write_bytes(text)
+    # A record that is gone, or was changed, is no record.
+    record = first.with_suffix(".json")
+    whole = record.read_text()
+    record.write_text(whole.replace('"erased": ', '"erased": 1'))
+    with pytest.raises(LakeError, match="its hash does not recompute"):
+        Lake.open(tmp_path)
+    record.unlink()
+    with pytest.raises(LakeError, match="erasure 0 cannot be used"):
+        Lake.open(tmp_path)
+    record.write_text(whole)
+    # Empty rows that go missing are told by the batch and by the tombstone.
+    folder = lake.folders_of_day(lake.quarantine, lake.days()[0])[0]
+    next(folder.glob("*.parquet")).unlink()
+    found = audit(spark, tmp_path)
+    assert found.counts["erasure: row"] == 5 and found.counts["batch: count"] > 0
+    assert lake.erasures.records[0].previous == GENESIS
+
+
+def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, new_log, tmp_path, made):
+    other = new_log()
+    relay_logs.append(other, packets := relay_logs.make_many(6, first=900, at=NOON), NOON)
+    erase_from_log(other, packets[0].packet_id)
+    with pytest.raises(LogError, match="this is the log of another relay"):
+        erase(spark, other, tmp_path)
+    assert bodies(tmp_path) == [packet.canonical for packet in made]
+    next((tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet")).unlink()
+    before = bodies(tmp_path)
+    with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit"):
+        erase(spark, original[0], tmp_path)
+    assert bodies(tmp_path) == before
+
+
+def test_a_database_of_before_has_no_tombstones_and_a_forged_one_is_refused(spark, new_log, tmp_path):
+    url = new_log()
+    relay_logs.append(url, packets := relay_logs.make_many(4, at=NOON), NOON)
+    relay_logs.append(url, relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
+    archive(spark, url, tmp_path)
+    erase_from_log(url, packets[1].packet_id)
+    forge = "replace(encode(body, 'escape'), '\"erased_at\":', '\"erased_at\":1')::bytea"
+    sql(url, f"UPDATE tombstones SET body = {forge}")
+    with pytest.raises(LogError, match="a tombstone that does not hold"):
+        erase(spark, url, tmp_path)
+    sql(url, "DROP TABLE tombstones")
+    assert erase(spark, url, tmp_path).tombstones == 0
+
+
+def test_the_command(spark, original, tmp_path, made):
+    told = CliRunner().invoke(
+        app, ["erase", "--lake", str(tmp_path), "--database-url", original[0], "--json"]
+    )
+    assert told.exit_code == 0, told.output
+    said = json.loads(told.stdout.splitlines()[-1])
+    assert (said["event"], said["packets"], said["waiting"]) == ("erased", len(ERASED), 1)

@@ -108,8 +108,8 @@ web: $(WEB) ## Build the TypeScript client, and the console into relayd/console 
 
 test-web: $(WEB) $(DEV) ## Check and test what is in web/, against relays and in a browser too (needs Node 22)
 	cd web && npm run --silent types
-	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_client.py \
-		tests/system/test_web_page.py tests/system/test_console.py tests/relayd/http $(ARGS)
+	RELAYD_REQUIRE_NODE=1 $(BIN)/python -m pytest tests/web tests/system/test_web_*.py \
+		tests/system/test_console*.py tests/relayd/http $(ARGS)
 
 vectors: $(DEV) ## Write what the Python and the TypeScript client must agree on (web/vectors)
 	$(BIN)/python -m tests.web.vectors

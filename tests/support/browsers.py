@@ -11,15 +11,19 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+
+from tests.support.relay_process import ROOT
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page
 
-__all__ = ["Watch", "browser", "missing", "watched"]
+__all__ = ["SCHEMES", "Watch", "axe_missing", "browser", "missing", "violations", "watched"]
 
 REQUIRED = "RELAYD_REQUIRE_CHROMIUM"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+_AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _EXPECTED = (
     "Failed to load resource",  # an answer such as 404
@@ -44,6 +48,26 @@ def missing() -> str | None:
     if importlib.util.find_spec("playwright") is None:
         return "the package playwright is not installed"
     return None if executable() else "there is no Chromium: install it, or name it in CHROMIUM"
+
+
+def axe_missing() -> str | None:
+    """Why accessibility cannot be looked at; None where it can, or where its absence is a failure."""
+    if _AXE.exists() or os.environ.get(REQUIRED):
+        return None
+    return "axe-core is missing: `npm ci` in web/"
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe-core finds wrong with the page as it stands; it is put into a page once."""
+    if not await page.evaluate("globalThis.axe !== undefined"):
+        await page.evaluate(_AXE.read_text())
+    # A colour that is still on its way to another has the contrast of neither.
+    await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))")
+    found: list[str] = await page.evaluate(
+        "axe.run().then((found) => found.violations.map("
+        "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
+    )
+    return found
 
 
 @contextlib.asynccontextmanager

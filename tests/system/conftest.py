@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from tests.support.bare_client import open_client
+from tests.support.browsers import browser
 from tests.support.relay_process import PostgresHost, RelayProcess, running
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,3 +45,11 @@ def shared_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     host = PostgresHost(tmp_path_factory.mktemp("postgres"))
     yield host.url
     host.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Browser]:
+    """One Chromium for all tests of a worker; each test opens pages of a profile of their own in it."""
+    # A name that leads here, and is no name of this machine: pages under it have no secure context.
+    async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as opened:
+        yield opened

@@ -7,37 +7,31 @@ skipped, unless RELAYD_REQUIRE_CHROMIUM is set.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import re
-import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from strata.protocol.packets import Packet
 
 from tests.support.bare_client import open_client
-from tests.support.browsers import Watch, browser, missing, watched
+from tests.support.browsers import SCHEMES, Watch, axe_missing, missing, violations, watched
+from tests.support.consoles import OPERATOR, House, console, key_file, of, rows, says, shows, take_key
 from tests.support.made_packets import make, new_identity
-from tests.support.ports import free_port
-from tests.support.relay_process import ROOT, RelayProcess
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, ViewportSize
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(missing() is not None, reason=f"the console: {missing()}"),
 ]
 
-OPERATOR = new_identity()
-AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
+PHONE: ViewportSize = {"width": 390, "height": 844}
+WIDE: ViewportSize = {"width": 1280, "height": 800}
 PLACES = ("live", "search", "overview", "topics", "publish", "operator")
 CORPUS = (
     "<img src=x onerror=alert(1)>",
@@ -72,38 +66,6 @@ window.feed = (packet, count) => {
 """Events by the thousand, as if the relay had sent them."""
 
 
-class House:
-    """The relay, its settings file, and what tests do to both."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "relayd.toml"
-        self.write()
-        self.relay = RelayProcess(folder / "relay", arguments=("--config", str(self.file)), port=free_port())
-
-    def write(self, **settings: object) -> None:
-        values = {"operators": [OPERATOR.did], **settings}
-        self.file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
-
-    @contextlib.contextmanager
-    def set(self, **settings: object) -> Iterator[None]:
-        """Other settings for a while."""
-        self._reload(**settings)
-        try:
-            yield
-        finally:
-            self._reload()
-
-    def _reload(self, **settings: object) -> None:
-        before = self.relay.logged("reloaded")
-        self.write(**settings)
-        os.kill(self.relay.pid, signal.SIGHUP)
-        deadline = 4000
-        while self.relay.logged("reloaded") == before and deadline:
-            deadline -= 1
-            signal.sigtimedwait([], 0.005)
-        assert deadline, self.relay.last_words()
-
-
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     # How long its steps take is asked elsewhere (test_http.py): beside a browser that draws, the processor's
@@ -117,62 +79,22 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         found.relay.kill()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    # A name that leads here, and is no name of this machine: pages under it have no secure context.
-    async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as opened:
-        yield opened
-
-
-@contextlib.asynccontextmanager
-async def console(
-    house: House, chromium: Browser, place: str = "", *, url: str | None = None, **options: Any
-) -> AsyncIterator[tuple[Page, Watch]]:
-    """The console at this place; a page that broke the policy, or asked another host, fails the test."""
-    address = url or house.relay.http
-    async with watched(chromium, address, **options) as (page, watch):
-        page.set_default_timeout(20_000)
-        await page.goto(f"{address}/#/{place}")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(house: House, chromium: Browser) -> AsyncIterator[tuple[Page, Watch]]:
+    """A page that is loaded once: most of what a test of the console costs is a load."""
+    async with console(house, chromium) as (page, watch):
         yield page, watch
-        assert not watch.errors
-        assert not watch.foreign
 
 
-def of(packets: Sequence[Packet]) -> list[str]:
-    return [packet.packet_id for packet in packets]
-
-
-async def rows(page: Page) -> list[str]:
-    """The ids of the rows in view, newest first."""
-    found: list[str] = await page.evaluate(
-        "[...document.querySelectorAll('.list .row')].map((row) => row.dataset.row)"
-    )
-    return found
-
-
-async def shows(page: Page, ids: list[str]) -> None:
-    """Wait until the newest rows are these."""
-    await page.wait_for_function(
-        "(ids) => [...document.querySelectorAll('.list .row')].slice(0, ids.length)"
-        ".map((row) => row.dataset.row).join() === ids.join()",
-        arg=ids,
-    )
-
-
-async def says(page: Page, text: str) -> None:
-    await page.get_by_text(text).first.wait_for()
-
-
-async def take_key(page: Page, members: dict[str, str]) -> None:
-    """Import a key file, as a person would."""
-    await page.get_by_role("button", name="Use a key file…").click()
-    content = {"name": "key.json", "mimeType": "application/json", "buffer": json.dumps(members).encode()}
-    await page.locator("input[type=file]").set_input_files(content)  # type: ignore[arg-type]
-    await page.locator(".card .did", has_text=members["did"]).wait_for()
-
-
-def key_file(identity: Any) -> dict[str, str]:
-    return {"did": identity.did, "seed": f"0x{identity.seed.hex()}"}
+@pytest.fixture
+def tab(shared: tuple[Page, Watch], house: House) -> Iterator[Page]:
+    """The page that tests share; what it did wrong is the fault of the test that ends."""
+    page, watch = shared
+    yield page
+    wrong = [*watch.errors, *watch.foreign]
+    watch.errors.clear()
+    watch.foreign.clear()
+    assert not wrong
 
 
 async def test_an_empty_relay_says_how_to_begin_and_then_shows_what_comes(house: House, chromium: Browser):
@@ -185,60 +107,57 @@ async def test_an_empty_relay_says_how_to_begin_and_then_shows_what_comes(house:
         await page.locator(".row .badge.good").nth(2).wait_for()
 
 
-async def test_every_page_keeps_to_its_policy_and_to_its_host(house: House, chromium: Browser):
+async def test_every_page_keeps_to_its_policy_and_to_its_host(
+    house: House, tab: Page, shared: tuple[Page, Watch]
+):
     author = new_identity()
     packet = make(author, "seen")
     async with open_client(house.relay.ws) as client:
         await client.publish(packet)
-    async with console(house, chromium, viewport={"width": 390, "height": 844}) as (page, watch):
-        for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}", "nowhere"):
-            await page.goto(f"{house.relay.http}/#/{place}")
-            await page.locator("h1").wait_for()
-            if place.startswith("packet"):
-                await page.locator(".steps .good").nth(3).wait_for()
-            wide = await page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= 390, f"{place} is wider than a phone"
-        refused = await page.evaluate(
-            """async () => {
-                const image = document.createElement("img");
-                const outcome = new Promise((resolve) => (image.onerror = () => resolve("refused")));
-                image.src = "http://evil.example/x.png";
-                try { document.body.innerHTML = "<b>x</b>"; return "taken" } catch { return await outcome }
-            }"""
-        )
-        assert refused == "refused"
-        assert any("img-src" in error for error in watch.errors), "the policy reports nothing"
-        watch.errors.clear()
-        watch.foreign.clear()
+    await tab.set_viewport_size(PHONE)
+    for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}", "nowhere"):
+        await tab.goto(f"{house.relay.http}/#/{place}")
+        await tab.locator("h1").wait_for()
+        if place.startswith("packet"):
+            await tab.locator(".steps .good").nth(3).wait_for()
+        wide = await tab.evaluate("document.documentElement.scrollWidth")
+        assert wide <= PHONE["width"], f"{place} is wider than a phone"
+    await tab.set_viewport_size(WIDE)
+    _, watch = shared
+    assert not watch.errors
+    assert not watch.foreign
+    refused = await tab.evaluate(
+        """async () => {
+            const image = document.createElement("img");
+            const outcome = new Promise((resolve) => (image.onerror = () => resolve("refused")));
+            image.src = "http://evil.example/x.png";
+            try { document.body.innerHTML = "<b>x</b>"; return "taken" } catch { return await outcome }
+        }"""
+    )
+    assert refused == "refused"
+    assert any("img-src" in error for error in watch.errors), "the policy reports nothing"
+    watch.errors.clear()
+    watch.foreign.clear()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_the_pages_are_accessible(house: House, chromium: Browser, scheme: str):
-    if not AXE.exists():
-        if os.environ.get("RELAYD_REQUIRE_CHROMIUM"):
-            pytest.fail("axe-core is missing: `npm ci` in web/")
-        pytest.skip("axe-core is missing: `npm ci` in web/")
+@pytest.mark.skipif(axe_missing() is not None, reason=f"the console: {axe_missing()}")
+async def test_the_pages_are_accessible_in_the_light_and_in_the_dark(house: House, tab: Page):
     author = new_identity()
     packet = make(author, "accessible")
     async with open_client(house.relay.ws) as client:
         await client.publish(packet)
-    async with console(house, chromium, color_scheme=scheme) as (page, _):
-        for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}"):
-            await page.goto(f"{house.relay.http}/#/{place}")
-            await page.reload()
-            await page.locator("h1").wait_for()
-            await says(page, "Connected")
-            if place.startswith("packet"):
-                await page.locator(".steps .good").nth(3).wait_for()
-            await page.evaluate(AXE.read_text())
-            found = await page.evaluate(
-                "axe.run().then((found) => found.violations.map("
-                "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
-            )
-            assert not found, f"{place}, {scheme}"
+    for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}"):
+        await tab.goto(f"{house.relay.http}/#/{place}")
+        await tab.locator("h1").wait_for()
+        await says(tab, "Connected")
+        if place.startswith("packet"):
+            await tab.locator(".steps .good").nth(3).wait_for()
+        for scheme in SCHEMES:
+            await tab.emulate_media(color_scheme=scheme)
+            assert not await violations(tab), f"{place}, {scheme}"
 
 
-async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, chromium: Browser):
+async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, tab: Page):
     author = new_identity()
     packets = [
         make(author, text, type=text, title=text, media_note=[{text: text}], extra={text: {text: text}})
@@ -247,26 +166,28 @@ async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, chromium: B
     async with open_client(house.relay.ws) as client:
         answers = await client.publish_all(packets)
         assert {answer["type"] for answer in answers} == {"OK"}
-    async with console(house, chromium) as (page, watch):
-        page.on("dialog", lambda dialog: watch.errors.append(dialog.message))
-        await shows(page, of(packets)[::-1])
-        for place in ("live", f"search?q={author.did}", "topics", f"identity/{author.did}"):
-            await page.goto(f"{house.relay.http}/#/{place}")
-            await says(page, "<img src=x onerror")
-            assert not await page.locator("#app :is(img, script, iframe, object, embed)").count()
-            assert "\u202e" not in await page.inner_text("body")
-        for packet, text in zip(packets, CORPUS, strict=True):
-            await page.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
-            await page.locator(".subject", has_text=packet.packet_id).wait_for()
-            await page.locator(".steps .good").nth(3).wait_for()
-            body = await page.inner_text("main")
-            assert not set("\u202e\u2066\u200b\ufeff") & set(body)
-            if text.isascii():
-                assert json.dumps(text) in body
-            else:
-                assert "⟨U+202E⟩gnp.exe" in body
-            hrefs = await page.evaluate("[...document.querySelectorAll('main a')].map((a) => a.protocol)")
-            assert set(hrefs) <= {"http:"}
+    page, dialogs = tab, []
+    page.once("dialog", lambda dialog: dialogs.append(dialog.message))
+    await page.goto(f"{house.relay.http}/#/live")
+    await shows(page, of(packets)[::-1])
+    for place in ("live", f"search?q={author.did}", "topics", f"identity/{author.did}"):
+        await page.goto(f"{house.relay.http}/#/{place}")
+        await says(page, "<img src=x onerror")
+        assert not await page.locator("#app :is(img, script, iframe, object, embed)").count()
+        assert "\u202e" not in await page.inner_text("body")
+    for packet, text in zip(packets, CORPUS, strict=True):
+        await page.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
+        await page.locator(".subject", has_text=packet.packet_id).wait_for()
+        await page.locator(".steps .good").nth(3).wait_for()
+        body = await page.inner_text("main")
+        assert not set("\u202e\u2066\u200b\ufeff") & set(body)
+        if text.isascii():
+            assert json.dumps(text) in body
+        else:
+            assert "⟨U+202E⟩gnp.exe" in body
+        hrefs = await page.evaluate("[...document.querySelectorAll('main a')].map((a) => a.protocol)")
+        assert set(hrefs) <= {"http:"}
+    assert not dialogs
 
 
 async def test_the_keyboard_is_enough(house: House, chromium: Browser):
@@ -312,25 +233,28 @@ async def test_the_keyboard_is_enough(house: House, chromium: Browser):
             assert motion == "0s"
 
 
-async def test_a_killed_relay_costs_no_packet_and_repeats_none(house: House, chromium: Browser):
+async def test_a_killed_relay_costs_no_packet_and_repeats_none(house: House, tab: Page):
     author = new_identity()
     relay = house.relay
-    async with console(house, chromium, viewport={"width": 1280, "height": 2400}) as (page, _):
-        sent: list[str] = []
-        for round_ in range(3):
-            async with open_client(relay.ws) as client:
-                packets = [make(author, f"round {round_}, {number}") for number in range(12)]
-                await client.publish_all(packets)
-                sent += of(packets)
-            if round_ != 1:
-                await shows(page, sent[::-1])
-            if round_ < 2:
-                relay.kill()
-                await says(page, "Last heard")
-                relay.start()
-        await shows(page, sent[::-1])
-        await says(page, "Connected")
-        assert not await page.get_by_text("Gap:").count()
+    await tab.set_viewport_size({"width": 1280, "height": 2400})
+    await tab.goto(f"{relay.http}/#/live")
+    await says(tab, "Connected")
+    sent: list[str] = []
+    for round_ in range(3):
+        async with open_client(relay.ws) as client:
+            packets = [make(author, f"round {round_}, {number}") for number in range(12)]
+            await client.publish_all(packets)
+            sent += of(packets)
+        if round_ != 1:
+            await shows(tab, sent[::-1])
+        if round_ < 2:
+            relay.kill()
+            await says(tab, "Last heard")
+            relay.start()
+    await shows(tab, sent[::-1])
+    await says(tab, "Connected")
+    assert not await tab.get_by_text("Gap:").count()
+    await tab.set_viewport_size(WIDE)
 
 
 async def test_who_jumps_to_now_sees_what_was_left_out(house: House, chromium: Browser):
@@ -379,14 +303,13 @@ async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House,
         assert not watch.errors
 
 
-async def test_a_relay_that_goes_away_is_said_to(house: House, chromium: Browser):
-    async with console(house, chromium) as (page, _):
-        await says(page, "Connected")
-        house.relay.terminate()
-        await says(page, "The relay is going away for a moment")
-        assert house.relay.wait() == 0
-        house.relay.start()
-        await says(page, "Connected")
+async def test_a_relay_that_goes_away_is_said_to(house: House, tab: Page):
+    await says(tab, "Connected")
+    house.relay.terminate()
+    await says(tab, "The relay is going away for a moment")
+    assert house.relay.wait() == 0
+    house.relay.start()
+    await says(tab, "Connected")
 
 
 async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromium: Browser):

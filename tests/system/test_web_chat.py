@@ -13,23 +13,24 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
 import strata
 from strata.protocol.ids import Identity
 
-from tests.support.browsers import browser, missing, watched
+from tests.support.browsers import SCHEMES, axe_missing, missing, violations, watched
 from tests.support.node_package import WEB, alone, require_node, run_node
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Browser, Page, ViewportSize
 
 pytestmark = [
     pytest.mark.timeout(400),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(missing() is not None, reason=f"the chat page: {missing()}"),
 ]
 
@@ -110,7 +111,7 @@ async def check_handed_over(page: Page) -> None:
 
 
 async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_and_a_killed_relay(
-    site: str, tmp_path: Path
+    site: str, chromium: Browser, tmp_path: Path
 ) -> None:
     taken: list[tuple[str, str | None]] = []
     confirmed: set[str] = set()
@@ -121,7 +122,6 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
         where = {"relay": process.ws, "room": "room", "loss": LOSS, "seed": SEED, "pace": 0.1}
         options = strata.Options(backoff_cap=0.5)
         async with (
-            browser() as chromium,
             watched(chromium, site) as (page, watch),
             strata.connect(process.ws, identity=me, options=options) as relay,
             relay.channel("room", topic=TOPIC, **PYTHON) as room,
@@ -184,19 +184,13 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
             assert not watch.errors
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.skipif(axe_missing() is not None, reason=f"the chat page: {axe_missing()}")
 async def test_the_page_is_accessible_fits_a_phone_and_takes_messages_without_a_relay(
-    site: str, scheme: Literal["light", "dark"]
+    site: str, chromium: Browser
 ) -> None:
-    axe = WEB / "node_modules/axe-core/axe.min.js"
-    if not axe.exists():
-        pytest.fail("axe-core is missing: `npm ci` in web/")
     nobody = urlencode({"relay": f"ws://127.0.0.1:{free_port()}/strata", "room": "room"})
-    size = {"width": 390, "height": 760}
-    async with (
-        browser() as chromium,
-        watched(chromium, site, color_scheme=scheme, viewport=size) as (page, _),
-    ):
+    size: ViewportSize = {"width": 390, "height": 760}
+    async with watched(chromium, site, viewport=size) as (page, _):
         for address in (site, f"{site}/?{nobody}"):
             await page.goto(address)
             if address != site:
@@ -206,9 +200,6 @@ async def test_the_page_is_accessible_fits_a_phone_and_takes_messages_without_a_
                 await page.locator("[data-state=sending]").wait_for()
                 await page.locator("summary").click()
             assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-            await page.evaluate(axe.read_text())
-            found = await page.evaluate(
-                "axe.run().then((found) => found.violations.map("
-                "({id, nodes}) => `${id}: ${nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
-            )
-            assert not found, address
+            for scheme in SCHEMES:
+                await page.emulate_media(color_scheme=scheme)
+                assert not await violations(page), f"{address}, {scheme}"

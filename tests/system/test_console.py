@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
+from strata.protocol import packets
+from strata.protocol.documents import RecoveryPolicy, VerificationMethod, build_document, method_id
+from strata.protocol.keys import document_content, rotate_content
 
 from tests.support.bare_client import open_client
 from tests.support.browsers import SCHEMES, Watch, axe_missing, missing, violations, watched
 from tests.support.consoles import OPERATOR, House, console, key_file, of, rows, says, shows, take_key
-from tests.support.made_packets import make, new_identity
+from tests.support.made_packets import ids_of, make, new_identity
+from tests.support.relay_process import ROOT
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -346,6 +350,134 @@ async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromi
         ) == [False]
         # The page that the relay was killed under may complain of that, and of nothing else.
         watch.errors[:] = [error for error in watch.errors if "WebSocket" not in error]
+
+
+async def write(page: Page, text: str) -> None:
+    """Sign a packet and put it into the outbox; it is durable when this returns."""
+    await page.get_by_label("Text", exact=True).fill(text)
+    await page.get_by_role("button", name="Show what will be sent").click()
+    await page.get_by_role("button", name="Publish", exact=True).click()
+    await page.wait_for_function("() => document.querySelector('textarea').value === ''")
+
+
+def publishes(page: Page) -> list[str]:
+    """The ids of the packets that the page sends from now on."""
+    sent: list[str] = []
+
+    def note(frame: bytes | str) -> None:
+        message = json.loads(frame)
+        if message["type"] == "PUBLISH":
+            sent.append(message["packet"]["packet_id"])
+
+    page.on("websocket", lambda socket: socket.on("framesent", note))
+    return sent
+
+
+async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, chromium: Browser):
+    relay = house.relay
+    async with console(house, chromium, "live") as (one, watch):
+        other = await one.context.new_page()
+        by_one, by_other = publishes(one), publishes(other)
+        await one.goto(f"{relay.http}/?one#/publish")
+        await one.get_by_role("button", name="Make a new identity").click()
+        await one.locator(".card .did").wait_for()
+        did = await one.locator(".card .did").inner_text()
+        await other.goto(f"{relay.http}/#/publish")
+        await other.locator(".card .did", has_text=did).wait_for()
+        relay.kill()
+        for page in (one, other):
+            await says(page, "Last heard")
+        for number in range(2):
+            await write(one, f"from one tab, {number}")
+            await write(other, f"from another, {number}")
+        for page in (one, other):
+            await page.locator(".outbox .badge", has_text="waits").nth(3).wait_for()
+        relay.start()
+        for page in (one, other):
+            await page.locator(".outbox .badge", has_text="waits").first.wait_for(state="detached")
+            await page.locator(".outbox .badge", has_text="stored").nth(1).wait_for()
+        assert len(by_one) == len(set(by_one)) == 4, "the tab that came first sends what both have"
+        assert not by_other
+        assert relay.metric("relayd_publishes_total", outcome="accepted") == 4
+        assert relay.metric("relayd_publishes_total", outcome="duplicate") == 0
+        await one.close()
+        await write(other, "the other tab has the outbox to itself")
+        await other.locator(".outbox .badge", has_text="stored").nth(2).wait_for()
+        assert len(by_other) == 1
+        async with open_client(relay.ws) as client:
+            await client.send({"type": "SUBSCRIBE", "subscription_id": "s", "filters": {"authors": [did]}})
+            assert set(ids_of(await client.events("s", 5))) == {*by_one, *by_other}
+        watch.errors[:] = [error for error in watch.errors if "WebSocket" not in error]
+
+
+async def test_the_worker_has_pythons_verdicts_on_signatures(house: House, tab: Page):
+    packet = make(new_identity(), "for the worker to begin")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    await tab.goto(f"{house.relay.http}/#/live")
+    await tab.locator(f'[data-row="{packet.packet_id}"] .badge.good').wait_for()
+    (worker,) = tab.workers
+    cases = json.loads((ROOT / "web/vectors/ed25519.json").read_text())
+    wrong = await worker.evaluate(
+        """async (cases) => {
+            const { verify } = await import(location.href);
+            const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (digits) => parseInt(digits, 16));
+            const wrong = [];
+            for (const { name, public_key, message, signature, valid } of cases)
+                for (const source of [undefined, "webcrypto", "javascript"]) {
+                    const said = await verify(bytes(public_key), bytes(message), bytes(signature), source);
+                    if (said !== valid) wrong.push(`${name}, ${source}`);
+                }
+            return wrong;
+        }""",
+        cases,
+    )
+    assert len(cases) == 43
+    assert not wrong
+
+
+async def test_rivals_for_an_identity_and_what_is_pending_are_shown(house: House, tab: Page):
+    torn, now = new_identity(), int(time.time())
+    own = VerificationMethod(method_id(torn.did), torn.public_key, now - 10)
+    genesis = build_document(torn.did, [own], created_at=now)
+    rivals = [
+        build_document(torn.did, [own], created_at=now + n, previous=genesis, extra={"n": n}) for n in (1, 2)
+    ]
+    documents = [packets.build(torn, document_content(each), timestamp=now) for each in (genesis, *rivals)]
+
+    who, new, recovery = new_identity(), new_identity(), new_identity()
+    methods = [
+        VerificationMethod(method_id(who.did), who.public_key, now - 10),
+        VerificationMethod(method_id(who.did, "r1"), recovery.public_key, now - 10, recovery=True),
+    ]
+    policy = RecoveryPolicy(threshold=1)
+    document = build_document(who.did, methods, created_at=now, recovery_policy=policy)
+    replaced = rotate_content(
+        method_id(who.did, "keys-2"), new.public_key, replaces=method_id(who.did), valid_from=now
+    )
+    published = packets.build(who, document_content(document), timestamp=now)
+    pending = packets.build(recovery.speaking_for(who.did), replaced, timestamp=now)
+
+    async with open_client(house.relay.ws) as client:
+        for packet in (*documents, published):
+            assert (await client.publish(packet))["status"] == "ACCEPTED"
+        assert (await client.publish(pending))["status"] == "QUEUED"
+    await tab.goto(f"{house.relay.http}/#/identity/{torn.did}")
+    await says(tab, "No key of this DID counts")
+    await says(tab, f"two documents succeed {genesis.hash}")
+    assert "in conflict" in await tab.get_by_label("Keys", exact=True).inner_text()
+    assert not await tab.locator("table .good").count(), "no key is called valid"
+    assert await tab.locator(".timeline li").count() == 3
+    await tab.goto(f"{house.relay.http}/#/identity/{who.did}")
+    waiting = tab.locator(".timeline li.pending")
+    await waiting.get_by_text("replaced a key").wait_for()
+    assert "pending" in await waiting.inner_text()
+    assert await waiting.count() == 1
+    assert await tab.locator(f'.timeline li.pending [href="#/packet/{pending.packet_id}"]').count() == 1
+    keys = await tab.get_by_label("Keys", exact=True).inner_text()
+    assert f"0x{who.public_key.hex()}"[:14] in keys
+    assert f"0x{recovery.public_key.hex()}"[:14] in keys
+    assert f"0x{new.public_key.hex()}"[:14] not in keys, "it does not count yet"
 
 
 async def test_readers_authenticate_where_the_relay_asks_for_it(house: House, chromium: Browser):

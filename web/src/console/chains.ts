@@ -81,7 +81,8 @@ async function historyOf(chain: KeyChain, at: number, refused: number): Promise<
     keys: keys.map((key) => ({
       keyId: key.keyId,
       publicKey: `0x${key.publicKey}`,
-      standing: standing(key, at, chain.rules.clockSkewSeconds),
+      // While documents are rivals no key signs, whatever its own time is (R-054).
+      standing: chain.conflict === undefined ? standing(key, at, chain.rules.clockSkewSeconds) : "in_conflict",
       validFrom: key.validFrom,
       validUntil: key.validUntil ?? 0,
       revokedAt: key.revokedAt ?? null,

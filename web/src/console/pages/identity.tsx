@@ -76,7 +76,7 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
       )}
       <h2>Keys now</h2>
       <Keys keys={history.keys} />
-      <p class="hint">Worked out in this browser from signed packets. The relay was believed only in when it received them.</p>
+      <p class="hint">Worked out in this browser from signed packets. Only the times of receipt are the relay's word.</p>
       <h2>How they came to be</h2>
       {history.events.length === 0 ? (
         <p>
@@ -118,7 +118,7 @@ function isEnding({ standing, validUntil }: KeyWindow): boolean {
   return standing === "valid" && validUntil > 0 && validUntil < Date.now() / 1000;
 }
 
-const MARKS: Readonly<Record<string, string>> = { valid: "✓", revoked: "✗", expired: "–", not_yet_valid: "…" };
+const MARKS: Readonly<Record<string, string>> = { valid: "✓", revoked: "✗", expired: "–", not_yet_valid: "…", in_conflict: "✗" };
 
 function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
   if (keys.length === 0) return <p>None is known here.</p>;

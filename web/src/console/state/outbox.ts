@@ -52,8 +52,15 @@ async function look(): Promise<void> {
 /** Keep a signed packet and send it. Rejects if it cannot be kept; then it was not sent either. */
 export async function put(packet: Packet): Promise<void> {
   const { sent } = await outbox.add(packet);
-  sent.catch(() => undefined).then(look, look);
+  // Another tab may be the one that sends: what it heard from the relay is told here too.
+  sent.then(({ duplicate }) => remember(packet, duplicate)).then(look, look);
   await look();
+}
+
+function remember({ packetId, contentType }: Packet, duplicate: boolean): void {
+  if (stored.some(({ id }) => id === packetId)) return;
+  stored.unshift({ id: packetId, type: contentType, state: "stored", note: duplicate ? "The relay had it already." : "" });
+  stored.splice(MOST_STORED);
 }
 
 export async function discard(id: string): Promise<void> {
@@ -65,9 +72,7 @@ async function send(packet: Packet): Promise<Published> {
   try {
     const ok = await request((id) => publishFrame(packet.canonical, id));
     const duplicate = ok.duplicate === true;
-    const item: Item = { id: packet.packetId, type: packet.contentType, state: "stored", note: duplicate ? "The relay had it already." : "" };
-    stored.unshift(item);
-    stored.splice(MOST_STORED);
+    remember(packet, duplicate);
     setTimeout(() => void look());
     return { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued: false, downgradedTo: undefined };
   } catch (error) {

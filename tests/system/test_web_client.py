@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import strata
@@ -18,6 +20,7 @@ from strata.protocol import packets
 from strata.protocol.documents import method_id
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
+from strata.protocol.packets import Packet
 
 from tests.support.node_package import WEB, Agent, pack_and_install, require_node, run_node
 from tests.support.ports import free_port
@@ -117,6 +120,70 @@ async def test_node_publishes_and_python_verifies_across_a_kill(package: Path, f
     ids = [event["id"] for event in acknowledged]
     assert len(set(ids)) == 60
     assert await everything(fragile.ws, me(1)) == ids
+
+
+NAMES = (
+    "a",
+    "10",
+    "9",
+    "",
+    "\ue000",
+    "\U0001f600",
+    "\u00e9",
+    "e\u0301",
+    "__proto__",
+    "constructor",
+    "\n",
+    '"',
+)
+TEXTS = (
+    "",
+    "plain",
+    "\u2028\u2029",
+    "\x7f\x00\x1f",
+    "\\\\/",
+    "\U0001f980",
+    "\ufeff",
+    "<\u0308",
+    "0x" + "0" * 64,
+)
+
+
+def drawn(draw: random.Random, depth: int = 0) -> Any:
+    """A value of JSON, with what canonical forms differ about."""
+    kind = draw.randrange(5 if depth < 4 else 3)
+    if kind == 0:
+        return draw.choice((True, False, None, -0.0, 0, 2**53 - 1, -(2**53) + 1, 5e-324, 1.5e300, 1e21, 1e-7))
+    if kind == 1:
+        return draw.choice(
+            (draw.random(), draw.uniform(-1e9, 1e9), draw.randrange(10**9), 10.0 ** draw.randrange(-30, 15))
+        )
+    if kind == 2:
+        return draw.choice(TEXTS)
+    if kind == 3:
+        return [drawn(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return {name: drawn(draw, depth + 1) for name in draw.sample(NAMES, draw.randrange(5))}
+
+
+async def test_what_node_signs_is_what_python_would_have_signed(
+    package: Path, fragile: RelayProcess, tmp_path: Path
+) -> None:
+    draw = random.Random(4)
+    contents = [
+        {"type": "POST", "text": "", "number": n} | {name: drawn(draw) for name in draw.sample(NAMES, 4)}
+        for n in range(60)
+    ]
+    (tmp_path / "contents.json").write_text(json.dumps(contents))
+    with Agent(package, "contents", url=fragile.ws, number=7, file=str(tmp_path / "contents.json")) as agent:
+        made = [str(said["canonical"]) for said in await asyncio.to_thread(agent.take, len(contents))]
+    for text, content in zip(made, contents, strict=True):
+        packet = Packet.parse(text.encode())
+        packet.verify()
+        assert packet.content == content
+        again = packets.build(me(7), content, timestamp=packet.timestamp, nonce=packet.nonce)
+        assert again.packet_id == packet.packet_id
+        assert again.canonical == text.encode()
+    assert await everything(fragile.ws, me(7)) == [Packet.parse(text.encode()).packet_id for text in made]
 
 
 async def test_a_reader_resumes_at_its_cursor(package: Path, fragile: RelayProcess) -> None:

@@ -1,5 +1,7 @@
 // A program for the tests that drive the package from outside: `node agent.mjs ACT OPTIONS`, one JSON line per event.
 
+import { readFileSync } from "node:fs";
+
 import { build, connect, Identity, RequestRefused, verify } from "strata-client";
 import { fileOutbox, filePins } from "strata-client/node";
 
@@ -32,6 +34,18 @@ const acts = {
       say({ id: packetId, duplicate });
     }
     say({ session: relay.session?.authorId ?? null, relayId: relay.relayId ?? null });
+    await relay.close();
+  },
+
+  /** Publish packets with these contents, and say each as it was signed. */
+  async contents({ url, number, file }) {
+    const identity = await Identity.fromSeed(seed(number));
+    const relay = await connect(url, { ...FAST, identity });
+    for (const content of JSON.parse(readFileSync(file, "utf8"))) {
+      const packet = await build(identity, content);
+      await relay.publish(packet);
+      say({ id: packet.packetId, canonical: packet.canonical });
+    }
     await relay.close();
   },
 

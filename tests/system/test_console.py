@@ -19,6 +19,7 @@ from strata.protocol import packets
 from strata.protocol.documents import RecoveryPolicy, VerificationMethod, build_document, method_id
 from strata.protocol.keys import document_content, rotate_content
 
+from relayd.http.console import FOLDER
 from tests.support.bare_client import open_client
 from tests.support.browsers import SCHEMES, Watch, axe_missing, missing, violations, watched
 from tests.support.consoles import OPERATOR, House, console, key_file, of, rows, says, shows, take_key
@@ -122,6 +123,7 @@ async def test_every_page_keeps_to_its_policy_and_to_its_host(
     for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}", "nowhere"):
         await tab.goto(f"{house.relay.http}/#/{place}")
         await tab.locator("h1").wait_for()
+        await tab.get_by_text("Reading…").first.wait_for(state="detached")
         if place.startswith("packet"):
             await tab.locator(".steps .good").nth(3).wait_for()
         wide = await tab.evaluate("document.documentElement.scrollWidth")
@@ -153,6 +155,7 @@ async def test_the_pages_are_accessible_in_the_light_and_in_the_dark(house: Hous
     for place in (*PLACES, f"packet/{packet.packet_id}", f"identity/{author.did}"):
         await tab.goto(f"{house.relay.http}/#/{place}")
         await tab.locator("h1").wait_for()
+        await tab.get_by_text("Reading…").first.wait_for(state="detached")
         await says(tab, "Connected")
         if place.startswith("packet"):
             await tab.locator(".steps .good").nth(3).wait_for()
@@ -568,6 +571,20 @@ async def test_without_a_secure_context_packets_are_checked_and_no_keys_are_kept
         await page.reload()
         await page.locator("h1").wait_for()
         assert not await page.locator(".card .did").count()
+
+
+async def test_a_page_whose_script_does_not_come_says_so(house: House, chromium: Browser):
+    async with watched(chromium, house.relay.http) as (page, _):
+        seldom = [
+            path.name for path in (FOLDER / "assets").glob("part-*.js") if "Overview" in path.read_text()
+        ]
+        await page.route(re.compile("|".join(seldom)), lambda route: route.abort())
+        await page.goto(f"{house.relay.http}/#/overview")
+        await says(page, "This page could not be fetched")
+        assert await page.locator("h1").inner_text() == "Overview"
+        await page.unroute_all()
+        await page.get_by_role("button", name="Load the console again").click()
+        await says(page, "What it says of itself")
 
 
 async def test_a_rate_limit_is_counted_down(house: House, chromium: Browser):

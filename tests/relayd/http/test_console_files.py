@@ -17,8 +17,8 @@ from relayd.http.console import FOLDER, WebConsole
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "web"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
-MAX_INITIAL = 60_000
-"""Packed bytes before the first packet is shown; 45 000 is what is aimed at."""
+MAX_INITIAL = 45_000
+"""Packed bytes before the first packet is shown."""
 MAX_LATER = 8192
 """Packed bytes of a part that is fetched when it is needed."""
 FORBIDDEN = re.compile(

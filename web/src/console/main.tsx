@@ -3,16 +3,14 @@
 import { type JSX, render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
+import { fetchLater, later } from "./later.js";
 import { ConnectionState, Notices } from "./parts/connection.js";
 import { step } from "./parts/list.js";
 import { Identity } from "./pages/identity.js";
 import { Live } from "./pages/live.js";
-import { Operator } from "./pages/operator.js";
-import { Overview } from "./pages/overview.js";
 import { PacketPage } from "./pages/packet.js";
 import { Publish } from "./pages/publish.js";
 import { Search } from "./pages/search.js";
-import { Topics } from "./pages/topics.js";
 import { go, route, to } from "./route.js";
 import { loadKeys } from "./state/keys.js";
 import { begin, connections } from "./state/link.js";
@@ -32,10 +30,10 @@ interface Page {
 const PAGES: Readonly<Record<string, Page>> = {
   live: { title: "Live", view: Live, listed: true },
   search: { title: "Search", view: Search, listed: true },
-  overview: { title: "Overview", view: Overview, listed: true },
-  topics: { title: "Topics", view: Topics, listed: true },
+  overview: { title: "Overview", view: later("Overview", "Overview"), listed: true },
+  topics: { title: "Topics", view: later("Topics", "Topics"), listed: true },
   publish: { title: "Publish", view: Publish, listed: true },
-  operator: { title: "Operator", view: Operator, listed: true },
+  operator: { title: "Operator", view: later("Operator", "Operator"), listed: true },
   identity: { title: "Identity", view: Identity, listed: false },
   packet: { title: "Packet", view: PacketPage, listed: false },
 };
@@ -115,6 +113,7 @@ follow();
 keepAuthenticated();
 void loadKeys();
 beginOutbox();
+fetchLater();
 void refreshManifest();
 connections.subscribe((count) => void (count > 1 && refreshManifest()));
 const app = document.querySelector("#app");

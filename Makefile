@@ -12,7 +12,7 @@ DEV := .venv/.dev
 WEB := web/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx \
+.PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx bench-console \
 	conformance docs faults fuzz planted site lock wheel deploy-test web test-web vectors screens clean
 
 help: ## Show the targets
@@ -98,6 +98,9 @@ site: .venv/.docs docs ## Build the site into build/site; a warning or a broken 
 
 screens: $(DEV) ## Take pictures of every page of the console into build/screens (needs Chromium)
 	$(BIN)/python -m tests.support.screens $(ARGS)
+
+bench-console: $(DEV) ## Measure the console's page under a flood (ARGS="--seconds 600"; needs Chromium)
+	$(BIN)/python -m tests.support.console_load $(ARGS)
 
 wheel: $(DEV) ## Build the wheel into dist/
 	$(BIN)/hatchling build --target wheel --directory dist

@@ -22,6 +22,7 @@ from strata.protocol.keys import document_content, rotate_content
 from relayd.http.console import FOLDER
 from tests.support.bare_client import open_client
 from tests.support.browsers import SCHEMES, Watch, axe_missing, missing, violations, watched
+from tests.support.console_load import opened
 from tests.support.consoles import OPERATOR, House, console, key_file, of, rows, says, shows, take_key
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import ROOT
@@ -47,28 +48,6 @@ CORPUS = (
     "{{constructor.constructor('alert(1)')()}}",
     "\u202egnp.exe\u2066\u200b\ufeff",
 )
-
-FEED = """
-const Real = WebSocket;
-window.WebSocket = class extends Real {
-    send(text) {
-        const message = JSON.parse(text);
-        if (message.gapless) window.tail = { socket: this, id: message.subscription_id };
-        super.send(text);
-    }
-};
-window.feed = (packet, count) => {
-    const received = Math.floor(Date.now() / 1000);
-    for (let number = 0; number < count; number++) {
-        const id = "0x" + String(number).padStart(64, "0");
-        const text = packet.replace(/0x[0-9a-f]{64}/, id);
-        const data = `{"type":"EVENT","subscription_id":"${window.tail.id}","packet":${text},` +
-            `"received_at":${received},"cursor":"c${number}"}`;
-        window.tail.socket.onmessage({ data });
-    }
-};
-"""
-"""Events by the thousand, as if the relay had sent them."""
 
 
 @pytest.fixture(scope="module")
@@ -290,11 +269,10 @@ async def test_who_jumps_to_now_sees_what_was_left_out(house: House, chromium: B
 
 async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House, chromium: Browser):
     author = new_identity()
+    async with open_client(house.relay.ws) as client:
+        await client.publish(make(author, "there is one already"))
     async with watched(chromium, house.relay.http) as (page, watch):
-        await page.add_init_script(FEED)
-        await page.goto(house.relay.http)
-        await says(page, "Connected")
-        await page.wait_for_function("() => window.tail !== undefined")
+        await opened(page, house.relay.http)
         before = int(re.sub(r"\D", "", await page.locator(".counters b").first.inner_text()))
         await page.get_by_role("button", name="Pause").click()
         fed = make(author, "fed").canonical.decode()
@@ -307,6 +285,12 @@ async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House,
         assert f"{before + 6000:,} received" in counters
         assert "1,000 skipped" in counters
         assert "4,999 in the list" in counters
+        await page.evaluate("([packet, count]) => window.feed(packet, count)", [fed, 6000])
+        await says(page, f"{before + 12_000:,} received")
+        await says(page, "5,000 in the list")
+        assert await page.evaluate("document.querySelectorAll('*').length") < 700, (
+            "only what is in view is drawn"
+        )
         assert not watch.errors
 
 
@@ -588,6 +572,8 @@ async def test_a_page_whose_script_does_not_come_says_so(house: House, chromium:
 
 
 async def test_a_rate_limit_is_counted_down(house: House, chromium: Browser):
+    async with open_client(house.relay.ws) as client:
+        await client.publish(make(new_identity(), "behind the limit"))
     async with watched(chromium, house.relay.http) as (page, _):
         first = True
 

@@ -71,7 +71,7 @@ def test_a_wheel_installed_without_node_serves_the_console(tmp_path: Path, bare:
     where = run([venv / "bin/python", "-P", "-c", "import relayd; print(relayd.__file__)"], bare)
     assert Path(where.strip()).is_relative_to(venv)
     copy_of_migrated(tmp_path / "data")
-    command = [venv / "bin/relayd", "serve", "--port", "0", "--data-dir", tmp_path / "data"]
+    command: list[str | Path] = [venv / "bin/relayd", "serve", "--port", "0", "--data-dir", tmp_path / "data"]
     with (tmp_path / "log").open("w") as log:
         relay = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=bare, cwd=tmp_path)
     try:

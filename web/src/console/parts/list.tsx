@@ -46,7 +46,8 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
   useLayoutEffect(() => {
     const at = box.current;
     const anchor = before.current[0];
-    if (at !== null && anchor !== undefined && at.scrollTop > 0 && before.current !== rows) {
+    // As the last scroll left it: to ask the box itself would have it laid out in the middle of drawing.
+    if (at !== null && anchor !== undefined && view.top > 0 && before.current !== rows) {
       const added = rows.indexOf(anchor);
       if (added > 0) at.scrollTop += added * height;
     }

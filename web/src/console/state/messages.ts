@@ -41,7 +41,7 @@ export function readMessage(frame: string): Message | null {
   if (message.type !== "EVENT") return message;
   const { packet } = message;
   if (typeof packet !== "object" || packet === null) return null;
-  return { ...message, text: packetText(frame) ?? JSON.stringify(packet) };
+  return Object.assign(message, { text: packetText(frame) ?? JSON.stringify(packet) });
 }
 
 /** The packet's own bytes, as relayd writes an EVENT: its id and signature are over these and no others. */

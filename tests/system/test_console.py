@@ -200,7 +200,7 @@ async def test_the_keyboard_is_enough(house: House, chromium: Browser):
             await press("Escape")
             await page.locator("h1", has_text="Live").wait_for()
             await press(" ")
-            await says(page, "Go on")
+            await says(page, "Resume")
             late = make(author, "while paused")
             await client.publish(late)
             await says(page, "1 new")
@@ -278,7 +278,7 @@ async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House,
         fed = make(author, "fed").canonical.decode()
         await page.evaluate("([packet, count]) => window.feed(packet, count)", [fed, 6000])
         await says(page, "6,000 new")
-        await page.get_by_role("button", name="Go on").click()
+        await page.get_by_role("button", name="Resume").click()
         await says(page, "more came during the pause than is kept")
         await says(page, "4,999")
         counters = await page.locator(".counters").inner_text()
@@ -520,7 +520,7 @@ async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: Ho
         await until(lambda: house.relay.get(f"/did/{author.did}")[0] == 410)
         assert (await client.publish(make(author)))["code"] == "blocked_author"
         await page.get_by_role("button", name=re.compile("Undo")).click()
-        await page.get_by_label("Reason for the undoing").fill("it was a test")
+        await page.get_by_label("Reason for undoing it").fill("it was a test")
         await page.get_by_role("button", name="Lift the ban").click()
         await says(page, "is no longer banned")
         await until(lambda: house.relay.get(f"/packets/{packet.packet_id}")[0] == 200)
@@ -568,7 +568,7 @@ async def test_a_page_whose_script_does_not_come_says_so(house: House, chromium:
         assert await page.locator("h1").inner_text() == "Overview"
         await page.unroute_all()
         await page.get_by_role("button", name="Load the console again").click()
-        await says(page, "What it says of itself")
+        await says(page, "What the relay says about itself")
 
 
 async def test_a_rate_limit_is_counted_down(house: House, chromium: Browser):

@@ -25,7 +25,7 @@ export async function chainOf(did: string, events: AuthorEvents, rules?: Rules):
   return {
     words:
       chain.events.length === 0
-        ? "The DID is this key, and the relay knows of no change to it."
+        ? "The DID itself is this key, and the relay knows of no change to it."
         : "By the author's key events, this key could sign when the relay received the packet.",
     judge: (packet, receivedAt) => judge(chain, packet, receivedAt),
     history: (at) => historyOf(chain, at, refused),

@@ -28,7 +28,7 @@ async function examine(text: string, receivedAt: number): Promise<{ verdict: str
   steps.push({
     name: "form",
     holds: same,
-    words: same ? "The bytes are their own canonical form (RFC 8785)." : "The bytes are not in canonical form.",
+    words: same ? "The bytes are in canonical form (RFC 8785)." : "The bytes are not in canonical form.",
   });
   steps.push({ name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature gives the packet's id." });
   if (!same) return { verdict: "not_canonical", steps };

@@ -70,17 +70,19 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
         </Note>
       )}
       {history.refused > 0 && (
-        <Note tone="warn" title={`${history.refused} identity packets do not hold`}>
-          <p>The relay served them, and by the rules of key chains they change nothing.</p>
+        <Note tone="warn" title={`${history.refused} identity packets are not valid`}>
+          <p>The relay serves them, but by the rules of key chains they change nothing.</p>
         </Note>
       )}
       <h2>Keys now</h2>
       <Keys keys={history.keys} />
-      <p class="hint">Worked out in this browser from signed packets. Only the times of receipt are the relay's word.</p>
-      <h2>How they came to be</h2>
+      <p class="hint">Worked out in this browser from signed packets. Only the times of receipt come from the relay.</p>
+      <h2>History</h2>
       {history.events.length === 0 ? (
         <p>
-          The DID itself is the key: nothing has been published about it{history.keys.length === 0 && ", and a DID of this kind carries none"}.
+          {history.keys.length === 0
+            ? "Nothing has been published about this DID, and a DID of this kind carries no key."
+            : "The DID itself is the key: nothing has been published about it."}
         </p>
       ) : (
         <ol class="timeline">
@@ -89,7 +91,7 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
               <Time seconds={event.receivedAt} />
               <span class="words">
                 <b>{line(event.words, 80)}</b>
-                {event.pending && " (pending: it takes effect after its delay, unless somebody objects)"}
+                {event.pending && " (pending: it takes effect after a delay, unless it is vetoed)"}
               </span>
               <PacketLink id={event.id} />
             </li>
@@ -121,7 +123,7 @@ function isEnding({ standing, validUntil }: KeyWindow): boolean {
 const MARKS: Readonly<Record<string, string>> = { valid: "✓", revoked: "✗", expired: "–", not_yet_valid: "…", in_conflict: "✗" };
 
 function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
-  if (keys.length === 0) return <p>None is known here.</p>;
+  if (keys.length === 0) return <p>No key is known here.</p>;
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Keys">
       <table>
@@ -142,7 +144,7 @@ function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
               </td>
               <td class={key.standing === "valid" ? "good" : "bad"}>
                 <span aria-hidden="true">{MARKS[key.standing] ?? "?"}</span> {line(key.standing.replaceAll("_", " "), 40)}
-                {isEnding(key) && " for a moment yet: clocks may differ"}
+                {isEnding(key) && " a little longer: clocks may differ"}
               </td>
               <td>{key.validFrom > 0 ? moment(key.validFrom) : "the beginning"}</td>
               <td>{key.revokedAt !== null ? moment(key.revokedAt) : key.validUntil > 0 ? moment(key.validUntil) : "open"}</td>

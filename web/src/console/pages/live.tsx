@@ -34,7 +34,7 @@ export function Live(): JSX.Element {
           />
         </label>
         <button type="button" class={paused.value ? "primary" : ""} aria-pressed={paused.value} onClick={() => pause()}>
-          {paused.value ? "Go on" : "Pause"}
+          {paused.value ? "Resume" : "Pause"}
         </button>
         {paused.value && <span class="hint">{count(held.value)} new</span>}
       </div>
@@ -42,7 +42,7 @@ export function Live(): JSX.Element {
       {isBehind.value && (
         <Note tone="warn" title={`${span(behind.value)} behind`}>
           <p>
-            These packets are older than now: the page reads on from where it stood.{" "}
+            The page is catching up: what it shows arrived a while ago.{" "}
             <button type="button" onClick={jump}>
               Jump to now
             </button>
@@ -52,7 +52,7 @@ export function Live(): JSX.Element {
       {!ready.value && phase.value !== "offline" && !wantsAuth.value && <p class="hint">Reading the last packets…</p>}
       {isEmpty && <Empty />}
       {found.length > 0 && <PacketList rows={found} label="Packets, newest first" />}
-      {all.length > 0 && found.length === 0 && <p class="hint">No packet of the {count(all.length)} in the list has these words.</p>}
+      {all.length > 0 && found.length === 0 && <p class="hint">None of the {count(all.length)} packets in the list matches.</p>}
       <p class="keys" aria-label="Keys">
         <kbd>Space</kbd> pause <kbd>/</kbd> filter <kbd>j</kbd> <kbd>k</kbd> next, previous <kbd>Enter</kbd> open <kbd>Esc</kbd> back
       </p>
@@ -75,7 +75,7 @@ function Counters({ found }: { found: number | null }): JSX.Element {
         <b>{count(packets)}</b> in the list{found !== null && <>, <b>{count(found)}</b> match</>}
       </span>
       <span>
-        <b>{count(done)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} do not hold</strong>}
+        <b>{count(done)}</b> of them checked{bad > 0 && <strong class="bad">, {count(bad)} failed</strong>}
       </span>
       {skipped.value > 0 && (
         <span>

@@ -55,7 +55,7 @@ export function Operator(): JSX.Element {
       <h1>Operator</h1>
       {!exists && (
         <Note title="This relay has no operators">
-          <p>Its setting `operators` names none, so nobody can moderate over the wire. `relayd ban` on its machine works all the same.</p>
+          <p>Its setting `operators` names none, so nobody can moderate from here. `relayd ban` on its machine still works.</p>
         </Note>
       )}
       {exists && !may && (
@@ -64,7 +64,7 @@ export function Operator(): JSX.Element {
           <IdentityCard />
           {speaksFor.value !== null && (
             <Note tone="warn" title="This identity is no operator here">
-              <p>The relay knows who you are, and grants no capability `operate`. Its setting `operators` would have to name this DID.</p>
+              <p>The relay knows who you are, but its setting `operators` does not name this DID.</p>
             </Note>
           )}
         </>
@@ -117,7 +117,7 @@ function Desk(): JSX.Element {
         </Note>
       )}
       <h2>In force</h2>
-      {bans.entries.length === 0 && <p class="hint">Nothing is banned or removed by a ruling.</p>}
+      {bans.entries.length === 0 && <p class="hint">Nothing is banned or removed.</p>}
       <ul class="rulings">
         {bans.entries.map((ban) => (
           <InForce key={ban.kind + ban.subject} ban={ban} rule={rule} />
@@ -135,7 +135,7 @@ function Desk(): JSX.Element {
           Older rulings
         </button>
       )}
-      <p class="hint">Erasing for good needs the relay's machine: it cannot be undone, so it is not to be had here.</p>
+      <p class="hint">Erasing for good cannot be undone, so it can only be done on the relay's own machine.</p>
     </>
   );
 }
@@ -226,7 +226,7 @@ function InForce({ ban, rule }: { ban: Ban; rule: Rule }): JSX.Element {
           }}
         >
           <label>
-            <span class="label">Reason for the undoing</span>
+            <span class="label">Reason for undoing it</span>
             <input required autofocus value={reason} onInput={({ currentTarget: { value } }) => setReason(value)} />
           </label>
           <button type="submit" class="primary">
@@ -239,17 +239,18 @@ function InForce({ ban, rule }: { ban: Ban; rule: Rule }): JSX.Element {
 }
 
 const ACTS: Readonly<Record<string, string>> = { ban: "banned", unban: "lifted", expire: "ended by itself", erase: "erased" };
+const OF_PACKETS: Readonly<Record<string, string>> = { ban: "removed", unban: "restored" };
 
 function Log({ log }: { log: Book<Ruled> }): JSX.Element {
-  if (log.entries.length === 0) return <p class="hint">No ruling was ever made here.</p>;
+  if (log.entries.length === 0) return <p class="hint">No ruling has been made here.</p>;
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Log of rulings">
       <table>
         <thead>
           <tr>
             <th scope="col">When</th>
-            <th scope="col">What</th>
-            <th scope="col">Whom</th>
+            <th scope="col">Ruling</th>
+            <th scope="col">Whom or what</th>
             <th scope="col">Reason</th>
             <th scope="col">By</th>
           </tr>
@@ -258,7 +259,7 @@ function Log({ log }: { log: Book<Ruled> }): JSX.Element {
           {log.entries.map((entry) => (
             <tr key={entry.number}>
               <td>{moment(entry.at)}</td>
-              <td>{ACTS[entry.act] ?? line(entry.act, 20)}</td>
+              <td>{(entry.kind === "packet" ? OF_PACKETS[entry.act] : undefined) ?? ACTS[entry.act] ?? line(entry.act, 20)}</td>
               <td>
                 <Subject kind={entry.kind} subject={entry.subject} />
               </td>

@@ -21,12 +21,12 @@ export function Overview(): JSX.Element {
       <h1>Overview</h1>
       {missing.value === "elsewhere" && (
         <Note title="The figures are on another port">
-          <p>This relay serves /metrics apart from its main port (metrics_listen), so this page cannot read them.</p>
+          <p>This relay serves /metrics on another port (metrics_listen), so this page cannot read them.</p>
         </Note>
       )}
       {missing.value === "unreachable" && (
         <Note tone="warn" title="The relay's figures cannot be read now">
-          <p>What is shown is the last that was read.</p>
+          <p>What is shown was read before.</p>
         </Note>
       )}
       {reading !== null && <Tiles reading={reading} />}
@@ -35,7 +35,7 @@ export function Overview(): JSX.Element {
         <div class="charts">
           <Chart title="Published" format={rate} points={points.value} lines={[{ figure: "publishes", name: "stored" }, { figure: "refused", name: "refused" }]} />
           <Chart title="Events to readers" format={rate} points={points.value} lines={[{ figure: "events", name: "events" }]} />
-          <Chart title="PUBLISH to OK" format={time} points={points.value} lines={[{ figure: "p50", name: "p50" }, { figure: "p99", name: "p99" }]} />
+          <Chart title="Time to OK" format={time} points={points.value} lines={[{ figure: "p50", name: "p50" }, { figure: "p99", name: "p99" }]} />
           <Chart title="Connections" format={whole} points={points.value} lines={[{ figure: "connections", name: "open" }]} />
           <Chart title="Subscriptions" format={whole} points={points.value} lines={[{ figure: "subscriptions", name: "open" }, { figure: "behind", name: "behind" }]} />
           <Chart title="Sent" format={(value) => `${bytes(Math.round(value))}/s`} points={points.value} lines={[{ figure: "bytes", name: "sent" }]} />
@@ -43,8 +43,8 @@ export function Overview(): JSX.Element {
       )}
       {reading !== null && (
         <p class="hint">
-          Read every two seconds while this page is looked at, and kept for ten minutes in it alone. Times are upper ends of the
-          histogram's steps, so p99 ≤ 5 ms says that 99 of 100 took no longer.
+          Read every two seconds while this page is in view; it alone keeps the last ten minutes. Times are the upper bounds of
+          histogram buckets: p99 ≤ 5 ms means that 99 of 100 took 5 ms or less.
         </p>
       )}
       <Described />
@@ -58,12 +58,12 @@ function Tiles({ reading }: { reading: Reading }): JSX.Element {
   const faults = sum(reading, "relayd_faults_total");
   return (
     <dl class="tiles">
-      <Tile name="Stored" value={whole(sum(reading, "relayd_publishes_total", '"accepted"'))} note="packets since its start" />
+      <Tile name="Stored" value={whole(sum(reading, "relayd_publishes_total", '"accepted"'))} note="since it started" />
       <Tile name="Connections" value={whole(sum(reading, "relayd_connections"))} note="this page has one" />
       <Tile name="Subscriptions" value={whole(sum(reading, "relayd_subscriptions"))} note={behind > 0 ? `${whole(behind)} read behind the live feed` : "all live"} />
       <Tile name="Database" value={sum(reading, "relayd_database_up") > 0 ? "✓ up" : "✗ away"} note={bytes(sum(reading, "relayd_database_bytes"))} />
       {started > 0 && <Tile name="Running for" value={span(Date.now() / 1000 - started)} />}
-      <Tile name="Faults of the relay" value={whole(faults)} note={faults > 0 ? "its log tells of each" : "none since its start"} />
+      <Tile name="Internal errors" value={whole(faults)} note={faults > 0 ? "each is in its log" : "none since it started"} />
     </dl>
   );
 }
@@ -98,7 +98,7 @@ function Described(): JSX.Element | null {
   ];
   return (
     <>
-      <h2>What it says of itself</h2>
+      <h2>What the relay says about itself</h2>
       <dl class="facts">
         {facts.map(([name, value]) => (
           <div key={name}>

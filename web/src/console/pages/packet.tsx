@@ -85,7 +85,7 @@ function Whole({ event }: { event: Event }): JSX.Element {
       <Steps answer={answer} />
       {event.relay_annotations !== undefined && (
         <Note tone="warn" title="The relay's finding">
-          <p>The relay could not prove what the packet says of its origin, and serves it with this note:</p>
+          <p>The relay could not prove what the packet says about its origin, and serves it with this note:</p>
           <Long text={JSON.stringify(event.relay_annotations, null, 2)} label="The relay's annotation" />
         </Note>
       )}
@@ -94,9 +94,9 @@ function Whole({ event }: { event: Event }): JSX.Element {
       {said !== "" && <blockquote class="said">{shown(said.slice(0, SHOWN_AT_FIRST))}</blockquote>}
       <Long text={JSON.stringify(content, null, 2)} label="Content" />
       <h2>Bytes</h2>
-      <p class="hint">The packet as the relay sent it. The id and the signature are over these bytes, without those two members.</p>
+      <p class="hint">The packet as the relay sent it. The id and the signature cover these bytes, without those two members.</p>
       <Long text={event.text} label="The packet's bytes" />
-      <h2>Take it with you</h2>
+      <h2>Fetch it elsewhere</h2>
       <Copy label="A command that prints this packet, verified" text={`strata get ${row.id} --relay ${openingUrl()}`} />
       <Copy label="The same by plain HTTP" text={`curl ${http}`} />
     </>

@@ -38,7 +38,7 @@ function contentOf({ type, text, isJson }: Draft): JsonObject {
   }
   const content = parseStrictly(text);
   if (!isObject(content)) throw new Error("The content has to be a JSON object.");
-  if ("type" in content && content["type"] !== type.trim()) throw new Error("The type in the JSON is another one than above.");
+  if ("type" in content && content["type"] !== type.trim()) throw new Error("The type in the JSON differs from the one above.");
   return Object.assign(Object.create(null) as object, content, { type: type.trim() }) as JsonObject;
 }
 
@@ -95,7 +95,7 @@ export function Publish(): JSX.Element {
         <fieldset class="choice">
           <legend class="label">Content</legend>
           <label>
-            <input type="radio" name="form" checked={!written.isJson} onChange={() => write({ ...written, isJson: false })} /> a text
+            <input type="radio" name="form" checked={!written.isJson} onChange={() => write({ ...written, isJson: false })} /> text
           </label>
           <label>
             <input type="radio" name="form" checked={written.isJson} onChange={() => write({ ...written, isJson: true })} /> JSON
@@ -128,7 +128,7 @@ function Preview({ packet, publish }: { packet: Packet; publish: () => Promise<v
     <>
       <h2>What will be sent</h2>
       <p class="hint">
-        {bytes(packet.sizeBytes)}, exactly these bytes. Whoever gets the packet can keep it and pass it on: it cannot be called back.
+        {bytes(packet.sizeBytes)}, exactly these bytes. Whoever gets the packet can keep it and pass it on: it cannot be recalled.
       </p>
       <pre class="code long" tabIndex={0} role="group" aria-label="The packet's bytes">
         {shown(packet.canonical)}
@@ -150,7 +150,7 @@ function Outbox(): JSX.Element {
     <>
       <h2>Outbox</h2>
       {items.value.length === 0 ? (
-        <p class="hint">Nothing waits. What is published here stays until the relay has stored it, even if this page is closed.</p>
+        <p class="hint">Nothing is waiting. What you publish stays here until the relay has stored it, even if you close this page.</p>
       ) : (
         <ul class="outbox" aria-live="polite">
           {items.value.map((item) => (

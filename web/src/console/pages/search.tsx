@@ -86,7 +86,7 @@ export function Search(): JSX.Element {
         {understood.unknown.length > 0 && `Not understood, and left out: ${understood.unknown.map((word) => line(word, 40)).join(" ")}.`}
       </p>
       {found.failed !== null && (
-        <Note tone="bad" title="The relay did not answer this">
+        <Note tone="bad" title="The relay did not answer">
           <p>{line(found.failed, 300)}</p>
         </Note>
       )}
@@ -101,7 +101,7 @@ export function Search(): JSX.Element {
       )}
       {!found.busy && found.failed === null && found.rows.length === 0 && query !== "" && (
         <p>
-          Nothing is stored here that fits. <a href={to("search")}>Show everything</a>
+          Nothing stored here matches. <a href={to("search")}>Show everything</a>
         </p>
       )}
     </section>

@@ -64,11 +64,11 @@ export function Topics(): JSX.Element {
       <div class="bar">
         <h1>Topics</h1>
         <button type="button" onClick={look}>
-          Look again
+          Refresh
         </button>
       </div>
       {failed !== "" && (
-        <Note tone="bad" title="The relay did not answer this">
+        <Note tone="bad" title="The relay did not answer">
           <p>{line(failed, 300)}</p>
         </Note>
       )}
@@ -77,7 +77,7 @@ export function Topics(): JSX.Element {
         <p role="status" class="hint">
           {sample.packets === 0
             ? "Nothing is stored here yet."
-            : `Of the last ${count(sample.packets)} packets${sample.isAll ? ", which is all there are" : ""}, received since ${moment(sample.since)} (${span(Date.now() / 1000 - sample.since)}).`}
+            : `From the last ${count(sample.packets)} packets${sample.isAll ? ", which is all there are" : ""}, received since ${moment(sample.since)} (${span(Date.now() / 1000 - sample.since)}).`}
         </p>
       )}
       {content.length > 0 && <Table title="Content topics of channels" topics={content} all={sample?.packets ?? 1} />}
@@ -86,7 +86,7 @@ export function Topics(): JSX.Element {
   );
 }
 
-const share = (part: number): string => (part < 0.01 ? "under 1 %" : `${Math.round(100 * part)} %`);
+const share = (part: number): string => (part < 0.01 ? "< 1 %" : `${Math.round(100 * part)} %`);
 
 function Table({ title, topics, all }: { title: string; topics: readonly Topic[]; all: number }): JSX.Element {
   return (

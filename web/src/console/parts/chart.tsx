@@ -51,7 +51,7 @@ export function Chart({ title, lines, points, format }: Props): JSX.Element {
         ))}
       </svg>
       <p class="chart-foot">
-        <span>{words(span / 1000)} ago</span> <span>most {values.length === 0 ? "—" : format(top)}</span> <span>now</span>
+        <span>{words(span / 1000)} ago</span> <span>peak {values.length === 0 ? "—" : format(top)}</span> <span>now</span>
       </p>
       <details>
         <summary>Table</summary>

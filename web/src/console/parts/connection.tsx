@@ -8,7 +8,7 @@ import { heardAt, hurry, limitedUntil, phase, wantsAuth } from "../state/link.js
 import { clock, span } from "../text.js";
 import { Note } from "./bits.js";
 
-const WORDS = { connecting: "Connecting…", online: "Connected", offline: "Offline", draining: "Relay restarts" } as const;
+const WORDS = { connecting: "Connecting…", online: "Connected", offline: "Offline", draining: "Relay restarting" } as const;
 const MARKS = { connecting: "○", online: "●", offline: "✕", draining: "◐" } as const;
 
 export function ConnectionState(): JSX.Element {
@@ -38,8 +38,8 @@ export function Notices(): JSX.Element {
         <Note tone="warn" title="No connection to the relay">
           <p>
             {heardAt.value > 0 ? `Last heard ${span((Date.now() - heardAt.value) / 1000)} ago, at ${clock(heardAt.value / 1000)}. ` : ""}
-            The page tries again by itself and goes on where it stood.{" "}
-            {heardAt.value === 0 && "If this stays, the relay may not take connections from this page (allowed_origins, public_url). "}
+            The page keeps trying, and will pick up where it left off.{" "}
+            {heardAt.value === 0 && "If this lasts, the relay may not take connections from this page (allowed_origins, public_url). "}
             <button type="button" onClick={hurry}>
               Try now
             </button>
@@ -48,12 +48,12 @@ export function Notices(): JSX.Element {
       )}
       {phase.value === "draining" && (
         <Note tone="warn" title="The relay is going away for a moment">
-          <p>It said so itself, as it does before a restart. The page comes back with it, and misses nothing.</p>
+          <p>It announced this, as it does before a restart. The page will reconnect, and misses nothing.</p>
         </Note>
       )}
       {wait > 0 && (
         <Note tone="warn" title={`Rate limited: ${wait} s`}>
-          <p>The relay wants fewer requests from this address. What is open is asked for again when the time is up.</p>
+          <p>The relay asks for fewer requests from this address. The page asks again when the time is up.</p>
         </Note>
       )}
       {wantsAuth.value && (
@@ -66,8 +66,8 @@ export function Notices(): JSX.Element {
       {!isSecureContext && (
         <Note title="This page came over plain http">
           <p>
-            Browsers do not offer their own cryptography here, so packets are checked more slowly, and no keys are kept. Over
-            https, or at localhost, both are there.
+            Without https, browsers switch off their built-in cryptography: packets are checked more slowly, and keys are not
+            kept. Open the page over https or at localhost to have both.
           </p>
         </Note>
       )}

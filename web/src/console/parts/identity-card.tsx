@@ -120,7 +120,7 @@ function Standing(): JSX.Element | null {
       </Note>
     );
   }
-  if (authFailed.value !== "") return <p role="alert">The relay did not take this identity: {line(authFailed.value, 300)}.</p>;
+  if (authFailed.value !== "") return <p role="alert">The relay did not accept this identity: {line(authFailed.value, 300)}.</p>;
   if (speaksFor.value === null) return null;
   return (
     <p role="status" class="hint">

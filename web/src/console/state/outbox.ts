@@ -39,7 +39,7 @@ export function beginOutbox(): void {
 
 async function look(): Promise<void> {
   const waiting = (await outbox.list()).map(({ packet, state, refusal, isStale }): Item => {
-    const stale = isStale ? "Older than a day: relays refuse it, unless they have it. Nothing is signed anew. " : "";
+    const stale = isStale ? "More than a day old: relays refuse it unless they already have it. It is never signed again. " : "";
     const why = refusal === undefined ? "" : `${refusal.reason} (${refusal.code})`;
     return { id: packet.packetId, type: packet.contentType, state, note: stale + why };
   });

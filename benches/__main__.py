@@ -9,7 +9,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 import uvloop
 
@@ -28,6 +28,7 @@ from benches import (
     idle,
     latency,
     publish,
+    scaling,
 )
 from benches.attacks import ATTACKS, TLS_ATTACKS
 from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
@@ -52,6 +53,7 @@ NAMES = (
     "engine",
     "crowd",
     "pace",
+    "scaling",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
@@ -70,14 +72,22 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
         if (found := _without_relay(name, plan, progress)) is not None:
             measures += found
             continue
+        if name == "scaling":
+            measures += await _in_time(name, scaling.measure(plan, progress, serve), plan)
+            continue
         progress(f"{name}: starting a relay")
-        try:
-            async with asyncio.timeout(plan.timeout):
-                with RelayProcess(serve, _SETTINGS.get(name)) as relay:
-                    measures += await _one(name, relay, plan, progress, signature, store)
-        except TimeoutError:
-            raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
+        with RelayProcess(serve, _SETTINGS.get(name)) as relay:
+            work = _one(name, relay, plan, progress, signature, store)
+            measures += await _in_time(name, work, plan)
     return measures
+
+
+async def _in_time(name: str, work: Coroutine[None, None, list[Measure]], plan: Plan) -> list[Measure]:
+    try:
+        async with asyncio.timeout(plan.timeout):
+            return await work
+    except TimeoutError:
+        raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
 
 
 def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] | None:

@@ -109,6 +109,14 @@ class RelayProcess:
                 continue  # its parent has inherited its times, and is read after it or next time
         return CpuTimes(relay, postgres, load, busy - load - relay - postgres)
 
+    def bytes_read(self) -> int:
+        """Bytes that the relay has read so far, from sockets and files. Linux only; 0 elsewhere."""
+        return sum(
+            _read_characters(process.pid)
+            for process in self._processes()
+            if not process.name().startswith("postgres")
+        )
+
     def resident_bytes(self) -> int:
         """Memory of the relay without PostgreSQL."""
         return sum(
@@ -120,9 +128,12 @@ class RelayProcess:
     def _start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
         environment |= {f"RELAYD_{name.upper()}": str(value) for name, value in self._settings.items()}
+        folder = ["--data-dir", str(self._folder / "data")]
+        if "database_url" in self._settings:  # which a folder on the command line would overrule
+            environment["RELAYD_DATA_DIR"], folder = folder[1], []
         with (self._folder / "stderr.log").open("w") as log:
             self._process = subprocess.Popen(
-                [*self._command, "serve", "--port", "0", "--data-dir", str(self._folder / "data")],
+                [*self._command, "serve", "--port", "0", *folder],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -160,3 +171,11 @@ class RelayProcess:
         assert self._process is not None
         root = psutil.Process(self._process.pid)
         return [*root.children(recursive=True), root]
+
+
+def _read_characters(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return int(next(line.split()[1] for line in lines if line.startswith("rchar:")))

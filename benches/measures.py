@@ -38,6 +38,12 @@ class Plan:
     hostile_crowd: int
     attack_seconds: float
     """How long each attack goes on."""
+    listeners: int
+    """Sessions that LISTEN and do nothing else."""
+    scaling_packets: int
+    """In each round of each shape."""
+    workers: tuple[int, ...]
+    """Workers of one relay."""
     limit_seconds: float
     """How long each limit is measured."""
     timeout: float
@@ -58,6 +64,9 @@ FULL = Plan(
     idle_crowd=5_000,
     hostile_crowd=500,
     attack_seconds=2.0,
+    listeners=60,
+    scaling_packets=10_000,
+    workers=(2, 4),
     limit_seconds=1.0,
     timeout=600.0,
 )
@@ -75,6 +84,9 @@ BRIEF = Plan(
     idle_crowd=100,
     hostile_crowd=56,
     attack_seconds=0.0,
+    listeners=5,
+    scaling_packets=400,
+    workers=(2,),
     limit_seconds=0.05,
     timeout=60.0,
 )

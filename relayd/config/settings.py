@@ -90,7 +90,10 @@ class Settings:
     )
 
     database_url: str | None = _setting(
-        None, "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`.", secret=True
+        None,
+        "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`. Of several hosts in"
+        " the URL the first is used that is as `target_session_attrs` wants it.",
+        secret=True,
     )
     read_database_url: str | None = _setting(
         None, "Replica to read history from; without it, history is read from `database_url`.", secret=True

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import asyncpg
 
+from relayd.store.hosts import each_server
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
@@ -55,17 +56,27 @@ def _first_line(error: Exception) -> str:
 async def connect(url: str, *, name: str, connect_timeout: float, **settings: str) -> asyncpg.Connection[Any]:
     """Open a connection that pg_stat_activity shows as `name`, with `settings` for its session.
 
+    Of several servers in the URL the first that answers as wanted is taken; each has its share of the time.
     Raises `StoreUnavailable`. Cancelling closes what was opened.
     """
-    with translate_errors():
-        return await asyncpg.connect(
-            url,
-            timeout=connect_timeout,
-            server_settings={"application_name": name, "jit": "off", **settings},
-            max_cached_statement_lifetime=0,
-            # Bodies make statements' arguments large, never their text; every shape we send fits.
-            statement_cache_size=256,
-        )
+    servers = each_server(url)
+    said: list[str] = []
+    for server in servers:
+        try:
+            with translate_errors():
+                return await asyncpg.connect(
+                    server,
+                    timeout=connect_timeout / len(servers),
+                    server_settings={"application_name": name, "jit": "off", **settings},
+                    max_cached_statement_lifetime=0,
+                    # Bodies make statements' arguments large, never their text; every shape we send fits.
+                    statement_cache_size=256,
+                )
+        except StoreUnavailable as error:
+            if len(servers) == 1:
+                raise
+            said.append(str(error))
+    raise StoreUnavailable(f"none of {len(servers)} servers: {'; '.join(said)}")
 
 
 class Payer(Hashable, Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -53,6 +54,9 @@ _MAX_SKEW_SECONDS = 300
 _LAST_DAY = 99_999
 _CACHED_POSITIONS = 1024
 _GRACE_SECONDS = 5.0
+_REPLICA_AWAY_SECONDS: Final = (1.0, 30.0)
+"""For how long a replica that failed is left alone: at first, and at most. A machine that is gone without a
+word costs whoever asks it the whole time that a connection may take."""
 
 
 class _Span(NamedTuple):
@@ -103,6 +107,8 @@ class Reader:
         self._pages = pages
         self._replica = replica
         self._deadline = read_timeout + _GRACE_SECONDS
+        self._replica_due_at = 0.0
+        self._replica_pause = _REPLICA_AWAY_SECONDS[0]
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.on_replica: Callable[[str], None] = lambda outcome: None
@@ -303,8 +309,13 @@ class Reader:
         async with contextlib.AsyncExitStack() as stack:
             connection = await self._from_replica(stack, needed, payer)
             if connection is None:
-                connection = await stack.enter_async_context(self._guarded(self._pages, payer))
-            yield connection
+                yield await stack.enter_async_context(self._guarded(self._pages, payer))
+                return
+            try:
+                yield connection
+            except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, TimeoutError):
+                self._replica_failed()
+                raise
 
     async def _from_replica(
         self, stack: contextlib.AsyncExitStack, needed: int, payer: Payer | None
@@ -312,17 +323,30 @@ class Reader:
         """A connection to a replica that has enough, lent until `stack` unwinds; None: take the primary."""
         if self._replica is None:
             return None
+        if time.monotonic() < self._replica_due_at:
+            self.on_replica("unavailable")
+            return None
         try:
             async with contextlib.AsyncExitStack() as attempt:
                 connection = await attempt.enter_async_context(self._guarded(self._replica, payer))
-                if await self._has_replayed(connection, needed):
+                has_enough = await self._has_replayed(connection, needed)
+                self._replica_pause = _REPLICA_AWAY_SECONDS[0]
+                if has_enough:
                     stack.push_async_exit(attempt.pop_all())
                     self.on_replica("served")
                     return connection
             self.on_replica("behind")
         except (StoreUnavailable, StoreTimeout):
             self.on_replica("unavailable")
+            self._replica_failed()
         return None
+
+    def _replica_failed(self) -> None:
+        """The primary answers alone for a while, and for longer each time."""
+        now = time.monotonic()
+        if now >= self._replica_due_at:  # else another page has just found the same
+            self._replica_due_at = now + self._replica_pause
+            self._replica_pause = min(self._replica_pause * 2, _REPLICA_AWAY_SECONDS[1])
 
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
         # Kept for each connection: behind one address there may be several replicas.

@@ -62,6 +62,15 @@ MEASURES = {
     ]
     if sys.platform == "linux"
     else [],
+    "scaling": [
+        "published at one relay",
+        "the same beside 5 sessions that LISTEN",
+        "the same followed by a second relay",
+        "published at two relays",
+        "a relay that follows: CPU for each packet",
+        "a relay that reads by federation: CPU for each packet",
+        "published at 2 workers",
+    ],
 }
 
 

@@ -14,7 +14,8 @@ __all__ = ["main"]
 def main() -> None:
     """Copy, and become the relay."""
     source, *arguments = sys.argv[1:]
-    copy_of(Path(source), Path(arguments[arguments.index("--data-dir") + 1]))
+    if "--data-dir" in arguments:  # else it has a database elsewhere
+        copy_of(Path(source), Path(arguments[arguments.index("--data-dir") + 1]))
     os.execv(sys.executable, [sys.executable, "-m", "relayd", *arguments])
 
 

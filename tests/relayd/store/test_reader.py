@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -186,6 +187,40 @@ async def test_a_replica_that_is_away_is_done_without(database, packet):
     async with await Store.open(database, read_url="postgresql://127.0.0.1:1/none") as store:
         await store.append([packet(1)], NOW)
         assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
+
+
+async def test_a_replica_that_keeps_silent_holds_up_one_page_and_not_the_next(database, packet):
+    """A machine that is gone without a word: connections are taken, and nothing is ever said."""
+    asked, outcomes = list[socket.socket](), list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        url = f"postgresql://relayd@127.0.0.1:{silent.getsockname()[1]}/none?sslmode=disable"
+        async with await Store.open(
+            database, read_url=url, connect_timeout=0.5, on_replica=outcomes.append
+        ) as store:
+            await store.append([packet(1)], NOW)
+            store._reader._replica_pause = 1000.0
+            for _ in range(20):
+                assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    asked.append(silent.accept()[0])
+    for each in asked:
+        each.close()
+    assert len(asked) == 1
+    assert outcomes == ["unavailable"] * 20
+
+
+async def test_a_replica_that_is_back_is_asked_again(database, packet):
+    outcomes = list[str]()
+    async with await Store.open(database, read_url=database, on_replica=outcomes.append) as store:
+        await store.append([packet(1)], NOW)
+        store._reader._replica_failed()
+        await store.page(LogQuery(), 10, NOW)
+        store._reader._replica_due_at = 0.0
+        await store.page(LogQuery(), 10, NOW)
+        assert outcomes == ["unavailable", "served"]
+        assert store._reader._replica_pause == 1.0
 
 
 async def test_a_server_that_stops_answering_is_unavailable_in_time(database, locked, sql, monkeypatch):

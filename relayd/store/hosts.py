@@ -1,0 +1,53 @@
+"""The servers that a database URL names: `postgresql://one,two/relay?target_session_attrs=read-write`.
+
+PostgreSQL's drivers try them in turn within one deadline, so a machine that is gone without a word uses up
+the time of those behind it. Here each is a URL of its own, with its share of the time.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+__all__ = ["each_server"]
+
+_TARGET = "target_session_attrs"
+_TARGETS = {"read-write": ("primary",), "prefer-standby": ("standby", "any")}
+
+
+def each_server(url: str) -> tuple[str, ...]:
+    """A URL for each attempt, in order; the URL itself where it names one server or cannot be taken apart.
+
+    `prefer-standby` looks through all servers for a standby before it takes any. `read-write` means the
+    primary: sessions of ours that only read say so to the server, and would count as read-only.
+    """
+    parts = urlsplit(url)
+    user, at, netloc = parts.netloc.rpartition("@")
+    members = dict(parse_qsl(parts.query, keep_blank_values=True))
+    places: list[tuple[str, dict[str, str]]]
+    if netloc:
+        places = [(f"{user}{at}{host}", {}) for host in netloc.split(",")]
+    else:
+        hosts = members.get("host", "").split(",")
+        ports = members.get("port", "").split(",")
+        if len(ports) not in (1, len(hosts)):
+            return (url,)
+        ports *= len(hosts) // len(ports)
+        places = [
+            (f"{user}{at}", {"host": host} | ({"port": port} if port else {}))
+            for host, port in zip(hosts, ports, strict=True)
+        ]
+    target = members.get(_TARGET)
+    if len(places) == 1 and target != "read-write":
+        return (url,)
+    targets = _TARGETS.get(target, (target,)) if target is not None else ()
+    return tuple(
+        f"{parts.scheme}://{place}{parts.path}{_query(members | server | wanted)}"
+        for wanted in ([{_TARGET: target} for target in targets] or [{}])
+        for place, server in places
+    )
+
+
+def _query(members: dict[str, str]) -> str:
+    return f"?{urlencode(members, quote_via=quote, safe='/')}" if members else ""

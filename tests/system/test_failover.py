@@ -1,0 +1,324 @@
+"""A standby that is promoted while publishers are at work: what the guide tells an operator to do.
+
+Two relays share a primary; one reads history from a standby of it. The primary's machine dies, the standby is
+promoted, and the relays go on there by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import psutil
+import pytest
+from strata.protocol.packets import Packet
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+
+from tests.support.backups import Copied
+from tests.support.bare_client import publish_text
+from tests.support.made_packets import make, new_identity
+from tests.support.relay_process import ROOT, PostgresHost, RelayProcess, running
+from tests.support.standbys import Standby
+
+GUIDE = ROOT / "docs" / "guides" / "scaling.md"
+GONE = (ConnectionClosed, OSError, InvalidMessage, InvalidStatus, EOFError, TimeoutError)
+WINDOW = 32
+DEADLINE = 90.0
+
+
+def guide(beginning: str) -> str:
+    """The line of the guide that begins so: the test runs what the guide says."""
+    (line,) = {line.strip() for line in GUIDE.read_text().splitlines() if line.strip().startswith(beginning)}
+    return line
+
+
+class Ledger:
+    """What was promised, and what a reader saw."""
+
+    def __init__(self) -> None:
+        self.identity = new_identity()
+        self.acknowledged: set[str] = set()
+        self.refused: dict[str, int] = {}
+        """How often a packet was answered with `internal_error`."""
+        self.waiting: deque[Packet] = deque()
+        self.made = 0
+        self.seen: list[str] = []
+        self.cursor: str | None = None
+        self.resets: list[str] = []
+        """The cursors that the log had lost."""
+        self.places: dict[str, int] = {}
+        """How much had been seen when this cursor came."""
+
+    def next(self) -> Packet:
+        if self.waiting:
+            return self.waiting.popleft()
+        self.made += 1
+        return make(self.identity, n=self.made)
+
+    def answered(self, message: dict[str, Any], packet: Packet) -> None:
+        if message["type"] == "OK":
+            self.acknowledged.add(packet.packet_id)
+            return
+        assert message["code"] == "internal_error", message
+        self.refused[packet.packet_id] = self.refused.get(packet.packet_id, 0) + 1
+        self.waiting.append(packet)
+
+
+@contextlib.asynccontextmanager
+async def opened(relay: RelayProcess) -> AsyncIterator[ClientConnection]:
+    async with connect(
+        relay.ws, compression=None, max_size=None, ping_interval=None, close_timeout=1
+    ) as socket:
+        await socket.recv()  # the challenge
+        yield socket
+
+
+async def publish(relay: RelayProcess, ledger: Ledger) -> None:
+    """Publish until cancelled, as a patient client: what has no good answer is sent again."""
+    while True:
+        flying: dict[str, Packet] = {}
+        with contextlib.suppress(*GONE):
+            async with opened(relay) as socket:
+                try:
+                    while True:
+                        while len(flying) < WINDOW:
+                            packet = ledger.next()
+                            flying[packet.packet_id] = packet
+                            await socket.send(publish_text(packet, packet.packet_id))
+                        message = json.loads(await socket.recv())
+                        ledger.answered(message, flying.pop(message["client_msg_id"]))
+                finally:
+                    ledger.waiting.extend(flying.values())
+        await asyncio.sleep(0.05)
+
+
+async def follow(relay: RelayProcess, ledger: Ledger) -> None:
+    """Read the log until cancelled, on from the last place wherever the connection ends."""
+    while True:
+        with contextlib.suppress(*GONE):
+            async with opened(relay) as socket:
+                await socket.send(subscription(ledger))
+                while True:
+                    message = json.loads(await socket.recv())
+                    if message["type"] == "EVENT":
+                        ledger.seen.append(message["packet"]["packet_id"])
+                        ledger.cursor = message["cursor"]
+                        ledger.places[message["cursor"]] = len(ledger.seen)
+                    elif message.get("detail") == "log_reset":
+                        ledger.resets.append(str(ledger.cursor))
+                        ledger.cursor = message["cursor"]
+                        # What was seen behind this place is not in the log any more.
+                        del ledger.seen[place_of(ledger) :]
+                        await socket.send(subscription(ledger))
+                    else:
+                        assert message["type"] == "ERROR" and message["code"] == "internal_error", message
+                        break
+        await asyncio.sleep(0.05)
+
+
+def place_of(ledger: Ledger) -> int:
+    """How much the reader had seen at its cursor, which may be worded anew: it holds a place and a MAC."""
+    return ledger.places.get(str(ledger.cursor), -1)
+
+
+def subscription(ledger: Ledger) -> str:
+    filters = {"authors": [ledger.identity.did], "cursor": ledger.cursor}
+    return json.dumps({"type": "SUBSCRIBE", "subscription_id": "s", "filters": filters, "gapless": True})
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE):
+            while not condition():  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"it never came to this: {what}")
+
+
+class Site:
+    """A primary and its standby, and the URL by which relays find whichever takes writes."""
+
+    def __init__(self, folder: Path, host: PostgresHost, database: Copied, standby: Standby) -> None:
+        self._folder = folder
+        self._host = host
+        self.primary = database
+        self.standby = standby
+        one, two = (parse_qs(urlsplit(url).query) for url in (database.url, standby.url))
+        ports = [server.get("port", ["5432"])[0] for server in (one, two)]
+        hosts = f"host={one['host'][0]},{two['host'][0]}&port={','.join(ports)}"
+        asked = parse_qs(urlsplit(guide('database_url = "').split('"')[1]).query)
+        (target,) = asked["target_session_attrs"]
+        self.url = f"postgresql://relayd@{urlsplit(database.url).path}?{hosts}&target_session_attrs={target}"
+
+    async def execute(self, statement: str) -> Any:
+        connection = await asyncpg.connect(self.primary.url)
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close()
+
+    def kill_primary(self) -> None:
+        """Everything of it at once, as when a machine dies."""
+        (pidfile,) = self._folder.glob("postgres-*/postmaster.pid")
+        server = psutil.Process(int(pidfile.read_text().split("\n", 1)[0]))
+        for process in [server, *server.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs([server], 30)
+
+    async def held(self) -> set[str]:
+        """What the standby has, when nothing more can come."""
+        connection = await asyncpg.connect(self.standby.url)
+        try:
+            return {
+                "0x" + bytes(row[0]).hex() for row in await connection.fetch("SELECT packet_id FROM packets")
+            }
+        finally:
+            await connection.close()
+
+    async def promote(self) -> None:
+        assert await self.standby.execute(guide("SELECT pg_promote").rstrip(";"))
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="relayd-primary-") as folder:
+        Path(folder).chmod(0o755)  # noqa: ASYNC240 - a folder of our own
+        host = PostgresHost(Path(folder))
+        try:
+            database = await Copied(host.url).make()
+            async with Standby(database.url) as standby:
+                yield Site(Path(folder), host, database, standby)
+        finally:
+            host.close()
+
+
+@contextlib.contextmanager
+def relays(folder: Path, site: Site, **settings: Any) -> Iterator[tuple[RelayProcess, RelayProcess]]:
+    one = RelayProcess(folder / "one", database_url=site.url, **settings)
+    two = RelayProcess(folder / "two", database_url=site.url, read_database_url=site.standby.url, **settings)
+    with running(one), running(two):
+        yield one, two
+
+
+@contextlib.asynccontextmanager
+async def at_work(one: RelayProcess, two: RelayProcess, ledger: Ledger) -> AsyncIterator[None]:
+    """Publishers at both relays, and a reader at the second."""
+    async with asyncio.TaskGroup() as group:
+        publishers = [group.create_task(publish(relay, ledger)) for relay in (one, two, one)]
+        reader = group.create_task(follow(two, ledger))
+        yield
+        for task in publishers:
+            task.cancel()
+        await asyncio.wait(publishers)
+        async with opened(one) as socket, asyncio.timeout(DEADLINE):
+            while ledger.waiting:
+                packet = ledger.waiting.popleft()
+                await socket.send(publish_text(packet, packet.packet_id))
+                ledger.answered(json.loads(await socket.recv()), packet)
+        log = set(await whole_log(one, ledger))
+        await until(lambda: log <= set(ledger.seen), "the reader has everything")
+        reader.cancel()
+
+
+async def whole_log(relay: RelayProcess, ledger: Ledger) -> list[str]:
+    """The log of now, from its beginning."""
+    ids: list[str] = []
+    cursor = None
+    async with opened(relay) as socket, asyncio.timeout(DEADLINE):
+        while True:
+            await socket.send(json.dumps(page_of(ledger, cursor)))
+            while (message := json.loads(await socket.recv()))["type"] == "EVENT":
+                ids.append(message["packet"]["packet_id"])
+            assert message["type"] == "END_OF_HISTORY", message
+            if message["complete"]:
+                return ids
+            cursor = message["cursor"]
+            await socket.send(json.dumps({"type": "UNSUBSCRIBE", "subscription_id": "page"}))
+
+
+def page_of(ledger: Ledger, cursor: str | None) -> dict[str, Any]:
+    filters = {"authors": [ledger.identity.did], "limit": 500, "cursor": cursor}
+    return {"type": "SUBSCRIBE", "subscription_id": "page", "filters": filters, "history_marker": True}
+
+
+async def grown(ledger: Ledger, by: int) -> None:
+    goal = len(ledger.acknowledged) + by
+    await until(lambda: len(ledger.acknowledged) >= goal, f"{goal} acknowledged")
+
+
+@pytest.mark.req("R-154", "R-157", "R-159", "R-311")
+async def test_an_asynchronous_standby_takes_over_and_readers_are_told_of_what_it_lacked(
+    tmp_path: Path, site: Site
+):
+    ledger = Ledger()
+    with relays(tmp_path, site) as (one, two):
+        async with at_work(one, two, ledger):
+            await grown(ledger, 300)
+            await site.standby.lose_contact()
+            await grown(ledger, 200)
+            await until(lambda: len(ledger.seen) >= 400, "the reader is beyond what the standby has")
+            site.kill_primary()
+            held = await site.held()
+            lost_by_then = ledger.acknowledged - held
+            await site.promote()
+            await grown(ledger, 200)
+        log = await whole_log(one, ledger)
+        assert len(set(log)) == len(log)
+        # No acknowledged packet that the standby had is lost, and none that it lacked is said to be there.
+        assert held <= set(log)
+        lost = ledger.acknowledged - set(log)
+        assert lost and lost <= lost_by_then
+        # The reader was told once, and has the log of now: each packet once, in its order.
+        assert len(ledger.resets) == 1
+        assert ledger.seen == log
+        for relay in (one, two):
+            assert relay.metric("relayd_log_epoch") == 2
+            async with opened(relay) as socket:  # and so is whoever comes from there later, at any relay
+                await socket.send(json.dumps(page_of(ledger, ledger.resets[0])))
+                refused = json.loads(await socket.recv())
+                assert (refused["code"], refused["detail"]) == ("invalid_cursor", "log_reset")
+        assert two.metric("relayd_replica_reads_total", outcome="served") > 0
+
+
+@pytest.mark.req("R-189", "R-311")
+@pytest.mark.parametrize("stalled", [False, True])
+async def test_with_a_synchronous_standby_nothing_acknowledged_is_lost(
+    tmp_path: Path, site: Site, stalled: bool
+):
+    """`stalled`: the standby is out of reach for a while before. PostgreSQL ends the wait of a commit that is
+    given up, and the rows are there: they must not be acknowledged as known when they are published again."""
+    await site.execute(guide("ALTER SYSTEM SET synchronous_standby_names").rstrip(";"))
+    await site.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(DEADLINE):
+        while await site.execute("SELECT sync_state FROM pg_stat_replication") not in ("sync", "quorum"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    ledger = Ledger()
+    with relays(tmp_path, site, publish_timeout=3) as (one, two):
+        async with at_work(one, two, ledger):
+            await grown(ledger, 200)
+            if stalled:
+                await site.standby.lose_contact()
+                await until(lambda: ledger.refused, "a publish is refused")
+                acknowledged = set(ledger.acknowledged)
+                await until(lambda: max(ledger.refused.values()) >= 2, "one is refused twice")
+                assert ledger.acknowledged == acknowledged
+            site.kill_primary()
+            await site.promote()
+            await grown(ledger, 200)
+        log = await whole_log(one, ledger)
+        assert len(set(log)) == len(log)
+        assert ledger.acknowledged == set(log)
+        assert ledger.seen == log
+        if not stalled:
+            assert not ledger.resets
+            assert one.metric("relayd_log_epoch") == two.metric("relayd_log_epoch") == 1

@@ -73,21 +73,22 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
             measures += found
             continue
         if name == "scaling":
-            measures += await _in_time(name, scaling.measure(plan, progress, serve), plan)
+            work = scaling.measure(plan, progress, serve)
+            measures += await _in_time(name, work, 2 * plan.timeout)  # seven relays, one after another
             continue
         progress(f"{name}: starting a relay")
         with RelayProcess(serve, _SETTINGS.get(name)) as relay:
             work = _one(name, relay, plan, progress, signature, store)
-            measures += await _in_time(name, work, plan)
+            measures += await _in_time(name, work, plan.timeout)
     return measures
 
 
-async def _in_time(name: str, work: Coroutine[None, None, list[Measure]], plan: Plan) -> list[Measure]:
+async def _in_time(name: str, work: Coroutine[None, None, list[Measure]], seconds: float) -> list[Measure]:
     try:
-        async with asyncio.timeout(plan.timeout):
+        async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        raise BenchError(f"{name} did not end within {plan.timeout:.0f} s") from None
+        raise BenchError(f"{name} did not end within {seconds:.0f} s") from None
 
 
 def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] | None:

@@ -86,7 +86,7 @@ BRIEF = Plan(
     attack_seconds=0.0,
     listeners=5,
     scaling_packets=400,
-    workers=(2,),
+    workers=(),
     limit_seconds=0.05,
     timeout=60.0,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -56,6 +57,11 @@ def contradictions(settings: Settings) -> list[str]:
             problems.append(f"{name}: expected a postgresql:// URL")
     if settings.read_database_url is not None and settings.database_url is None:
         problems.append("read_database_url needs database_url: the embedded server has no replica")
+    if settings.bus_url is not None:
+        if not _is_url(settings.bus_url, {"nats", "tls"}):
+            problems.append("bus_url: expected a nats:// or tls:// URL")
+        if importlib.util.find_spec("nats") is None:
+            problems.append("bus_url needs the client of NATS: install relayd[bus]")
     if settings.metrics_listen is not None and not _is_address(settings.metrics_listen):
         problems.append("metrics_listen: expected host:port")
     elif settings.metrics_listen is not None and _is_main_port(settings):

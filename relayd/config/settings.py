@@ -98,6 +98,12 @@ class Settings:
     read_database_url: str | None = _setting(
         None, "Replica to read history from; without it, history is read from `database_url`.", secret=True
     )
+    bus_url: str | None = _setting(
+        None,
+        "NATS server, as `nats://host:4222`, over which processes tell each other of commits; without it"
+        " PostgreSQL's NOTIFY does. Needs `relayd[bus]`.",
+        secret=True,
+    )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
     log_guard: Path | None = _setting(
         None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -19,6 +18,8 @@ from relayd.store.types import StoreError, StoreUnavailable
 __all__ = ["Doorbell"]
 
 _PROBE_INTERVAL = 20.0
+_BUS_PROBE_INTERVAL = 1.0
+"""Where a bus rings, nobody notifies: what it loses is found so much later."""
 _PROBE_TIMEOUT = 10.0
 _BACKOFF_SECONDS = (0.05, 2.0)
 
@@ -40,8 +41,14 @@ class Doorbell:
         read_head: Callable[[asyncpg.Connection[Any]], Awaitable[int]],
         connect_timeout: float,
         others: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+        has_bus: bool = False,
     ) -> None:
-        """`others` are called back for notifications on further channels; these may be lost."""
+        """`others` are called back for notifications on further channels; these may be lost.
+
+        With `has_bus` nothing is listened to: something else rings, and all are called at every look. (A
+        session that listens to one channel is woken for all of them.)
+        """
+        self._has_bus = has_bus
         self._url = url
         self._callback = callback
         self._own_pid = own_pid
@@ -77,9 +84,10 @@ class Doorbell:
     async def _start(self, connection: asyncpg.Connection[Any]) -> None:
         with translate_errors():
             async with asyncio.timeout(_PROBE_TIMEOUT):
-                await connection.add_listener(CHANNEL, self._ring)
-                for channel in self._others:
-                    await connection.add_listener(channel, self._ring_other)
+                if not self._has_bus:
+                    await connection.add_listener(CHANNEL, self._ring)
+                    for channel in self._others:
+                        await connection.add_listener(channel, self._ring_other)
                 # Only now: what is committed after this rings, what was before is below this head.
                 head = await self._read_head(connection)
         self._callback(head)
@@ -87,8 +95,13 @@ class Doorbell:
     async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
         connection.add_termination_listener(lambda _: self._wake.set())
         while not connection.is_closed():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _PROBE_INTERVAL)
+            try:
+                interval = _BUS_PROBE_INTERVAL if self._has_bus else _PROBE_INTERVAL
+                await asyncio.wait_for(self._wake.wait(), interval)
+            except TimeoutError:
+                if self._has_bus:
+                    for other in self._others.values():
+                        other()
             self._wake.clear()
             # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
             with translate_errors():

@@ -14,6 +14,7 @@ import asyncpg
 
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
+from relayd.store.bus import Bus
 from relayd.store.connection import Payer, Pool, close_quietly, connect, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
@@ -36,6 +37,7 @@ from relayd.store.types import (
     LogEntry,
     LogQuery,
     NewPacket,
+    Outcome,
     Page,
     PeerMark,
     RelaySecrets,
@@ -95,6 +97,8 @@ class Store:
         self._connect_timeout = log.connect_timeout
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._bus: Bus | None = None
+        self._bus_task: asyncio.Task[None] | None = None
         self._witness_due_at = 0.0
         self._others_told_at = time.monotonic() + _OTHERS_TELL_TIMEOUT
         self.secrets: RelaySecrets
@@ -268,6 +272,8 @@ class Store:
                 self._doorbell.doubt()
             raise
         self.known.saw(max((place.sequence for place in appended.dispositions), default=0))
+        if self._bus is not None and any(p.outcome is Outcome.STORED for p in appended.dispositions):
+            self._bus.committed(self.known.seen)
         return appended
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -336,11 +342,16 @@ class Store:
         return await self._reader.by_id(packet_id, now)
 
     async def listen(
-        self, callback: Callable[[int], None], on_ruling: Callable[[], None] = lambda: None
+        self,
+        callback: Callable[[int], None],
+        on_ruling: Callable[[], None] = lambda: None,
+        *,
+        bus_url: str | None = None,
     ) -> None:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
-        `on_ruling` is called when an operator has ruled, and may miss that. Returns when it listens; the
+        With `bus_url` NATS says so, and otherwise the database. `on_ruling` is called when an operator has
+        ruled, and may miss that. Returns when it listens; the
         first call, with the head, has then been made. The callbacks must not raise or block. Cancelling
         stops listening.
         """
@@ -357,7 +368,17 @@ class Store:
             read_head=look,
             connect_timeout=self._connect_timeout,
             others={MODERATION_CHANNEL: on_ruling},
+            has_bus=bus_url is not None,
         )
+        if bus_url is not None:
+            self._bus = Bus(
+                bus_url,
+                self.secrets.cursor_key,
+                self.known,
+                heard=callback,
+                doubt=self._doorbell.doubt,
+            )
+            self._bus_task = asyncio.create_task(self._bus.run(), name="store bus")
         listening = asyncio.Event()
         self._listener = asyncio.create_task(self._doorbell.run(listening), name="store doorbell")
         waiter = asyncio.ensure_future(listening.wait())
@@ -394,9 +415,11 @@ class Store:
 
     async def close(self) -> None:
         """End every connection; calls that wait on one raise `StoreUnavailable`. Idempotent."""
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait({self._listener})
+        listening = {task for task in (self._listener, self._bus_task) if task is not None}
+        for task in listening:
+            task.cancel()
+        if listening:
+            await asyncio.wait(listening)
         await self._log.close()
         for pool in self._pools:
             await pool.close()

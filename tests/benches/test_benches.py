@@ -69,7 +69,6 @@ MEASURES = {
         "published at two relays",
         "a relay that follows: CPU for each packet",
         "a relay that reads by federation: CPU for each packet",
-        "published at 2 workers",
     ],
 }
 

@@ -1,0 +1,160 @@
+"""Rings by NATS in place of NOTIFY: each process tells the others how far the log reaches.
+
+A message says "look", as a notification does; the log in PostgreSQL stays the truth. So a message that is
+lost, doubled or late costs latency and nothing else: the doorbell looks every second besides. One counts
+only with the MAC of this log, and under the term that is current: neither a stranger on the bus nor another
+log, nor this one before it lost its end, can move a reader past what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import importlib
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from relayd.lineage import KnownLog
+from relayd.logs import problem_of
+
+__all__ = ["Bus", "BusMessages"]
+
+_log = structlog.get_logger("relayd.store")
+
+_CONNECT_SECONDS: Final = 5
+_PING_SECONDS: Final = 2
+_PINGS_UNANSWERED: Final = 2
+_BACKOFF_SECONDS: Final = (0.1, 5.0)
+_MOST_WAITING: Final = 1024
+"""Messages that wait to be read; NATS drops those beyond, and the next one says as much."""
+_MAC_BYTES: Final = 16
+
+
+class BusMessages:
+    """What goes over the bus: the tag of the current term, a sequence, and the MAC of both."""
+
+    def __init__(self, log_key: bytes) -> None:
+        self._key = hashlib.blake2s(b"bus", key=log_key).digest()
+        self.subject = f"relayd.{hashlib.blake2s(b'subject', key=self._key, digest_size=8).hexdigest()}"
+
+    def encode(self, tag: bytes, sequence: int) -> bytes:
+        """A message."""
+        said = tag + sequence.to_bytes(8, "big")
+        return said + self._mac(said)
+
+    def decode(self, message: bytes) -> tuple[bytes, int] | None:
+        """The tag and the sequence; None for what no process of this log has sent."""
+        said, mac = message[:-_MAC_BYTES], message[-_MAC_BYTES:]
+        if len(said) <= 8 or not hmac.compare_digest(mac, self._mac(said)):
+            return None
+        return said[:-8], int.from_bytes(said[-8:], "big")
+
+    def _mac(self, said: bytes) -> bytes:
+        return hashlib.blake2s(said, key=self._key, digest_size=_MAC_BYTES).digest()
+
+
+class Bus:
+    """The way to a NATS server, through every loss of it.
+
+    `heard(sequence)` is called for what another process has committed, `doubt()` where only the database can
+    say how far the log reaches. `log_key` is a secret of the log.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        log_key: bytes,
+        known: KnownLog,
+        *,
+        heard: Callable[[int], None],
+        doubt: Callable[[], None],
+    ) -> None:
+        self._nats: Any = importlib.import_module("nats")  # takes a while: not beside open connections
+        self._url = url
+        self._messages = BusMessages(log_key)
+        self._known = known
+        self._heard = heard
+        self._doubt = doubt
+        self._committed: int | None = None
+        self._wake = asyncio.Event()
+        self.is_connected = False
+        """Whether others are heard just now."""
+
+    def committed(self, sequence: int) -> None:
+        """Tell the others. Of several commits between two turns of the loop they hear of the last."""
+        self._committed = sequence
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        delay = _BACKOFF_SECONDS[0]
+        problem = ""
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    client = await self._nats.connect(
+                        self._url,
+                        name="relayd",
+                        no_echo=True,
+                        allow_reconnect=False,
+                        connect_timeout=_CONNECT_SECONDS,
+                        ping_interval=_PING_SECONDS,
+                        max_outstanding_pings=_PINGS_UNANSWERED,
+                        error_cb=_ignore,
+                        closed_cb=self._lost,
+                    )
+                if problem:
+                    _log.info("bus_back")
+                problem, delay = "", _BACKOFF_SECONDS[0]
+                try:
+                    await self._serve(client)
+                finally:
+                    self.is_connected = False
+                    await self._close(client)
+            except Exception as error:  # whatever its client raises, the bus is away
+                if not problem:
+                    problem = problem_of(error)
+                    _log.warning("bus_lost", problem=problem, consequence="others hear within a second")
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, _BACKOFF_SECONDS[1])
+
+    async def _serve(self, client: Any) -> None:
+        await client.subscribe(self._messages.subject, cb=self._received, pending_msgs_limit=_MOST_WAITING)
+        await client.flush(_CONNECT_SECONDS)
+        self.is_connected = True
+        self._doubt()  # whatever was said meanwhile
+        while client.is_connected:
+            await self._wake.wait()
+            self._wake.clear()
+            sequence, self._committed = self._committed, None
+            if sequence is not None:
+                tag = self._known.lineage.current.tag
+                await client.publish(self._messages.subject, self._messages.encode(tag, sequence))
+        raise ConnectionResetError("the bus closed the connection")
+
+    async def _received(self, message: Any) -> None:
+        said = self._messages.decode(message.data)
+        if said is None:
+            return
+        tag, sequence = said
+        if tag == self._known.lineage.current.tag:
+            self._heard(sequence)
+        else:
+            self._doubt()
+
+    async def _lost(self) -> None:
+        self._wake.set()
+
+    async def _close(self, client: Any) -> None:
+        with contextlib.suppress(Exception):  # it is of no more use, whatever it says
+            async with asyncio.timeout(1.0):
+                await client.close()
+
+
+async def _ignore(error: Exception) -> None:
+    """The client reports here what ends in `closed_cb` as well."""

@@ -1,0 +1,159 @@
+"""Rings by NATS: what it says is heard, what it loses is found, and nobody else is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import nats
+import pytest
+
+from relayd.lineage import KnownLog
+from relayd.store import Store, doorbell
+from relayd.store.bus import Bus, BusMessages
+from tests.support.nats import NatsServer
+
+NOW = 1_790_000_000
+KEY = bytes(range(32))
+TAG = b"abcd"
+
+
+@pytest.fixture
+def bus() -> Iterator[NatsServer]:
+    server = NatsServer().start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found but what the bus says."""
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 1000.0)
+
+
+def test_a_message_is_believed_only_with_the_mac_of_its_log():
+    ours, theirs = BusMessages(KEY), BusMessages(bytes(32))
+    message = ours.encode(TAG, 2**60)
+    assert ours.decode(message) == (TAG, 2**60)
+    assert ours.subject != theirs.subject
+    assert theirs.decode(message) is None
+    for position in range(len(message)):
+        changed = bytearray(message)
+        changed[position] ^= 1
+        assert ours.decode(bytes(changed)) is None
+    for length in range(len(message)):
+        assert ours.decode(message[:length]) is None
+
+
+@pytest.mark.req("R-311")
+async def test_commits_of_others_ring_by_the_bus(store, second_store, packet, eventually, bus, no_looks):
+    rings, own = list[int](), list[int]()
+    await second_store.listen(rings.append, bus_url=bus.url)
+    await store.listen(own.append, bus_url=bus.url)
+    await connected(store, second_store)
+    for number in range(3):
+        await store.append([packet(number)], NOW)
+        head = await store.head()
+        await eventually(lambda: rings[-1] == head)  # noqa: B023 - awaited here
+    await store.append([packet(0)], NOW)  # known already
+    await second_store.append([packet(9)], NOW)
+    head = await store.head()
+    await eventually(lambda: own[-1] == head)
+    assert rings[-1] == head - 1  # its own commit does not ring
+
+
+async def connected(*stores: Store) -> None:
+    """Each hears the other: a message may go astray that was sent before the other one listened."""
+    async with asyncio.timeout(30):
+        for store in stores:
+            while store._bus is None or not store._bus.is_connected:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.req("R-311", "R-167")
+async def test_a_bus_that_is_killed_costs_latency_and_nothing_else(
+    store, second_store, packet, eventually, bus, monkeypatch
+):
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 0.1)
+    rings = list[int]()
+    await second_store.listen(rings.append, bus_url=bus.url)
+    await store.listen(lambda sequence: None, bus_url=bus.url)
+    await connected(store, second_store)
+    bus.kill()
+    await store.append([packet(1)], NOW)
+    head = await store.head()
+    await eventually(lambda: rings[-1] == head)
+    bus.start()
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 1000.0)
+    await connected(store, second_store)
+    await asyncio.sleep(0.2)  # the last of the short looks is over
+    await store.append([packet(2)], NOW)
+    head = await store.head()
+    await eventually(lambda: rings[-1] == head)
+    assert rings == sorted(rings)
+
+
+@pytest.mark.req("R-311", "R-167")
+async def test_a_bus_that_is_late_says_nothing_that_is_not_so(
+    store, second_store, packet, eventually, bus, monkeypatch
+):
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 0.1)
+    rings = list[int]()
+    await second_store.listen(rings.append, bus_url=bus.url)
+    await store.listen(lambda sequence: None, bus_url=bus.url)
+    await connected(store, second_store)
+    bus.pause()
+    for number in range(50):
+        await store.append([packet(number)], NOW)
+    head = await store.head()
+    await eventually(lambda: rings[-1] == head)
+    bus.resume()
+    await store.append([packet(99)], NOW)
+    await eventually(lambda: rings[-1] == head + 1)
+    assert max(rings) == head + 1
+
+
+@pytest.mark.req("R-311")
+async def test_with_and_without_a_bus_all_hear_of_all(
+    store, second_store, packet, eventually, bus, monkeypatch
+):
+    """As while processes are restarted one after another with the new setting."""
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 0.1)
+    by_notify, by_bus = list[int](), list[int]()
+    await store.listen(by_notify.append)
+    await second_store.listen(by_bus.append, bus_url=bus.url)
+    await store.append([packet(1)], NOW)
+    head = await store.head()
+    await eventually(lambda: by_bus[-1] == head)
+    await second_store.append([packet(2)], NOW)
+    await eventually(lambda: by_notify[-1] == head + 1)
+
+
+async def test_what_strangers_say_moves_nobody(bus):
+    heard, doubts = list[int](), list[int]()
+    known = KnownLog()
+    ours = Bus(bus.url, KEY, known, heard=heard.append, doubt=lambda: doubts.append(1))
+    running = asyncio.create_task(ours.run())
+    client = await nats.connect(bus.url)
+    messages, tag = BusMessages(KEY), known.lineage.current.tag
+    async with asyncio.timeout(30):
+        while not doubts:  # noqa: ASYNC110 - it looks once when it is connected
+            await asyncio.sleep(0.01)
+        for said in (b"", b"x" * 27, b"x" * 5000, BusMessages(bytes(32)).encode(tag, 2**60)):
+            await client.publish(messages.subject, said)
+        await client.publish(messages.subject, messages.encode(b"none", 2**60))  # of a log that is lost
+        await client.publish(messages.subject, messages.encode(tag, 7))
+        while not heard:  # noqa: ASYNC110 - another process carries it
+            await asyncio.sleep(0.01)
+    assert heard == [7]
+    assert len(doubts) == 2
+    await client.close()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_rulings_are_looked_for_at_every_look(store, eventually, bus, monkeypatch):
+    monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 0.05)
+    asked = list[int]()
+    await store.listen(lambda sequence: None, lambda: asked.append(1), bus_url=bus.url)
+    await eventually(lambda: len(asked) >= 2)

@@ -74,7 +74,7 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
             continue
         if name == "scaling":
             work = scaling.measure(plan, progress, serve)
-            measures += await _in_time(name, work, 2 * plan.timeout)  # seven relays, one after another
+            measures += await _in_time(name, work, 4 * plan.timeout)  # four relays, and a server
             continue
         progress(f"{name}: starting a relay")
         with RelayProcess(serve, _SETTINGS.get(name)) as relay:

@@ -25,6 +25,7 @@ def test_every_setting_can_be_given_in_each_way(toml):
         "metrics_listen": "[::1]:9000",
         "database_url": "postgresql://u:p@h/d",
         "read_database_url": "postgres://u:p@r/d",
+        "bus_url": "nats://bus:4222",
         "identity_seed": SECRET,
         "bootstrap_file": "bootstrap.json",
         "archive_manifests": "lake/_manifests",

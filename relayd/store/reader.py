@@ -313,7 +313,7 @@ class Reader:
                 return
             try:
                 yield connection
-            except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, TimeoutError):
+            except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError):
                 self._replica_failed()
                 raise
 

@@ -13,13 +13,18 @@ from relayd.store import Store
 from relayd.store.connection import Payer
 from relayd.store.items import ItemPlace, ItemRange
 
-__all__ = ["TooManyItems", "gather", "in_thread"]
+__all__ = ["TooManyItems", "gather", "in_thread", "is_of_all"]
 
 T = TypeVar("T")
 
 
 class TooManyItems(Exception):
     """More packets than one comparison may hold: compare a shorter time."""
+
+
+def is_of_all(span: ItemRange) -> bool:
+    """Whether packets of every type and author are compared."""
+    return not span.types and not span.authors
 
 
 async def gather(
@@ -35,6 +40,9 @@ async def gather(
 ) -> ItemSet:
     """What the log has of a range, and what it would not take from the peer `skips_of`.
 
+    Of what was refused only the id and the time are remembered. So it is no part of a set of some types or
+    authors: every packet that was ever refused would differ there, whatever its type.
+
     `pace` is awaited before each page; `worked` hears how long a thread worked. Raises `TooManyItems`,
     `StoreUnavailable`, `StoreTimeout`. Cancelling ends it.
     """
@@ -48,7 +56,7 @@ async def gather(
         if len(found) > max_items:
             raise TooManyItems
         place = page.place
-    if skips_of is not None:
+    if skips_of is not None and is_of_all(span):
         found.update(await store.skips(skips_of, span, max_items - len(found), payer))
     return await in_thread(lambda: ItemSet(found), worked)
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import msgspec
 import structlog
-from strata.protocol.ids import Signer
 
 from relayd.faults import Faults
-from relayd.federation.comparing import RECENT_SECONDS, Compared, CompareParts, compare
-from relayd.federation.link import Link, LinkEnded
+from relayd.federation.comparing import RECENT_SECONDS, Comparable, Compared, CompareParts, Fetched, compare
+from relayd.federation.link import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.federation.rounds import Rounds
+from relayd.federation.withholding import Withholding
 from relayd.metrics import Metrics
 from relayd.store import Store
-from relayd.store.peers import PeerComparison, PeerStore
+from relayd.store.peers import PeerComparison
 from relayd.store.types import StoreError
 
 __all__ = ["AntiEntropy"]
@@ -32,23 +34,42 @@ _EDGE_SECONDS = 3600
 """Packets that are nearly too old to be taken are left out: they would be too old on arrival."""
 
 
+class ReadLink(Protocol):
+    """The link that a comparison fetches by: `link.Link`."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def fetch(self, ids: Sequence[bytes]) -> Fetched: ...
+
+
+class ComparisonTable(Protocol):
+    """Where results are written: `store.peers.PeerStore`."""
+
+    async def compared(
+        self, peer_id: int, found: dict[str, object], *, done: int | None, equal_at: int | None
+    ) -> None: ...
+
+
 class AntiEntropy:
     """Compares sets with each peer whose link is up."""
 
     def __init__(
         self,
         *,
-        identity: Signer,
+        connect: Callable[[Upstream], AbstractAsyncContextManager[Comparable]],
         store: Store,
-        table: PeerStore,
+        table: ComparisonTable,
         metrics: Metrics,
         faults: Faults,
         clock: Callable[[], int],
         interval: float,
         max_items: int,
         max_backfill_seconds: int,
+        withheld: Callable[[Upstream, int], None],
     ) -> None:
-        self._identity = identity
+        """`withheld` hears of a peer, and its number, that names again what it did not send."""
+        self._connect = connect
         self._store = store
         self._table = table
         self._metrics = metrics
@@ -57,23 +78,28 @@ class AntiEntropy:
         self._interval = interval
         self._max_items = max_items
         self._max_backfill_seconds = max_backfill_seconds
+        self._withheld = withheld
+        self._withholding: dict[int, Withholding] = {}
         self._rounds: dict[int, Rounds] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
     def doubt(self, peer_id: int) -> None:
         """Cursors of this peer may have passed what is missing here: compare everything soon."""
-        if peer_id in self._rounds:
-            self._rounds[peer_id].doubt(time.monotonic())
+        now = time.monotonic()
+        self._rounds_of(peer_id, now).doubt(now)
+
+    def _rounds_of(self, peer_id: int, now: float) -> Rounds:
+        if peer_id not in self._rounds:
+            self._rounds[peer_id] = Rounds(self._interval, now, random.random)
+        return self._rounds[peer_id]
 
     def look_after(
-        self, peer: Upstream, peer_id: int, link: Link | None, asked: PeerComparison | None
+        self, peer: Upstream, peer_id: int, link: ReadLink | None, asked: PeerComparison | None
     ) -> None:
         """Begin a comparison where one is due or asked for, and the link is up."""
         now = time.monotonic()
-        rounds = self._rounds.get(peer_id)
-        if rounds is None:
-            rounds = self._rounds[peer_id] = Rounds(self._interval, now, random.random)
+        rounds = self._rounds_of(peer_id, now)
         if asked is not None and asked.equal_at is not None:
             self._metrics.peer_equal_at.labels(peer.relay_id).set(asked.equal_at)
         task = self._tasks.get(peer_id)
@@ -105,28 +131,43 @@ class AntiEntropy:
             await self.stop(peer_id)
 
     async def _run(
-        self, peer: Upstream, peer_id: int, link: Link, since: int, rounds: Rounds, asked: int
+        self, peer: Upstream, peer_id: int, link: ReadLink, since: int, rounds: Rounds, asked: int
     ) -> None:
+        withholding = self._withholding.setdefault(peer_id, Withholding())
+        began = time.monotonic()
+        try:
+            async with self._turn:  # sets take memory
+                began = time.monotonic()
+                found = await self._compared(peer, peer_id, link, since, withholding)
+        except (LinkEnded, StoreError) as error:
+            found = Compared(since, since, problem=str(error)[:300])
+            _log.info("comparison_ended", peer=peer.relay_id, problem=found.problem)
+        except Exception as error:
+            found = Compared(since, since, problem="this relay failed on it")
+            self._faults.caught("background", error)
+        # Whoever asked has an answer, whatever it is: else it would be tried again each second.
+        is_whole = found.problem is None and not found.is_cut
+        now = time.monotonic()
+        rounds.ended(now, now - began, is_whole=is_whole, has_brought=found.brought > 0)
+        self._count(peer, found)
+        equal_at = found.at if found.is_equal else None
+        try:
+            await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
+        except StoreError as error:
+            _log.info("comparison_not_written", peer=peer.relay_id, problem=str(error))
+        if withholding.round_ended():
+            self._withheld(peer, peer_id)
+
+    async def _compared(
+        self, peer: Upstream, peer_id: int, link: ReadLink, since: int, withholding: Withholding
+    ) -> Compared:
         async def told(found: Compared) -> None:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=None, equal_at=None)
 
         parts = CompareParts(
-            peer, peer_id, self._identity, self._store, link.fetch, self._max_items, self._clock
+            peer, peer_id, lambda: self._connect(peer), self._store, link.fetch, self._max_items, self._clock
         )
-        try:
-            async with self._turn:  # sets take memory
-                found = await compare(parts, since, told)
-            self._count(peer, found)
-            if found.problem is not None or found.is_cut:
-                rounds.failed(time.monotonic())
-            equal_at = found.at if found.is_equal else None
-            await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
-        except (LinkEnded, StoreError) as error:
-            rounds.failed(time.monotonic())
-            _log.info("comparison_ended", peer=peer.relay_id, problem=str(error))
-        except Exception as error:
-            rounds.failed(time.monotonic())
-            self._faults.caught("background", error)
+        return await compare(parts, since, told, withholding.withheld)
 
     def _count(self, peer: Upstream, found: Compared) -> None:
         did, metrics = peer.relay_id, self._metrics

@@ -4,31 +4,49 @@ Key events, approvals and DID documents of all times come first, then the packet
 there are too many for one comparison, on either side, the range is halved. Ids that the peer alone has are
 fetched by the link, and judged as all its packets are. What this relay had once is not asked for: the
 duplicate index knows what was erased, banned or has expired here.
+
+A peer that is silent, slow or busy, or that names more than it sends, costs an hour at the most, and nothing
+that was brought is lost by it: the next comparison finds what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from strata.protocol.errors import RequestRefused, StrataError
-from strata.protocol.ids import Signer
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.relays.reconciling import Differences, PeerSession, TooManyPackets
+from strata.protocol.negentropy import ItemSet
+from strata.relays.reconciling import Differences, TooManyPackets
 
 from relayd.federation.peers_file import Upstream
-from relayd.item_sets import TooManyItems, gather
+from relayd.item_sets import TooManyItems, gather, is_of_all
 from relayd.store import Store
 from relayd.store.items import ItemRange
 
-__all__ = ["RECENT_SECONDS", "SETTLED_SECONDS", "CompareParts", "Compared", "compare"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "MOST_WITHHELD",
+    "RECENT_SECONDS",
+    "SETTLED_SECONDS",
+    "Comparable",
+    "CompareParts",
+    "Compared",
+    "Fetched",
+    "compare",
+]
 
 RECENT_SECONDS: Final = 86_400
 SETTLED_SECONDS: Final = 120
 """Packets younger than this may be on their way."""
+LONGEST_SECONDS: Final = 3600.0
+"""Of one comparison, whatever the peer does: the other peers wait for their turn."""
+MOST_WITHHELD: Final = 1000
+"""Packets that a peer may name and not send before it is asked for no more."""
 _MARGIN_SECONDS: Final = 300
 """Packets that expire so soon are left out: both clocks may differ by that."""
 _MOST_PARTS: Final = 2000
@@ -38,8 +56,39 @@ _PATIENCE: Final = 8
 _LONGEST_WAIT: Final = 300
 _IDS_AT_ONCE: Final = 5000
 
-Fetch = Callable[[Sequence[bytes]], Awaitable[set[bytes]]]
-"""Has the peer send these packets and waits for their verdicts; the ids of those that it sent."""
+
+class Fetched(NamedTuple):
+    """What became of packets that a peer was asked for by id."""
+
+    sent: set[bytes]
+    is_whole: bool
+    """The peer has answered to the end: what it has not sent, it does not serve."""
+
+
+Fetch = Callable[[Sequence[bytes]], Awaitable[Fetched]]
+"""Has the peer send these packets, and waits for their verdicts."""
+
+
+class Comparable(Protocol):
+    """An open session with a peer: see `strata.relays.reconciling.PeerSession`."""
+
+    @property
+    def granted(self) -> Sequence[str]: ...
+
+    @property
+    def extensions(self) -> frozenset[str]: ...
+
+    async def compare(
+        self,
+        items: ItemSet,
+        *,
+        since: int,
+        until: int,
+        unexpired_at: int,
+        types: tuple[str, ...] = (),
+        authors: tuple[str, ...] = (),
+        most_needed: int = ...,
+    ) -> Differences: ...
 
 
 class Compared(msgspec.Struct, omit_defaults=False):
@@ -82,112 +131,144 @@ class CompareParts:
 
     peer: Upstream
     peer_id: int
-    signer: Signer
+    connect: Callable[[], AbstractAsyncContextManager[Comparable]]
     store: Store
     fetch: Fetch
     max_items: int
     clock: Callable[[], int]
 
 
-async def compare(work: CompareParts, since: int, told: Callable[[Compared], Awaitable[None]]) -> Compared:
+async def compare(
+    work: CompareParts,
+    since: int,
+    told: Callable[[Compared], Awaitable[None]],
+    withheld: Callable[[set[bytes]], None] = lambda ids: None,
+) -> Compared:
     """Compare all packets since a time, by their own `timestamp`, and bring what is missing.
 
-    `told` is awaited after each part. Problems of the peer end in `problem`; raises `StoreError` and what
-    `fetch` raises. Cancelling ends it; what was brought stays.
+    `told` is awaited after each part; `withheld` hears which packets the peer named and, though it answered
+    to the end, did not send. Ends after `LONGEST_SECONDS`. Problems of the peer end in `problem`; raises
+    `StoreError` and what `fetch` raises. Cancelling ends it; what was brought stays.
     """
     now = work.clock()
     found = Compared(since, now - SETTLED_SECONDS)
+    whole = _Whole(work, found, told, withheld)
     try:
-        async with PeerSession(work.peer.url, work.signer, relay_id=work.peer.relay_id) as session:
+        async with asyncio.timeout(LONGEST_SECONDS), work.connect() as session:
             if "reconcile" not in session.extensions:
                 found.problem = "the peer compares no sets"
             elif "replicate" not in session.granted:
                 found.problem = "the peer does not name this relay in its replication_peers"
             else:
                 keys = tuple(sorted(IDENTITY_TYPES))
-                await _all_parts(work, session, found, (0, found.until, keys), told)
-                await _all_parts(work, session, found, (since, found.until, work.peer.types), told)
+                await whole.compare(session, 0, found.until, keys)
+                await whole.compare(session, since, found.until, work.peer.types)
+    except TimeoutError:
+        found.problem = f"it took longer than {LONGEST_SECONDS:.0f} seconds"
     except StrataError as error:
         found.problem = str(error)[:300]
     found.at = work.clock()
     return found
 
 
-async def _all_parts(
-    work: CompareParts,
-    session: PeerSession,
-    found: Compared,
-    whole: tuple[int, int, tuple[str, ...]],
-    told: Callable[[Compared], Awaitable[None]],
-) -> None:
-    since, until, types = whole
-    parts = [(since, until)]
-    while parts:
-        since, until = parts.pop()
-        if until < since:
-            continue
-        found.parts += 1
-        if found.parts > _MOST_PARTS:
-            found.problem = "too many parts: raise reconcile_max_items, here or at the peer"
-            return
-        span = ItemRange(since, until, work.clock() + _MARGIN_SECONDS, types, work.peer.authors)
-        try:
-            differences, count = await _one_part(work, session, span)
-        except (TooManyItems, TooManyPackets):
-            if since == until:
-                found.problem = f"more packets of the second {since} than one comparison may hold"
+class _Withheld(StrataError):
+    """The peer names what it does not send."""
+
+
+class _Whole:
+    """One comparison, part by part."""
+
+    def __init__(
+        self,
+        work: CompareParts,
+        found: Compared,
+        told: Callable[[Compared], Awaitable[None]],
+        withheld: Callable[[set[bytes]], None],
+    ) -> None:
+        self._work = work
+        self._found = found
+        self._told = told
+        self._withheld = withheld
+
+    async def compare(self, session: Comparable, since: int, until: int, types: tuple[str, ...]) -> None:
+        """Compare a range of time, and halve it where it is too large."""
+        work, found = self._work, self._found
+        parts = [(since, until)]
+        while parts:
+            since, until = parts.pop()
+            if until < since:
                 continue
-            middle = (since + until) // 2
-            parts += [(middle + 1, until), (since, middle)]
-            continue
-        found.items += count
-        found.have += len(differences.have)
-        found.rounds += differences.rounds
-        found.bytes += differences.bytes
-        found.is_cut |= differences.is_cut
-        await _bring(work, found, sorted(differences.need))
-        await told(found)
+            found.parts += 1
+            if found.parts > _MOST_PARTS:
+                found.problem = "too many parts: raise reconcile_max_items, here or at the peer"
+                return
+            span = ItemRange(since, until, work.clock() + _MARGIN_SECONDS, types, work.peer.authors)
+            try:
+                differences, count = await self._part(session, span)
+            except (TooManyItems, TooManyPackets):
+                if since == until:
+                    found.problem = f"more packets of the second {since} than one comparison may hold"
+                    continue
+                middle = (since + until) // 2
+                parts += [(middle + 1, until), (since, middle)]
+                continue
+            found.items += count
+            found.have += len(differences.have)
+            found.rounds += differences.rounds
+            found.bytes += differences.bytes
+            found.is_cut |= differences.is_cut
+            await self._bring(sorted(differences.need))
+            await self._told(found)
 
-
-async def _one_part(work: CompareParts, session: PeerSession, span: ItemRange) -> tuple[Differences, int]:
-    """Where the peer is busy, it is asked again when it says."""
-    # Declined packets count here: they are known, and not wanted.
-    items = await gather(
-        work.store, span, max_items=work.max_items, skips_of=work.peer_id, with_declined=True
-    )
-    for attempt in range(_PATIENCE):
-        try:
-            found = await session.compare(
-                items,
-                since=span.since,
-                until=span.until,
-                unexpired_at=span.unexpired_at,
-                types=span.types,
-                authors=span.authors,
-                most_needed=_MOST_NEEDED,
-            )
-            return found, len(items)
-        except TooManyPackets:
-            raise
-        except RequestRefused as error:
-            if error.retry_after is None or attempt == _PATIENCE - 1:
+    async def _part(self, session: Comparable, span: ItemRange) -> tuple[Differences, int]:
+        """Where the peer is busy, it is asked again when it says."""
+        work = self._work
+        # Declined packets count here: they are known, and not wanted.
+        items = await gather(
+            work.store, span, max_items=work.max_items, skips_of=work.peer_id, with_declined=True
+        )
+        for attempt in range(_PATIENCE):
+            try:
+                found = await session.compare(
+                    items,
+                    since=span.since,
+                    until=span.until,
+                    unexpired_at=span.unexpired_at,
+                    types=span.types,
+                    authors=span.authors,
+                    most_needed=_MOST_NEEDED,
+                )
+                break
+            except TooManyPackets:
                 raise
-            await asyncio.sleep(min(error.retry_after, _LONGEST_WAIT))
-    raise AssertionError("the last attempt returns or raises")
+            except RequestRefused as error:
+                if error.retry_after is None or attempt == _PATIENCE - 1:
+                    raise
+                await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
+        if found.need and not is_of_all(span):  # what was refused stands in no such set
+            refused = await work.store.skips(work.peer_id, span, work.max_items)
+            found.need.difference_update(packet_id for _, packet_id in refused)
+        return found, len(items)
 
-
-async def _bring(work: CompareParts, found: Compared, need: Sequence[bytes]) -> None:
-    known = await _known(work.store, need)
-    found.known += len(known)
-    wanted = [packet_id for packet_id in need if packet_id not in known]
-    found.need += len(wanted)
-    for start in range(0, len(wanted), _FETCHED_AT_ONCE):
-        some = wanted[start : start + _FETCHED_AT_ONCE]
-        sent = await work.fetch(some)
-        brought = await _known(work.store, some)
-        found.brought += len(brought)
-        found.refused += len((sent & set(some)) - brought)
-        found.withheld += len(set(some) - sent - brought)
+    async def _bring(self, need: Sequence[bytes]) -> None:
+        store, found = self._work.store, self._found
+        known = await _known(store, need)
+        found.known += len(known)
+        wanted = [packet_id for packet_id in need if packet_id not in known]
+        found.need += len(wanted)
+        for start in range(0, len(wanted), _FETCHED_AT_ONCE):
+            some = set(wanted[start : start + _FETCHED_AT_ONCE])
+            fetched = await self._work.fetch(sorted(some))
+            brought = await _known(store, sorted(some))
+            found.brought += len(brought)
+            found.refused += len((fetched.sent & some) - brought)
+            withheld = some - fetched.sent - brought
+            found.withheld += len(withheld)
+            if withheld and fetched.is_whole:
+                self._withheld(withheld)
+            if found.withheld >= MOST_WITHHELD:
+                found.is_cut = True
+                raise _Withheld("the peer names many packets that it does not send")
 
 
 async def _known(store: Store, ids: Sequence[bytes]) -> set[bytes]:

@@ -17,38 +17,31 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket, StrataError
 from strata.protocol.ids import Identity
-from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 from strata.relays.connection.driver import Driver
-from strata.relays.connection.options import Options
 from strata.relays.connection.stream import Phase, QueuedEvent, Stream
-from strata.relays.connection.values import Query
 
-from relayd.access.auth import REPLICATE, SUBSCRIBE
+from relayd.access.auth import REPLICATE
 from relayd.admission.origin import PeerOrigin
 from relayd.admission.pipeline import Admission
 from relayd.admission.request import Lane, PublishRequest
+from relayd.federation.asking import Asking
+from relayd.federation.comparing import Fetched
 from relayd.federation.intake import Intake, Item, PeerVerdict, judge_refusal, retry_delay
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import options_for, query_for, stream_of
 from relayd.store.peers import PeerPlace
 from relayd.store.types import PeerMark, StoreError
 
-__all__ = ["Link", "LinkEnded", "LinkParts", "LinkReports", "NotListed", "options_for", "stream_of"]
+__all__ = ["Link", "LinkEnded", "LinkParts", "LinkReports", "NotListed"]
 
 _log = structlog.get_logger("relayd.federation")
 
-_FALLBACK_SECONDS = 86_700
-"""How much older than its receipt a packet's timestamp may be, with both clocks' error (A-042)."""
 _FLUSH_SECONDS = 1.0
 _AUTH_TIMEOUT = 10.0
-_KEY_FETCHES = 4
-_KEY_TIMEOUT = 30.0
-_FETCH_TIMEOUT = 120.0
 _AT_ONCE = 64
 """Packets taken before other tasks of the relay get their turn."""
 
@@ -59,27 +52,6 @@ class LinkEnded(Exception):
 
 class NotListed(LinkEnded):
     """The peer does not let this relay replicate (R-356)."""
-
-
-def options_for(peer: Upstream) -> Options:
-    """How the connection to a peer behaves: it is held to its DID (R-298) and authenticates first (R-353)."""
-    return Options(
-        relay_id=peer.relay_id,
-        authenticate="always",
-        capabilities=(SUBSCRIBE, REPLICATE),
-        resolve_keys=False,
-        ping_interval=10.0,
-        ping_timeout=20.0,
-        backoff_base=0.5,
-        backoff_cap=15.0,
-    )
-
-
-def stream_of(peer: Upstream) -> str:
-    """Names what is read from a peer: another selection is another stream, and begins anew."""
-    if peer.is_whole:
-        return "all"
-    return "\n".join(["types", *sorted(peer.types), "authors", *sorted(peer.authors)])
 
 
 @dataclass(slots=True)
@@ -129,10 +101,7 @@ class Link:
         self._stored: PeerMark | None = None
         self._offered: PeerMark | None = None
         self._taken: str | None = place.cursor
-        self._fetches: dict[Intake, asyncio.Event] = {}
-        """Windows of packets that were asked for by id, and what is set when all have their verdict."""
         self._doubts = 0
-        self._key_slots = asyncio.Semaphore(_KEY_FETCHES)
         self._driver = Driver(
             peer.url,
             options_for(peer),
@@ -141,6 +110,9 @@ class Link:
             pins=None,
             met=None,
             changed=self._changed,
+        )
+        self._asking = Asking(
+            self._driver, submit=self._submit, has_room=self._has_room_in, check=self._check_open
         )
 
     def _begin(self, cursor: str | None) -> Intake:
@@ -193,28 +165,19 @@ class Link:
                 _log.info("peer_read_again", peer=did, reason="another peer of the group is silent")
                 self._intake = self._begin(reading.from_cursor)
                 self._taken = reading.from_cursor
-            stream, arrived = self._driver.subscribe(self._query(self._taken, reading.not_via))
+            query = query_for(
+                self.peer,
+                self._taken,
+                reading.not_via,
+                oldest_witness=self._place.oldest_witness,
+                last_witness=self._intake.last_witness,
+            )
+            stream, arrived = self._driver.subscribe(query)
             try:
                 await self._take_from(stream, arrived)
             finally:
                 with self._driver.step as core:
                     core.unsubscribe(stream)
-
-    def _query(self, cursor: str | None, not_via: Sequence[str]) -> Query:
-        """R-360, R-365, R-366: from where it was read to, else from the beginning of all that may count."""
-        peer, place = self.peer, self._place
-        since = 0 if place.oldest_witness is None else max(0, place.oldest_witness - _FALLBACK_SECONDS)
-        last = self._intake.last_witness
-        types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()
-        return Query(
-            authors=peer.authors,
-            types=tuple(dict.fromkeys(types)),
-            cursor=cursor,
-            since=since if cursor is None else None,
-            cursor_fallback_since=max(0, last - _FALLBACK_SECONDS) if last is not None else 0,
-            not_via=tuple(not_via),
-            replication_profile="FULL_ARCHIVE",
-        )
 
     async def _take_from(self, stream: Stream, arrived: asyncio.Event) -> None:
         """Take packets until the peer is to be asked for something else."""
@@ -303,44 +266,13 @@ class Link:
         )
         return PublishRequest(raw, None, lane, time.monotonic(), origin)
 
-    async def fetch(self, ids: Sequence[bytes]) -> set[bytes]:
-        """Have the peer send these packets, at most as many as the window holds, and wait for the verdicts.
+    async def fetch(self, ids: Sequence[bytes]) -> Fetched:
+        """Have the peer send these packets, and wait for the verdicts: see `Asking`. Raises `LinkEnded`."""
+        return await self._asking.fetch(ids)
 
-        Returns the ids of those that came; waits a minute or two at most. Raises `LinkEnded`. Cancelling
-        leaves those that came to their verdicts.
-        """
-        intake, sent = Intake(None), set[bytes]()
-        done = self._fetches[intake] = asyncio.Event()
-        wanted = tuple("0x" + packet_id.hex() for packet_id in ids)
-        stream, arrived = self._driver.subscribe(Query(packet_ids=wanted, live=False))
-        try:
-            async with asyncio.timeout(_FETCH_TIMEOUT):
-                while stream.phase is not Phase.ENDED or any(stream.waiting()):
-                    if self._is_closed or self._trouble is not None:
-                        raise LinkEnded(self._trouble or "the link has ended")
-                    event = stream.take()
-                    if isinstance(event, QueuedEvent):
-                        with self._driver.step as core:
-                            core.taken(stream, delivered=True, now=self._driver.loop.time())
-                        if len(sent) < len(ids) and (packet_id := _id_of(event)) in wanted:
-                            while not self._has_room_in(intake) and not self._is_closed:
-                                await _set_within(done, 1.0)
-                            sent.add(bytes.fromhex(packet_id[2:]))
-                            self._submit(intake, intake.add(bytes(event.packet), event.received_at, None))
-                            await asyncio.sleep(0)
-                    elif event is None and stream.phase is not Phase.ENDED:
-                        arrived.clear()
-                        if not any(stream.waiting()):
-                            await _set_within(arrived, 1.0)
-                while len(intake) and not self._is_closed:
-                    await _set_within(done, 1.0)
-        except TimeoutError:
-            pass  # what is left has its verdict later, or is found missing again
-        finally:
-            del self._fetches[intake]
-            with self._driver.step as core:
-                core.unsubscribe(stream)
-        return sent
+    def _check_open(self) -> None:
+        if self._is_closed or self._trouble is not None:
+            raise LinkEnded(self._trouble or "the link has ended")
 
     # How far it was read.
 
@@ -425,8 +357,7 @@ class Link:
     def room_again(self) -> None:
         """There is room for publishes again."""
         self._wake.set()
-        for event in self._fetches.values():
-            event.set()
+        self._asking.wake()
 
     def end(self, why: str) -> None:
         """Have `run` end with this."""
@@ -436,8 +367,7 @@ class Link:
     def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
         intake, item = self._items.pop(request)
         intake.settle(item)
-        if (looked_at := self._fetches.get(intake)) is not None:
-            looked_at.set()
+        self._asking.settled(intake)
         if verdict is PeerVerdict.STORED:
             self._stored = self._offered
         self._parts.told.verdicts(verdict)
@@ -453,26 +383,10 @@ class Link:
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
         item.asked_for_keys = True
-        async with self._key_slots:
-            query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
-            stream, arrived = self._driver.subscribe(query)
-            try:
-                async with asyncio.timeout(_KEY_TIMEOUT):
-                    while stream.phase is not Phase.ENDED or any(stream.waiting()):
-                        event = stream.take()
-                        if isinstance(event, QueuedEvent):
-                            with self._driver.step as core:
-                                core.taken(stream, delivered=True, now=self._driver.loop.time())
-                            await self._take_key(event)
-                        elif stream.phase is not Phase.ENDED:
-                            arrived.clear()
-                            await arrived.wait()
-                item.has_keys = stream.error is None
-            except TimeoutError:
-                pass  # judged without them, then
-            finally:
-                with self._driver.step as core:
-                    core.unsubscribe(stream)
+        try:
+            item.has_keys = await self._asking.keys_of(author, self._take_key)
+        except LinkEnded:
+            return  # the packet comes again, to the next link
         self._submit(intake, item)
 
     async def _take_key(self, event: QueuedEvent) -> None:
@@ -488,29 +402,6 @@ class Link:
         task = asyncio.create_task(work, name=f"peer-packet {self.peer.relay_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait until it is set, and so long at most; it is clear afterwards."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    event.clear()
-
-
-class _Named(msgspec.Struct, gc=False):
-    packet_id: str
-
-
-_NAMED = msgspec.json.Decoder(_Named)
-
-
-def _id_of(event: QueuedEvent) -> str:
-    """The id that a packet claims; admission checks it."""
-    try:
-        return _NAMED.decode(event.packet).packet_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
 
 
 class LinkClosed(StrataError):

@@ -1,7 +1,9 @@
 """When a peer is compared with: its last day often, all that may count once a day, and all after a doubt.
 
 Times are seconds on one monotonic clock. Each wait is up to a quarter longer or shorter than the setting, so
-that many relays do not compare in step.
+that many relays do not compare in step. What a peer may cause is bounded: comparisons that do not come to
+their end, and bring nothing, are tried half as often each time, and once a day at the least; and none follows
+another one sooner than that one took, or than the interval.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,29 +28,41 @@ class Rounds:
         self._random = random
         self._recent_at = now + interval * random() if interval else math.inf
         self._whole_at = now + _FIRST_WHOLE_SECONDS * random() if interval else math.inf
+        self._earliest = -math.inf
+        self._failures = 0
 
     def doubt(self, now: float) -> None:
         """What the peer has may have been passed by: everything is due."""
         if self._interval:
-            self._whole_at = min(self._whole_at, now)
+            self._whole_at = min(self._whole_at, max(now, self._earliest))
 
     def is_due(self, now: float) -> bool:
         """Whether to compare now."""
-        return now >= min(self._recent_at, self._whole_at)
+        return now >= max(self._earliest, min(self._recent_at, self._whole_at))
 
     def begin(self, now: float, *, whole: bool = False) -> bool:
         """A comparison begins; whether it is to be of everything. `whole` says that it will be."""
         whole = whole or now >= self._whole_at
         if self._interval:
-            self._recent_at = now + self._interval * self._near_one()
+            self._recent_at = self._earliest = now + self._interval * self._near_one()
             if whole:
                 self._whole_at = now + _DAY_SECONDS * self._near_one()
         return whole
 
-    def failed(self, now: float) -> None:
-        """It did not come to its end: the next one is of everything, and not at once."""
-        if self._interval:
-            self._whole_at = now + self._interval * self._near_one()
+    def ended(self, now: float, took: float, *, is_whole: bool, has_brought: bool = False) -> None:
+        """It is over, after so many seconds. If it did not come to its end, the next one is of everything,
+        and not at once."""
+        self._failures = 0 if is_whole or has_brought else self._failures + 1
+        if not self._interval:
+            return
+        self._earliest = max(self._earliest, now + took)
+        if not is_whole:
+            doublings = min(max(0, self._failures - 1), 30)
+            wait = min(self._interval * 2**doublings, _DAY_SECONDS) * self._near_one()
+            self._whole_at = max(self._earliest, now + wait)
+            self._recent_at = max(self._recent_at, self._whole_at)
+            if self._failures:
+                self._earliest = self._whole_at
 
     def _near_one(self) -> float:
         return 0.75 + self._random() / 2

@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from strata.protocol.ids import Identity
+from strata.relays.reconciling import PeerSession
 
 from relayd.admission.pipeline import Admission
 from relayd.faults import Faults
 from relayd.federation.antientropy import AntiEntropy
 from relayd.federation.intake import PeerVerdict
-from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports, stream_of
+from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import stream_of
 from relayd.federation.standing import Standing
 from relayd.logs import problem_of
 from relayd.metrics import Metrics
@@ -71,7 +73,7 @@ class Federation:
         self._clock = clock
         self._max_backfill_seconds = max_backfill_seconds
         self._antientropy = AntiEntropy(
-            identity=identity,
+            connect=lambda peer: PeerSession(peer.url, identity, relay_id=peer.relay_id),
             store=store,
             table=self._table,
             metrics=metrics,
@@ -80,6 +82,7 @@ class Federation:
             interval=reconcile_interval,
             max_items=reconcile_max_items,
             max_backfill_seconds=max_backfill_seconds,
+            withheld=self._withheld,
         )
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -192,17 +195,25 @@ class Federation:
             verdicts=lambda verdict: counters[verdict].inc(),
             refused_witness=refused.inc,
             skipped=lambda packet_id, at, reason: skips.append((packet_id, at, reason)),
-            forged=lambda reason: self._offended(peer, peer_id, reason),
+            forged=lambda reason: self._forged(peer, peer_id, reason),
             doubted=lambda: self._antientropy.doubt(peer_id),
         )
 
-    def _offended(self, peer: Upstream, peer_id: int, reason: str) -> None:
+    def _withheld(self, peer: Upstream, peer_id: int) -> None:
+        what = "the peer names packets that it does not send"
+        self._offended(peer, peer_id, "peer_withholds", "named in two comparisons, sent in none", what)
+
+    def _forged(self, peer: Upstream, peer_id: int, reason: str) -> None:
+        what = "the peer sends packets that their authors did not sign"
+        self._offended(peer, peer_id, "peer_forged", reason, what)
+
+    def _offended(self, peer: Upstream, peer_id: int, event: str, reason: str, what: str) -> None:
         now = self._clock()
         standing = self._standings.get(peer_id, Standing()).offended(now)
         self._standings[peer_id] = self._held[peer_id] = standing
-        _log.warning("peer_forged", peer=peer.relay_id, reason=reason, barred_until=standing.barred_until)
+        _log.warning(event, peer=peer.relay_id, reason=reason, barred_until=standing.barred_until)
         if standing.is_barred(now) and (link := self._links.get(peer_id)) is not None:
-            link.end("the peer sends packets that their authors did not sign")
+            link.end(what)
 
     async def _write_down(self) -> None:
         for peer_id, standing in list(self._held.items()):

@@ -3,8 +3,8 @@
 A peer begins with a range of time; this relay reads the ids it serves of that range, and answers each
 message of negentropy from them until the peer has heard enough. What a peer may cause is bounded:
 
-- one comparison for an identity, `max_open` in a process, so many items in each, and none for longer than a
-  minute without a message;
+- one comparison for an identity, the newest one, and few in a process (`comparisons`); so many items in each,
+  and none for longer than a minute without a message;
 - pages of ids wait for the socket, the budgets and the account's turn at the database, as pages of history
   do; sets are sorted and messages answered in a thread, and the account pays for its time;
 - one request at a time on a session: the answer is sent before the next one is taken.
@@ -20,10 +20,11 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.negentropy import ItemSet, NegentropyError, Reconciler
 from strata.protocol.wire import Error, Reconcile, Reconciled, encode
 
+from relayd.access.auth import REPLICATE
 from relayd.frames import text_frame
 from relayd.item_sets import TooManyItems, gather, in_thread
 from relayd.relay import Relay
-from relayd.sessions.answers import error_payload, fault_payload
+from relayd.sessions.answers import error_payload, fault_payload, missing_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.connection import Payer
@@ -55,6 +56,10 @@ class _Peer(Protocol):
     def backfilled(self, sent_bytes: int) -> None: ...
 
     def checked_for(self, seconds: float) -> None: ...
+
+
+class _Superseded(Exception):
+    """Another session of the identity compares now."""
 
 
 class Comparer:
@@ -102,6 +107,10 @@ class Comparer:
             self._task.cancel()
             self._task = None
 
+    def superseded(self) -> None:
+        """Another session of the identity begins one: this one ends, and its set goes at once."""
+        self._drop()
+
     def _drop(self) -> None:
         self._reconciler = None
         self._relay.comparisons.end(self)
@@ -115,6 +124,8 @@ class Comparer:
                 await self._answer(message)
             except InvalidMessage as error:
                 self._connection.answer(error_payload(error), error.code)
+            except _Superseded:
+                self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
             except TooManyItems:
                 self._drop()
                 self._refuse(message, "reconcile_too_large", limit=self._relay.settings.reconcile_max_items)
@@ -123,7 +134,9 @@ class Comparer:
                 away = _refused(message, "the database cannot be read now", ErrorCode.INTERNAL_ERROR)
                 self._connection.answer(error_payload(away), away.code)
             self._task = None
-            if self._reconciler is not None:
+            if self._reconciler is None:
+                self._drop()  # what was refused holds no place
+            else:
                 self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._drop)
             self._socket.flush()
         except Exception as fault:
@@ -148,6 +161,7 @@ class Comparer:
                 self._refuse(message, "reconcile_busy", retry_after=_RETRY_SECONDS)
                 return
             items = await self._items(_range_of(message, self._relay.clock()))
+            self._check_open()
             # Other borders each time: nobody can hide a difference behind ids whose sums agree.
             shift = random.getrandbits(30)
             self._reconciler = Reconciler(items, max_frame_bytes=_ANSWER_BYTES, shift=shift)
@@ -163,10 +177,20 @@ class Comparer:
             raise _refused(message, str(error)) from None
         if not self._session.may_reconcile:  # the session has lost that meanwhile
             self._drop()
+            missing = missing_payload(REPLICATE, message.client_msg_id)
+            self._connection.answer(missing, ErrorCode.UNAUTHENTICATED)
             return
         frame = text_frame(encode(Reconciled(message=answer.hex(), client_msg_id=message.client_msg_id)))
         self._connection.backfilled(len(frame))
         self._socket.queue(frame)
+
+    async def _pace(self) -> None:
+        self._check_open()
+        await self._connection.writable()
+
+    def _check_open(self) -> None:
+        if not self._relay.comparisons.holds(self):
+            raise _Superseded
 
     def _begin(self) -> bool:
         identity = self._session.identity
@@ -182,7 +206,7 @@ class Comparer:
             max_items=relay.settings.reconcile_max_items,
             skips_of=relay.limits.peers.get(identity or ""),
             payer=connection.payer,
-            pace=connection.writable,
+            pace=self._pace,
             worked=connection.checked_for,
         )
         connection.backfilled(_ROW_BYTES * len(items))

@@ -8,8 +8,8 @@ import pytest
 from strata.protocol.ids import Identity
 
 from relayd.config import ConfigurationError
-from relayd.federation.link import stream_of
 from relayd.federation.peers_file import MAX_PEERS, read_peers
+from relayd.federation.selection import stream_of
 
 DID = Identity.from_seed(bytes(32)).did
 LINE = f'[[peer]]\nurl = "wss://relay.example.net/strata"\nrelay_id = "{DID}"\n'

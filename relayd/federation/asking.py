@@ -1,0 +1,169 @@
+"""What a peer is asked for beside its stream: packets by their ids, and an author's keys.
+
+Each question is a subscription of its own that ends with its history, on the connection that reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.relays.connection.driver import Driver
+from strata.relays.connection.stream import Phase, QueuedEvent, Stream
+from strata.relays.connection.values import Query
+
+from relayd.federation.comparing import Fetched
+from relayd.federation.intake import Intake, Item
+
+__all__ = ["Asking"]
+
+_AT_ONCE = 4
+"""Authors whose keys are fetched at the same time."""
+_KEY_TIMEOUT = 30.0
+_FETCH_TIMEOUT = 120.0
+_LOOK_SECONDS = 1.0
+
+
+class Asking:
+    """The questions of one link.
+
+    `submit` hands a packet over to be judged; `has_room` says whether one more may wait for its verdict.
+    `check` raises where the link is over.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        submit: Callable[[Intake, Item], None],
+        has_room: Callable[[Intake], bool],
+        check: Callable[[], None],
+    ) -> None:
+        self._driver = driver
+        self._submit = submit
+        self._has_room = has_room
+        self._check = check
+        self._windows: dict[Intake, asyncio.Event] = {}
+        """Windows of packets that were asked for, and what is set when something in them has changed."""
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    def settled(self, intake: Intake) -> None:
+        """A packet of this window has its verdict."""
+        if (window := self._windows.get(intake)) is not None:
+            window.set()
+
+    def wake(self) -> None:
+        """There may be room again, or the link is over."""
+        for window in self._windows.values():
+            window.set()
+
+    async def fetch(self, ids: Sequence[bytes]) -> Fetched:
+        """Have the peer send these packets and wait for the verdicts, two minutes at the most.
+
+        Raises what `check` raises. Cancelling leaves those that came to their verdicts.
+        """
+        intake, sent, is_whole = Intake(None), set[bytes](), False
+        done = self._windows[intake] = asyncio.Event()
+        wanted = {"0x" + packet_id.hex(): packet_id for packet_id in ids}
+        query = Query(packet_ids=tuple(wanted), live=False)
+        try:
+            async with asyncio.timeout(_FETCH_TIMEOUT), self._answers(query) as told:
+                async for event in told.events():
+                    packet_id = wanted.get(_id_of(event))
+                    if packet_id is None or packet_id in sent:
+                        continue  # nobody has asked for it
+                    while not self._has_room(intake):
+                        await _set_within(done, _LOOK_SECONDS)
+                        self._check()
+                    sent.add(packet_id)
+                    self._submit(intake, intake.add(bytes(event.packet), event.received_at, None))
+                    await asyncio.sleep(0)
+                is_whole = told.is_whole
+                while len(intake):
+                    await _set_within(done, _LOOK_SECONDS)
+                    self._check()
+        except TimeoutError:
+            pass  # what is left has its verdict later, or is found missing again
+        finally:
+            del self._windows[intake]
+        return Fetched(sent, is_whole)
+
+    async def keys_of(self, author: str, take: Callable[[QueuedEvent], Awaitable[None]]) -> bool:
+        """Have the peer send an author's identity packets, and hand each to `take`; whether it told all of
+        them. Takes half a minute at the most, from its turn on."""
+        query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
+        async with self._slots:
+            try:
+                async with asyncio.timeout(_KEY_TIMEOUT), self._answers(query) as told:
+                    async for event in told.events():
+                        await take(event)
+                    return told.is_whole
+            except TimeoutError:
+                return False
+
+    @contextlib.asynccontextmanager
+    async def _answers(self, query: Query) -> AsyncIterator[_Answers]:
+        stream, arrived = self._driver.subscribe(query)
+        try:
+            yield _Answers(self._driver, stream, arrived, self._check)
+        finally:
+            with self._driver.step as core:
+                core.unsubscribe(stream)
+
+
+class _Answers:
+    """What comes on one question, up to the end of its history."""
+
+    def __init__(
+        self, driver: Driver, stream: Stream, arrived: asyncio.Event, check: Callable[[], None]
+    ) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._arrived = arrived
+        self._check = check
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the peer has told all that it has."""
+        return self._stream.phase is Phase.ENDED and self._stream.error is None
+
+    async def events(self) -> AsyncIterator[QueuedEvent]:
+        """Each event; raises what `check` raises."""
+        stream = self._stream
+        while stream.phase is not Phase.ENDED or any(stream.waiting()):
+            self._check()
+            event = stream.take()
+            if isinstance(event, QueuedEvent):
+                with self._driver.step as core:
+                    core.taken(stream, delivered=True, now=self._driver.loop.time())
+                yield event
+            elif event is None and stream.phase is not Phase.ENDED:
+                self._arrived.clear()
+                if not any(stream.waiting()):
+                    await _set_within(self._arrived, _LOOK_SECONDS)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until it is set, and so long at most; it is clear afterwards."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    event.clear()
+
+
+class _Named(msgspec.Struct, gc=False):
+    packet_id: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def _id_of(event: QueuedEvent) -> str:
+    """The id that a packet claims; admission checks it."""
+    try:
+        return _NAMED.decode(event.packet).packet_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""

@@ -1,0 +1,66 @@
+"""What is read from a peer: how the connection behaves, what it is asked for, and the name of that choice."""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+from strata.relays.connection.options import Options
+from strata.relays.connection.values import Query
+
+from relayd.access.auth import REPLICATE, SUBSCRIBE
+from relayd.federation.peers_file import Upstream
+
+__all__ = ["options_for", "query_for", "stream_of"]
+
+_FALLBACK_SECONDS = 86_700
+"""How much older than its receipt a packet's timestamp may be, with both clocks' error (A-042)."""
+
+
+def options_for(peer: Upstream) -> Options:
+    """How the connection to a peer behaves: it is held to its DID (R-298) and authenticates first (R-353)."""
+    return Options(
+        relay_id=peer.relay_id,
+        authenticate="always",
+        capabilities=(SUBSCRIBE, REPLICATE),
+        resolve_keys=False,
+        ping_interval=10.0,
+        ping_timeout=20.0,
+        backoff_base=0.5,
+        backoff_cap=15.0,
+    )
+
+
+def stream_of(peer: Upstream) -> str:
+    """Names what is read from a peer: another selection is another stream, and begins anew."""
+    if peer.is_whole:
+        return "all"
+    return "\n".join(["types", *sorted(peer.types), "authors", *sorted(peer.authors)])
+
+
+def query_for(
+    peer: Upstream,
+    cursor: str | None,
+    not_via: Sequence[str],
+    *,
+    oldest_witness: int | None,
+    last_witness: int | None,
+) -> Query:
+    """R-360, R-365, R-366: from where it was read to, else from the beginning of all that may count.
+
+    `oldest_witness` and `last_witness` bound when the packets that were read were first received anywhere.
+    """
+    since = 0 if oldest_witness is None else max(0, oldest_witness - _FALLBACK_SECONDS)
+    types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()
+    return Query(
+        authors=peer.authors,
+        types=tuple(dict.fromkeys(types)),
+        cursor=cursor,
+        since=since if cursor is None else None,
+        cursor_fallback_since=max(0, last_witness - _FALLBACK_SECONDS) if last_witness is not None else 0,
+        not_via=tuple(not_via),
+        replication_profile="FULL_ARCHIVE",
+    )

@@ -1,0 +1,260 @@
+"""Standing comparisons in made time: their timer, doubts, requests of operators, and peers that withhold."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from strata.tools.sim.loop import run_virtually, virtual_time
+
+from relayd.faults import Faults
+from relayd.federation import antientropy
+from relayd.federation.antientropy import AntiEntropy
+from relayd.federation.comparing import LONGEST_SECONDS, RECENT_SECONDS, Fetched
+from relayd.federation.link import LinkEnded
+from relayd.federation.peers_file import Upstream
+from relayd.metrics import Metrics
+from relayd.store.peers import PeerComparison
+from relayd.store.types import StoreUnavailable
+from tests.support.made_sets import MadeLog, MadePeer, made
+
+NOW = 1_790_000_000
+BACKFILL = 604_800
+PEERS = {n: Upstream(f"wss://{n}", f"did:strata:z{n}") for n in (1, 2)}
+
+
+class MadeTable:
+    """The table of comparisons: one row for each peer."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, PeerComparison] = {}
+        self.is_away = False
+
+    def ask(self, peer_id: int, since: int | None = None) -> None:
+        row = self.rows.get(peer_id) or PeerComparison(peer_id, 0, 0, None, False, None, None)
+        self.rows[peer_id] = row._replace(asked=row.asked + 1, asked_since=since)
+
+    async def compared(
+        self, peer_id: int, found: dict[str, object], *, done: int | None, equal_at: int | None
+    ) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        row = self.rows.get(peer_id) or PeerComparison(peer_id, 0, 0, None, False, None, None)
+        self.rows[peer_id] = row._replace(
+            found=found,
+            is_running=done is None,
+            done=max(row.done, done or 0),
+            equal_at=row.equal_at if equal_at is None else equal_at,
+        )
+
+
+class MadeWorld:
+    """A relay with two peers, looked after once a second as `Federation` does."""
+
+    def __init__(self, interval: float = 300.0) -> None:
+        self.log, self.table = MadeLog(), MadeTable()
+        self.peers = {n: MadePeer([], self.log) for n in PEERS}
+        self.links = {
+            n: SimpleNamespace(is_connected=True, fetch=peer.fetch) for n, peer in self.peers.items()
+        }
+        self.withheld: list[int] = []
+        self.caught: list[Exception] = []
+        faults = SimpleNamespace(caught=lambda where, error: self.caught.append(error))
+        self.metrics = Metrics()
+        self.compares = AntiEntropy(
+            connect=lambda peer: self.peers[int(peer.relay_id[-1])].connect(),
+            store=cast(Any, self.log),
+            table=self.table,
+            metrics=self.metrics,
+            faults=cast(Faults, faults),
+            clock=lambda: NOW,
+            interval=interval,
+            max_items=1000,
+            max_backfill_seconds=BACKFILL,
+            withheld=lambda peer, number: self.withheld.append(number),
+        )
+
+    async def run(self, seconds: float, of: Sequence[int] = (1,), step: float = 1.0) -> None:
+        end = virtual_time() + seconds
+        while virtual_time() < end:
+            for number in of:
+                link = cast(Any, self.links[number])
+                self.compares.look_after(PEERS[number], number, link, self.table.rows.get(number))
+            await asyncio.sleep(step)
+
+    def counted(self, number: int, outcome: str) -> float:
+        return float(self.metrics.peer_comparisons.labels(PEERS[number].relay_id, outcome)._value.get())
+
+
+@pytest.fixture(autouse=True)
+def made_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    monkeypatch.setattr(antientropy, "time", SimpleNamespace(monotonic=virtual_time))
+    random.seed(5)
+
+
+def in_made_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtually(work)
+
+
+def test_the_last_day_is_compared_each_interval_and_everything_each_day():
+    async def work() -> None:
+        world = MadeWorld()
+        await world.run(2 * 86_400, step=15)
+        await world.compares.stop_all()
+        spans = [span.since for span in world.peers[1].asked if not span.types]
+        assert set(spans) == {NOW - RECENT_SECONDS, NOW - BACKFILL + 3600}
+        assert 2 <= spans.count(NOW - BACKFILL + 3600) <= 4
+        assert 2 * 86_400 / 390 - 2 <= len(spans) <= 2 * 86_400 / 225 + 2
+        assert world.counted(1, "equal") == len(spans)
+        row = world.table.rows[1]
+        assert (row.is_running, row.equal_at) == (False, NOW)
+
+    in_made_time(work)
+
+
+def test_a_doubt_has_everything_compared_before_the_interval_is_over():
+    async def work() -> None:
+        world = MadeWorld(interval=3600.0)
+        world.compares.doubt(1)  # before the peer was ever looked at
+        await world.run(3)
+        assert [span.since for span in world.peers[1].asked if not span.types] == [NOW - BACKFILL + 3600]
+        for _ in range(200):  # a log that begins anew all the time has no more of it
+            world.compares.doubt(1)
+            await world.run(3)
+        assert world.peers[1].connections == 1
+        await world.run(4500)
+        assert world.peers[1].connections == 2
+
+    in_made_time(work)
+
+
+def test_an_interval_of_0_compares_on_request_alone():
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.compares.doubt(1)
+        await world.run(86_400, step=60)
+        assert world.peers[1].connections == 0
+        world.table.ask(1, since=NOW - 500)
+        await world.run(10)
+        assert [span.since for span in world.peers[1].asked] == [0, NOW - 500]
+        world.table.ask(1, since=5)  # older than what may be taken
+        await world.run(10)
+        assert world.peers[1].asked[-1].since == NOW - BACKFILL + 3600
+        world.table.ask(1)
+        await world.run(10)
+        assert (world.peers[1].connections, world.table.rows[1].done) == (3, 3)
+
+    in_made_time(work)
+
+
+@pytest.mark.parametrize("error", [LinkEnded("cut"), StoreUnavailable("away"), RuntimeError("a fault")])
+def test_a_request_that_fails_has_its_answer_and_is_not_tried_each_second(error: Exception):
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.peers[1].claims = {made(1, NOW - 500).packet_id: made(1, NOW - 500)}
+
+        async def failing(ids: Sequence[bytes]) -> Fetched:
+            raise error
+
+        world.links[1].fetch = failing
+        world.table.ask(1)
+        await world.run(100)
+        row = world.table.rows[1]
+        assert (world.peers[1].connections, row.done, row.is_running) == (1, 1, False)
+        assert row.found is not None
+        assert row.found["problem"]
+        assert world.caught == ([error] if isinstance(error, RuntimeError) else [])
+
+    in_made_time(work)
+
+
+def test_nothing_is_compared_over_a_link_that_is_down():
+    async def work() -> None:
+        world = MadeWorld()
+        world.links[1].is_connected = False
+        world.table.ask(1)
+        await world.run(7200, step=10)
+        assert world.peers[1].connections == 0
+        world.links[1].is_connected = True
+        await world.run(5)
+        assert world.table.rows[1].done == 1
+
+    in_made_time(work)
+
+
+def test_a_silent_peer_holds_up_the_others_for_an_hour_and_then_ever_less():
+    async def work() -> None:
+        world = MadeWorld()
+        world.peers[1].delay = 1e12
+        await world.run(86_400, of=(1, 2), step=15)
+        await world.compares.stop_all()
+        silent, other = world.peers[1].connections, world.peers[2].connections
+        assert silent <= 8
+        assert other >= (86_400 - silent * LONGEST_SECONDS) / 390 - silent
+        assert world.counted(1, "problem") in (silent, silent - 1)
+        assert world.peers[1].open == world.peers[2].open == 0
+
+    in_made_time(work)
+
+
+def test_a_process_that_is_killed_amid_a_comparison_leaves_the_request_to_the_next():
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.peers[1].delay = 50.0
+        world.table.ask(1)
+        await world.run(20)
+        assert world.peers[1].open == 1
+        await world.compares.stop(1)
+        assert (world.peers[1].open, world.table.rows[1].done) == (0, 0)
+        after = MadeWorld(interval=0)
+        after.table = world.table
+        after.compares._table = world.table
+        await after.run(10)
+        assert (after.table.rows[1].done, after.table.rows[1].is_running) == (1, False)
+
+    in_made_time(work)
+
+
+def test_a_result_that_cannot_be_written_is_lost_and_no_fault():
+    async def work() -> None:
+        world = MadeWorld()
+        world.table.is_away = True
+        await world.run(1000)
+        assert world.caught == []
+        assert world.counted(1, "problem") >= 1
+        world.table.is_away = False
+        await world.run(4000)
+        assert world.counted(1, "equal") >= 1
+
+    in_made_time(work)
+
+
+def test_a_member_that_names_the_same_packets_twice_and_sends_none_is_told_of():
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        peer = world.peers[1]
+        peer.claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(3))}
+        peer.serves = lambda packet_id: packet_id == made(0, 0).packet_id
+        for told in ([], [1], [1, 1]):
+            world.table.ask(1)
+            await world.run(10)
+            assert world.withheld == told
+        # Others that it does not send for the first time, and what it could not send, are no contradiction.
+        peer.claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(7, 9))}
+        world.table.ask(1)
+        await world.run(10)
+        peer.answers_whole = False
+        world.table.ask(1)
+        await world.run(10)
+        assert world.withheld == [1, 1]
+        assert world.metrics.peer_differences.labels(PEERS[1].relay_id, "withheld")._value.get() == 10
+
+    in_made_time(work)

@@ -1,0 +1,272 @@
+"""What a session that compares sets may cause, in made time: one bounded set, and none once it is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from strata.protocol.negentropy import ItemSet, Reconciler
+from strata.protocol.wire import Reconcile
+from strata.tools.sim.loop import run_virtually
+
+from relayd.sessions.comparing import Comparer
+from relayd.sessions.comparisons import Comparisons
+from relayd.store.types import StoreUnavailable
+from tests.support.made_sets import MadeLog, made
+
+NOW = 1_790_000_000
+FIRST = Reconciler(ItemSet([])).initiate().hex()
+
+
+class MadeRelay:
+    """The part of a relay that comparing needs."""
+
+    def __init__(self, count: int = 20, most_items: int = 1000) -> None:
+        self.store = MadeLog()
+        self.store.put(*(made(n, NOW - 10_000 + n) for n in range(count)))
+        self.settings = SimpleNamespace(reconcile_max_items=most_items)
+        self.comparisons = Comparisons()
+        self.limits = SimpleNamespace(peers={})
+        self.metrics = SimpleNamespace(rate_limited={"reconcile": SimpleNamespace(inc=lambda: None)})
+        self.caught: list[Exception] = []
+        self.faults = SimpleNamespace(caught=lambda where, error: self.caught.append(error))
+        self.clock = lambda: NOW
+
+
+class MadeSession:
+    """One connection that compares; keeps what it is answered."""
+
+    def __init__(self, relay: MadeRelay, identity: str = "did:a") -> None:
+        self.relay = relay
+        self.answers: list[dict[str, Any]] = []
+        self.closed: list[int] = []
+        self.spent = 0
+        self.writes = asyncio.Event()
+        self.writes.set()
+        self.session = SimpleNamespace(identity=identity, may_reconcile=True)
+        connection = SimpleNamespace(
+            id=1,
+            payer=None,
+            answer=lambda payload, code: self.answers.append(json.loads(payload)),
+            writable=self.writes.wait,
+            backfilled=self._spend,
+            checked_for=lambda seconds: None,
+        )
+        socket = SimpleNamespace(queue=self._sent, flush=lambda: None, close=self._closed, abort=lambda: None)
+        self.comparer = Comparer(
+            cast(Any, relay), cast(Any, connection), cast(Any, socket), cast(Any, self.session)
+        )
+
+    def _sent(self, frame: bytes) -> None:
+        self.answers.append(json.loads(frame[frame.index(b"{") :]))
+
+    def _closed(self, code: int, reason: str) -> None:
+        self.closed.append(code)
+
+    def _spend(self, sent_bytes: int) -> None:
+        self.spent += sent_bytes
+
+    async def ask(self, message: str = FIRST, until: int | None = NOW, **more: Any) -> dict[str, Any]:
+        """Send one and wait for its answer."""
+        before = len(self.answers)
+        self.comparer.receive(Reconcile(message=message, until=until, client_msg_id="r", **more))
+        while len(self.answers) == before:  # noqa: ASYNC110 -- made time
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        return self.answers[-1]
+
+
+@pytest.fixture(autouse=True)
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+
+
+def in_made_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtually(work)
+
+
+def test_a_set_is_kept_between_messages_and_let_go_after_a_silent_minute():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer = MadeSession(relay)
+        assert (await peer.ask())["type"] == "RECONCILED"
+        assert (len(relay.comparisons), peer.comparer.held_bytes) == (1, 150 * 20)
+        pages = relay.store.pages
+        for _ in range(5):  # each message gives it another minute
+            await asyncio.sleep(59)
+            assert (await peer.ask(until=None))["type"] == "RECONCILED"
+        assert relay.store.pages == pages, "the log was read once"
+        await asyncio.sleep(60.1)
+        assert (len(relay.comparisons), peer.comparer.held_bytes) == (0, 0)
+        answer = await peer.ask(until=None)
+        assert (answer["code"], "no comparison is open" in answer["reason"]) == ("invalid_schema", True)
+
+    in_made_time(work)
+
+
+def test_three_at_a_time_and_others_are_told_when_to_come_back():
+    async def work() -> None:
+        relay = MadeRelay()
+        peers = [MadeSession(relay, f"did:{n}") for n in range(4)]
+        for peer in peers[:3]:
+            assert (await peer.ask())["type"] == "RECONCILED"
+        busy = await peers[3].ask()
+        assert (busy["code"], busy["detail"], busy["retry_after"]) == ("rate_limited", "reconcile_busy", 15)
+        peers[0].comparer.close()
+        assert (await peers[3].ask())["type"] == "RECONCILED"
+
+    in_made_time(work)
+
+
+def test_a_refused_request_holds_no_place():
+    """However it was refused: places are few."""
+
+    async def work() -> None:
+        relay = MadeRelay(most_items=1000)
+        cases: list[tuple[str, dict[str, Any]]] = [
+            ("zz", {}),
+            ("61ff", {}),
+            (FIRST, {"types": [str(n) for n in range(70)]}),
+            (FIRST, {"until": 2**40, "since": 0, "types": ["T"] * 70 + [str(n) for n in range(65)]}),
+        ]
+        for n, (message, more) in enumerate(cases):
+            peer = MadeSession(relay, f"did:{n}")
+            assert (await peer.ask(message, **more))["code"] == "invalid_schema"
+            assert (len(relay.comparisons), peer.comparer.held_bytes) == (0, 0)
+        relay.settings.reconcile_max_items = 5
+        peer = MadeSession(relay)
+        large = await peer.ask()
+        assert (large["detail"], large["limit"], len(relay.comparisons)) == ("reconcile_too_large", 5, 0)
+        assert relay.caught == []
+
+    in_made_time(work)
+
+
+def test_a_newer_session_of_an_identity_takes_the_set_of_the_older_one_at_once():
+    async def work() -> None:
+        relay = MadeRelay()
+        sessions = [MadeSession(relay) for _ in range(50)]
+        for session in sessions:
+            assert (await session.ask())["type"] == "RECONCILED"
+        assert sum(each.comparer.held_bytes for each in sessions) == 150 * 20
+        assert len(relay.comparisons) == 1
+        assert (await sessions[0].ask(until=None))["code"] == "invalid_schema"
+        assert (await sessions[-1].ask(until=None))["type"] == "RECONCILED"
+
+    in_made_time(work)
+
+
+def test_a_log_that_is_being_read_for_an_older_session_is_read_no_further():
+    async def work() -> None:
+        relay = MadeRelay(count=100)
+        older, newer = MadeSession(relay), MadeSession(relay)
+        older.writes.clear()
+        asking = asyncio.create_task(older.ask())
+        await asyncio.sleep(1)
+        assert (await newer.ask())["type"] == "RECONCILED"
+        pages = relay.store.pages
+        older.writes.set()
+        answer = await asking
+        assert (answer["detail"], older.comparer.held_bytes) == ("reconcile_busy", 0)
+        assert relay.store.pages <= pages + 1
+        assert (await newer.ask(until=None))["type"] == "RECONCILED"
+
+    in_made_time(work)
+
+
+def test_one_request_at_a_time_and_each_has_one_answer():
+    async def work() -> None:
+        peer = MadeSession(MadeRelay())
+        peer.writes.clear()
+        for n in range(3):
+            peer.comparer.receive(Reconcile(message=FIRST, until=NOW, client_msg_id=f"r{n}"))
+        await asyncio.sleep(1)
+        assert [answer["client_msg_id"] for answer in peer.answers] == ["r1", "r2"]
+        assert {answer["detail"] for answer in peer.answers} == {"reconcile_busy"}
+        peer.writes.set()
+        await asyncio.sleep(1)
+        assert [answer["client_msg_id"] for answer in peer.answers] == ["r1", "r2", "r0"]
+        assert peer.answers[-1]["type"] == "RECONCILED"
+
+    in_made_time(work)
+
+
+def test_a_session_that_loses_the_capability_meanwhile_is_told():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer = MadeSession(relay)
+        peer.session.may_reconcile = False
+        answer = await peer.ask()
+        assert (answer["code"], answer["detail"]) == ("unauthenticated", "missing_capability")
+        assert len(relay.comparisons) == 0
+
+    in_made_time(work)
+
+
+def test_a_database_that_is_away_and_a_fault_of_ours_end_the_comparison():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer = MadeSession(relay)
+        original = relay.store.items
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise StoreUnavailable("away")
+
+        cast(Any, relay.store).items = away
+        answer = await peer.ask()
+        assert (answer["code"], len(relay.comparisons), peer.closed) == ("internal_error", 0, [])
+        cast(Any, relay.store).items = original
+        assert (await peer.ask())["type"] == "RECONCILED"
+
+        async def broken(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("a fault")
+
+        cast(Any, relay.store).items = broken
+        assert (await peer.ask())["code"] == "internal_error"
+        assert (len(relay.comparisons), peer.closed, len(relay.caught)) == (0, [1011], 1)
+
+    in_made_time(work)
+
+
+def test_answers_fit_the_frame_and_the_account_pays_for_what_is_read():
+    async def work() -> None:
+        relay = MadeRelay(count=9000, most_items=10_000)
+        peer = MadeSession(relay)
+        everything = Reconciler(ItemSet([]), max_frame_bytes=30_000)
+        answer = await peer.ask(everything.initiate().hex())
+        assert len(answer["message"]) // 2 <= 200_000
+        assert peer.spent >= 40 * 9000 + len(answer["message"])
+        # A frame is no more than that, and the rest comes with the next one.
+        needed, message = set[bytes](), everything.receive(bytes.fromhex(answer["message"]))
+        while True:
+            needed.update(message.need)
+            if message.message is None:
+                break
+            answer = await peer.ask(message.message.hex(), until=None)
+            message = everything.receive(bytes.fromhex(answer["message"]))
+        assert len(needed) == 9000
+
+    in_made_time(work)
+
+
+def test_what_was_refused_of_the_asking_peer_stands_in_the_set():
+    async def work() -> None:
+        relay = MadeRelay(count=0)
+        refused = made(5, NOW - 100)
+        relay.store.refused[refused.packet_id] = refused
+        relay.limits.peers["did:a"] = 7
+        asking = Reconciler(ItemSet([(refused.timestamp, refused.packet_id)]))
+        answer = await MadeSession(relay).ask(asking.initiate().hex())
+        assert asking.receive(bytes.fromhex(answer["message"])) == (None, [], [])
+        # Of some types alone it does not: what type it has is not remembered.
+        answer = await MadeSession(relay).ask(asking.initiate().hex(), types=["POST"])
+        assert asking.receive(bytes.fromhex(answer["message"])).have == [refused.packet_id]
+
+    in_made_time(work)

@@ -19,7 +19,7 @@ REQUIREMENTS = ROOT / "docs" / "requirements"
 REPORT = ROOT / "docs" / "conformance.md"
 
 DONE_SECTIONS = {
-    "relay.md": (*range(1, 19), 20, 21, 22),
+    "relay.md": tuple(range(1, 23)),
     "channel.md": tuple(range(1, 17)),
     "transport.md": tuple(range(1, 9)),
 }

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity
+from strata.protocol.negentropy import ItemSet, Reconciler
 from websockets.frames import Frame as WireFrame
 from websockets.frames import Opcode
 
@@ -116,11 +117,16 @@ class _World:
         self.types = chance.sample(list(TYPES), 3)  # few, so that packets of one type meet
         self.packets: list[dict[str, Any]] = []
         self.count = 0
+        self.replicates = chance.random() < 0.2
+        """It begins as a peer does, and compares sets most of the time."""
 
     def piece(self) -> Piece:
         """The next message, or what became of it."""
         chance = self.chance
-        message = _MESSAGES[chance.choice(list(_MESSAGES))](self)
+        kind = chance.choice(list(_MESSAGES))
+        if self.replicates and (self.count == 0 or chance.random() < 0.6):
+            kind = "RECONCILE" if self.count else "AUTH"
+        message = _MESSAGES[kind](self)
         self.count += 1
         message["client_msg_id"] = f"q{self.count}"
         if "message" in self.levels:
@@ -212,9 +218,65 @@ def _auth(world: _World) -> dict[str, Any]:
         "challenge": "$challenge",
         "signature": "$proof",
     }
-    if world.chance.random() < 0.3:
+    if world.replicates:
+        message["capabilities"] = ["publish", "subscribe", "replicate"]
+    elif world.chance.random() < 0.3:
         message["capabilities"] = world.chance.choice([["publish"], [], ["publish", "subscribe", "x"]])
     return message
+
+
+def _reconcile(world: _World) -> dict[str, Any]:
+    """The beginning of a comparison, which is of what was published here, or what may follow it."""
+    chance = world.chance
+    message: dict[str, Any] = {"type": "RECONCILE", "message": _negentropy(world).hex()}
+    if chance.random() < 0.7:
+        message["until"] = world.now + chance.choice([-100, 0, 3600])
+        known: dict[str, Callable[[], _Value]] = {
+            "since": lambda: world.now - chance.choice([0, 100, 10**6]),
+            "unexpired_at": lambda: world.now + chance.choice([-100, 0, 300]),
+            "types": lambda: chance.sample(list(TYPES), chance.randint(0, 3)),
+            "authors": lambda: [world.author().did for _ in range(chance.randint(0, 2))],
+        }
+        for name in chance.sample(list(known), chance.choice([0, 1, 2])):
+            message[name] = known[name]()
+    return message
+
+
+def _negentropy(world: _World) -> bytes:
+    """A message that opens a comparison, one of drawn ranges, or one of those with other bytes in it."""
+    chance = world.chance
+    if chance.random() < 0.4:
+        ids = {chance.randbytes(32) for _ in range(chance.choice([0, 1, 40, 200]))}
+        items = ItemSet((world.now - chance.randint(0, 5000), packet_id) for packet_id in ids)
+        data = Reconciler(items, max_frame_bytes=30_000, shift=chance.getrandbits(30)).initiate()
+    else:
+        data = b"\x61" + b"".join(_range(world) for _ in range(chance.choice([0, 1, 3, 60])))
+    while chance.random() < 0.3:
+        data = _scramble(chance, data)
+    return data
+
+
+def _range(world: _World) -> bytes:
+    """A bound, a mode and what belongs to it, as the protocol writes them, or with one number wrong."""
+    chance = world.chance
+    at = chance.choice([0, 1, 5, world.now, 2**53, 2**64 - 1])
+    prefix = chance.randbytes(chance.choice([0, 0, 1, 31, 32, 33]))
+    mode = chance.choice([0, 1, 1, 1, 2, 2, 3])
+    payload = b""
+    if mode == 1:
+        payload = chance.randbytes(chance.choice([16, 16, 16, 15]))
+    elif mode == 2:
+        count = chance.choice([0, 1, 20])
+        said = chance.choice([count, count, count, count + 1, 2**63])
+        payload = _digits(said) + chance.randbytes(32 * count)
+    return _digits(at) + _digits(len(prefix)) + prefix + _digits(mode) + payload
+
+
+def _digits(number: int) -> bytes:
+    digits = [number & 127]
+    while number := number >> 7:
+        digits.append(number & 127 | 128)
+    return bytes(reversed(digits))
 
 
 _MESSAGES: Final[Mapping[str, Callable[[_World], dict[str, Any]]]] = {
@@ -224,6 +286,7 @@ _MESSAGES: Final[Mapping[str, Callable[[_World], dict[str, Any]]]] = {
     "SUBSCRIBE": _subscribe,
     "UNSUBSCRIBE": _unsubscribe,
     "AUTH": _auth,
+    "RECONCILE": _reconcile,
 }
 
 
@@ -528,6 +591,6 @@ def kinds_of(made: Input) -> Counter[str]:
     return Counter(
         name
         for piece in made.pieces
-        for name in ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "AUTH")
+        for name in ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "AUTH", "RECONCILE")
         if f'"type":"{name}"'.encode() in piece.data
     )

@@ -17,6 +17,7 @@ import atheris
 with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
     from strata.protocol import canonical
     from strata.protocol.errors import InvalidMessage, InvalidPacket
+    from strata.protocol.negentropy import MIN_FRAME_BYTES, ItemSet, NegentropyError, Reconciler
     from strata.protocol.packets import Packet
     from strata.protocol.wire import decode_client_message, encode
     from websockets.frames import Frame
@@ -111,6 +112,31 @@ def _server() -> ServerProtocol:
     return protocol
 
 
+ITEMS = ItemSet((number // 3, bytes([number]) * 32) for number in range(80))
+
+
+def negentropy_message(data: bytes) -> None:
+    """Refused, or answered in either role with a message of its own that fits the frame and that the other
+    side can read; what is wanted is what the message named."""
+    reconciler = Reconciler(ITEMS, max_frame_bytes=MIN_FRAME_BYTES, shift=len(data))
+    for answer_to in (reconciler.respond, lambda message: reconciler.receive(message).message):
+        try:
+            answer = answer_to(data)
+        except NegentropyError:
+            continue
+        if answer is None or answer == b"\x61":
+            continue
+        assert len(answer) <= MIN_FRAME_BYTES
+        reconciler.respond(answer)
+    try:
+        compared = reconciler.receive(data)
+    except NegentropyError:
+        return
+    assert 32 * len(compared.need) <= len(data)
+    ours = set(ITEMS.ids(0, len(ITEMS)))
+    assert ours.issuperset(compared.have) and len(compared.have) <= len(ours)
+
+
 def cursor_decode(data: bytes) -> None:
     """Nothing is a cursor that was not made by `encode`."""
     text = data.decode("utf-8", "replace")
@@ -129,6 +155,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "session": session_text,
     "frames": frame_reader,
     "cursor": cursor_decode,
+    "negentropy": negentropy_message,
 }
 
 

@@ -2,6 +2,7 @@
 
 - Every request in good frames is answered once, or the relay closes the connection and says why.
 - No answer is `internal_error`; every answer is a message of RFC-0004.
+- What answers a RECONCILE is a message of negentropy, within the bound of a frame.
 - A canary on a connection of its own is served throughout.
 - What was acknowledged is served again, byte for byte, at once and at the end.
 - When all have gone, the relay holds nothing for them and its log shows no accident.
@@ -26,6 +27,7 @@ import msgspec
 from blake3 import blake3
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidMessage, StrataError
+from strata.protocol.negentropy import ItemSet, NegentropyError, Reconciler
 from strata.protocol.provenance.serving import restore
 from strata.protocol.wire import (
     Auth,
@@ -34,10 +36,13 @@ from strata.protocol.wire import (
     Event,
     Ok,
     Publish,
+    Reconcile,
+    Reconciled,
     RelayMessage,
     Subscribe,
     Unsubscribe,
     decode_client_message,
+    decode_reconciled,
     decode_relay_message,
 )
 
@@ -54,6 +59,8 @@ CORPUS: Final = Path(__file__).parent / "corpus"
 _AT_ONCE: Final = 4
 _ROUNDS_TO_LOOK: Final = 25
 _TIMEOUT: Final = 20.0
+_MOST_ANSWER_BYTES: Final = 200_000
+"""Of negentropy, before it is written in hex."""
 _HELD: Final = (
     "relayd_connections",
     "relayd_subscriptions",
@@ -86,7 +93,7 @@ class _Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.messages: list[RelayMessage] = []
+        self.messages: list[RelayMessage | Reconciled] = []
         self.heard = asyncio.Event()
         self.close: tuple[int, str] | None = None
         self.ended = False
@@ -143,6 +150,11 @@ class _Peer:
         if opcode == 8:
             self.close = (int.from_bytes(data[:2], "big"), data[2:].decode())
         elif opcode == 1:
+            reconciled = decode_reconciled(data)
+            if isinstance(reconciled, Reconciled):
+                self.messages.append(_checked(reconciled))
+                self.heard.set()
+                return
             try:
                 message = decode_relay_message(data)
             except InvalidMessage as error:
@@ -152,6 +164,19 @@ class _Peer:
             else:
                 self.messages.append(message)
             self.heard.set()
+
+
+def _checked(answer: Reconciled) -> Reconciled:
+    """Raises `Broken` where it is no message of negentropy, or larger than one may be."""
+    try:
+        message = bytes.fromhex(answer.message)
+        if message != b"\x61":
+            Reconciler(ItemSet([])).receive(message)
+    except (ValueError, NegentropyError) as error:
+        raise Broken(f"a comparison is answered with what is no message of it: {error}") from None
+    if len(message) > _MOST_ANSWER_BYTES:
+        raise Broken(f"a comparison is answered with {len(message)} bytes")
+    return answer
 
 
 @contextlib.asynccontextmanager
@@ -345,7 +370,7 @@ def _due(sent: Iterable[bytes]) -> dict[object, str]:
             if isinstance(message, Subscribe | Unsubscribe):
                 subject = message.subscription_id
                 names.pop(subject, None)
-            is_answered = isinstance(message, Publish | Auth) or (
+            is_answered = isinstance(message, Publish | Auth | Reconcile) or (
                 isinstance(message, Subscribe) and message.history_marker is True
             )
             if is_answered and message.client_msg_id is not None:

@@ -26,6 +26,7 @@ INPUTS = {
     "session": 5_000,
     "frames": 4_000,
     "cursor": 200_000,
+    "negentropy": 2_000,
 }
 """How many inputs each harness takes: a few seconds' worth."""
 SECONDS = int(os.environ.get("RELAYD_TEST_FUZZ_SECONDS", "0"))

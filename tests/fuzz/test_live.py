@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.grammar import LEVELS, draw, from_json
+from tests.fuzz.grammar import FUZZER, LEVELS, draw, from_json
 from tests.fuzz.live import CORPUS, fuzz, read_corpus
 from tests.support.relay_process import RelayProcess, running
 
 SEED = 20261122
 INPUTS = 400
-SETTINGS: dict[str, Any] = {"max_packet_age_seconds": 3_153_600_000, "dedup_window_seconds": 3_153_600_000}
-"""The packets of the corpus do not grow too old."""
+SETTINGS: dict[str, Any] = {
+    "max_packet_age_seconds": 3_153_600_000,
+    "dedup_window_seconds": 3_153_600_000,
+    "replication_peers": [FUZZER.did],
+}
+"""The packets of the corpus do not grow too old, and who authenticates may compare sets."""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +35,9 @@ async def test_whatever_is_sent_every_promise_is_kept(fuzzed: RelayProcess) -> N
     report = await fuzz(fuzzed, SEED, inputs=INPUTS, first=read_corpus(CORPUS), guilty=print)
     assert not report.broken
     assert set(report.levels) >= set(LEVELS)
-    assert set(report.requests) == {"PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "AUTH"}
+    assert set(report.requests) == {"PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "AUTH", "RECONCILE"}
     assert {"Ok", "AuthOk", "EndOfHistory", "Event", "Error invalid_schema"} <= set(report.answers)
+    assert report.answers["Reconciled"] > 10
     assert min(report.acknowledged, report.read_again, report.canary, report.closed.total()) > 0
 
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from strata.protocol.ids import Identity
 from relayd.config import Settings
 from relayd.federation.overview import peer_rows
 from tests.support.bare_client import Message, open_client
+from tests.support.forks import RELAYD, run_fork
 from tests.support.relay_process import RelayProcess, environment
 
 __all__ = [
@@ -173,11 +173,5 @@ def _free_ports(count: int) -> list[int]:
 
 def peers_command(relay: RelayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`relayd peers …` beside a running relay."""
-    return subprocess.run(
-        [sys.executable, "-m", "relayd", "peers", *arguments],
-        env=environment(relay.settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    code, out, err = run_fork(RELAYD, ["peers", *arguments], env=environment(relay.settings))
+    return subprocess.CompletedProcess(arguments, code, out.decode(), err.decode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.protocol import packets
 from strata.protocol.ids import Identity
+from strata.protocol.negentropy import ItemSet, Reconciler
 
 from relayd.cursor import CursorCodec
 
@@ -21,7 +22,9 @@ _MESSAGES = [
     b'{"type":"UNSUBSCRIBE","subscription_id":"s","client_msg_id":"m"}',
     b'{"type":"PUBLISH","packet":' + _PACKET + b"}",
     b'{"type":"AUTH","author_id":"a","challenge":"c","signature":"0x","capabilities":[]}',
+    b'{"type":"RECONCILE","message":"6100000200","since":0,"until":9,"unexpired_at":5,"types":["A"],"authors":[]}',
 ]
+_ITEMS = ItemSet((n, bytes([n]) * 32) for n in range(100))
 
 
 def _frame(data: bytes, first: int = 0x81) -> bytes:
@@ -40,6 +43,9 @@ def seeds_of(name: str) -> list[bytes]:
             return [b"\n".join(_MESSAGES)]
         case "frames":
             return [b"\x07" + _frame(b"x" * 5) + _frame(b"", 0x89) + _frame(b"y" * 300) + _frame(b"z", 0x01)]
+        case "negentropy":
+            first, few = Reconciler(_ITEMS).initiate(), ItemSet([(5, bytes(32))])
+            return [first, Reconciler(few).initiate(), Reconciler(few).respond(first)]
         case "cursor":
             codec = CursorCodec(bytes(32))
             return [codec.encode(5).encode(), codec.encode(5, ascending=False).encode()]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet, build
 
 from tests.support.bare_client import open_client
 from tests.support.federations import (
@@ -23,6 +26,7 @@ from tests.support.federations import (
 )
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import http_get
+from tests.support.strata_command import strata_command
 
 pytestmark = pytest.mark.timeout(400)  # three relays, each with a PostgreSQL of its own
 RING = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"), ("c", "a"), ("a", "c")]
@@ -75,7 +79,7 @@ async def test_each_packet_goes_once_to_each_relay_of_a_ring(ring: Federated):
         assert came == Counter(stored=40), came
 
 
-@pytest.mark.req("R-364", "R-372")
+@pytest.mark.req("R-363", "R-364", "R-372")
 async def test_a_relay_killed_while_it_reads_lacks_nothing_afterwards(ring: Federated):
     author = new_identity()
     packets = [make(author, n=n) for n in range(600)]
@@ -88,6 +92,29 @@ async def test_a_relay_killed_while_it_reads_lacks_nothing_afterwards(ring: Fede
     for name in "bc":
         events = await holds(ring[name], [author.did], lambda found: len(found) >= 600)
         assert Counter(ids_of(events)) == Counter(packet.packet_id for packet in packets)
+    await _in_pages(ring, author, [packet.packet_id for packet in packets])
+
+
+async def _in_pages(relays: Federated, author: Identity, expected: list[str]) -> None:
+    """R-363: so many from the beginning on, in the order of receipt, each with its cursor; then the rest."""
+    async with open_client(relays["a"].ws) as client:
+        await client.authenticate(relays.identities["c"], capabilities=["subscribe", "replicate"])
+        cursor, pages = None, []
+        for n in range(2):
+            filters = {"authors": [author.did], "types": [], "since": 0, "limit": 500, "order": "asc"}
+            page, end = await client.subscribe(
+                f"p{n}", filters | {"cursor": cursor}, replication_profile="FULL_ARCHIVE"
+            )
+            assert (end["type"], end["complete"]) == ("END_OF_HISTORY", n == 1)
+            assert all(isinstance(event["cursor"], str) for event in page)
+            await client.send({"type": "UNSUBSCRIBE", "subscription_id": f"p{n}"})
+            cursor = page[-1]["cursor"]
+            pages.append(page)
+    assert [len(page) for page in pages] == [500, 100]
+    events = [event for page in pages for event in page]
+    received = [event["received_at"] for event in events]
+    assert received == sorted(received)
+    assert sorted(ids_of(events)) == sorted(expected)
 
 
 async def test_what_was_published_while_a_relay_was_away_comes_when_it_is_back(ring: Federated):
@@ -131,22 +158,32 @@ async def test_a_live_subscriber_sees_each_packet_once_wherever_it_listens(ring:
             assert not [message for message in client.inbox if message["type"] == "EVENT"]
 
 
-@pytest.mark.req("R-349", "R-379")
-async def test_an_author_blocked_here_is_not_replicated_in(tmp_path):
-    blocked, fine = new_identity(), new_identity()
+BLOCKED = new_identity()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
+    """Relay a reads from b and blocks an author; b would read from a, which does not list it."""
+    special: dict[str, Any] = {"blocked_authors": [BLOCKED.did], "replication_peers": []}
     with federated(
-        tmp_path, "ab", [("a", "b")], per_relay={"a": {"blocked_authors": [blocked.did]}}
+        tmp_path_factory.mktemp("pair"), "ab", [("a", "b"), ("b", "a")], per_relay={"a": special}
     ) as relays:
-        async with open_client(relays["b"].ws) as client:
-            await client.publish_all([make(blocked, n=n) for n in range(3)])
-            await client.publish_all([make(fine, n=n) for n in range(3)])
-        await holds(relays["a"], [fine.did], lambda found: len(found) == 3)
-        assert await ids_at(relays["a"], [blocked.did]) == []
-        peer = await peer_comes_to(relays["a"], lambda peer: peer["skipped"] == 3)
-        assert (peer["state"], peer["offences"]) == ("connected", 0)
-        (listed,) = _peers(relays)
-        assert listed == peer
-        await _paused(relays)
+        yield relays
+
+
+@pytest.mark.req("R-349", "R-379")
+async def test_an_author_blocked_here_is_not_replicated_in(pair: Federated):
+    fine = new_identity()
+    async with open_client(pair["b"].ws) as client:
+        await client.publish_all([make(BLOCKED, n=n) for n in range(3)])
+        await client.publish_all([make(fine, n=n) for n in range(3)])
+    await holds(pair["a"], [fine.did], lambda found: len(found) == 3)
+    assert await ids_at(pair["a"], [BLOCKED.did]) == []
+    peer = await peer_comes_to(pair["a"], lambda peer: peer["skipped"] == 3)
+    assert (peer["state"], peer["offences"]) == ("connected", 0)
+    (listed,) = _peers(pair)
+    assert listed == peer
+    await _paused(pair)
 
 
 def _peers(relays: Federated) -> list[dict[str, object]]:
@@ -173,15 +210,14 @@ async def _paused(relays: Federated) -> None:
 
 
 @pytest.mark.req("R-290", "R-356", "R-358")
-async def test_a_relay_that_the_upstream_does_not_list_reads_nothing(tmp_path):
+async def test_a_relay_that_the_upstream_does_not_list_reads_nothing(pair: Federated):
     author = new_identity()
-    with federated(tmp_path, "ab", [("a", "b")], per_relay={"b": {"replication_peers": []}}) as relays:
-        async with open_client(relays["b"].ws) as client:
-            await client.publish_all([make(author, n=0)])
-        await peer_comes_to(relays["a"], lambda peer: "replication_peers" in str(peer["problem"]))
-        assert await ids_at(relays["a"], [author.did]) == []
-        manifest = json.loads(http_get(f"{relays['b'].http}/.well-known/strata-relay.json")[2])
-        assert manifest["replication"]["accepts_peer_subscriptions"] is False
+    async with open_client(pair["a"].ws) as client:
+        await client.publish_all([make(author, n=0)])
+    await peer_comes_to(pair["b"], lambda peer: "replication_peers" in str(peer["problem"]))
+    assert await ids_at(pair["b"], [author.did]) == []
+    manifest = json.loads(http_get(f"{pair['a'].http}/.well-known/strata-relay.json")[2])
+    assert manifest["replication"]["accepts_peer_subscriptions"] is False
 
 
 @pytest.mark.req("R-355", "R-359", "R-361", "R-362")
@@ -232,6 +268,48 @@ async def test_what_a_session_that_may_replicate_is_served(ring: Federated):
             )
             assert len(await client.events(f"v{n}", count)) == count if count else True
             assert (await client.receive())["type"] == "END_OF_HISTORY"
+
+
+@pytest.mark.req("R-357", "R-359")
+async def test_without_the_capability_a_session_that_asks_to_replicate_is_an_ordinary_reader(ring: Federated):
+    """It gets the served form, and the profile means nothing."""
+    author = new_identity()
+    header = {"origin_type": "SOFTWARE", "genesis_media_hash": "0x" + "d1" * 32, "edit_history": []}
+    content = {"type": "NOTE", "media": [{"media_hash": "0x" + "d1" * 32}]}
+    packet = build(
+        author, content, timestamp=int(time.time()), provenance_header=header, allow_unattested=True
+    )
+    forms = {}
+    async with open_client(ring["a"].ws) as peer, open_client(ring["a"].ws) as other:
+        granted = await peer.authenticate(ring.identities["b"], capabilities=["subscribe", "replicate"])
+        refused = await other.authenticate(new_identity(), capabilities=["subscribe", "replicate"])
+        assert (granted["capabilities"], refused["capabilities"]) == (
+            ["subscribe", "replicate"],
+            ["subscribe"],
+        )
+        await open_and_publish(ring["a"].ws, packet)
+        for name, client in (("peer", peer), ("other", other)):
+            profile = "PUBLIC_SOCIAL" if client is other else "FULL_ARCHIVE"
+            (event,), _ = await client.subscribe("s", {"authors": [author.did]}, replication_profile=profile)
+            forms[name] = event["packet"]["provenance_header"]["origin_type"]
+    assert forms == {"peer": "SOFTWARE", "other": "UNKNOWN"}
+
+
+async def open_and_publish(url: str, packet: Packet) -> None:
+    async with open_client(url) as client:
+        answer = await client.publish(packet)
+        assert answer["type"] == "OK", answer
+
+
+@pytest.mark.req("R-348")
+def test_a_relay_that_reads_from_peers_and_serves_them_is_a_whole_relay(ring: Federated):
+    """RFC-0004 and the rules for packets, checked from outside while the relay replicates both ways."""
+    code, out, err = strata_command("conformance", "--json", ring["a"].ws, timeout=200)
+    *results, summary = [json.loads(line) for line in out.splitlines()]
+    assert not [each for each in results if each["result"] != "passed"]
+    assert (code, summary["conforms"]) == (0, True), err
+    assert summary["summary"]["MUST"]["passed"] > 100
+    assert all(is_linked(ring, name, 2) for name in "abc")
 
 
 @pytest.mark.req("R-352", "R-389")

@@ -7,7 +7,9 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -16,12 +18,13 @@ from strata.protocol import wire
 from strata.protocol.documents import method_id
 from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
+from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.protocol.packets import Packet, build
 
 from tests.support.federations import holds, ids_at, peer_comes_to, peers_command
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess
-from tests.support.relays import ALL_EXTENSIONS, START, FakeRelay, NaiveRelay
+from tests.support.relays import ALL_EXTENSIONS, START, FakeRelay, NaiveRelay, Session
 
 pytestmark = pytest.mark.timeout(400)
 READER = Identity.from_seed(b"R" * 32)
@@ -52,6 +55,28 @@ class Upstream(NaiveRelay):
         self.append(packet)
 
 
+class Withholding(Upstream):
+    """It compares sets, and names packets that it does not serve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extensions |= {"reconcile"}
+        self.named: list[Packet] = []
+        self._reconciler = Reconciler(ItemSet([]))
+
+    def receive(self, session: Session, data: bytes) -> None:
+        message = wire.decode_client_message(data)
+        if not isinstance(message, wire.Reconcile):
+            super().receive(session, data)
+            return
+        if message.until is not None:
+            types = message.types or ("POST",)
+            items = [(each.timestamp, each.digest) for each in self.named if each.content["type"] in types]
+            self._reconciler = Reconciler(ItemSet(items))
+        answer = self._reconciler.respond(bytes.fromhex(message.message))
+        session.send(wire.Reconciled(message=answer.hex(), client_msg_id=message.client_msg_id))
+
+
 class Reading:
     """The real relay, and how its one peer stands."""
 
@@ -66,12 +91,16 @@ class Reading:
 
 
 @contextlib.asynccontextmanager
-async def reading(folder: Path, upstream: Upstream) -> AsyncIterator[tuple[Reading, FakeRelay]]:
+async def reading(
+    folder: Path, upstream: Upstream, **settings: Any
+) -> AsyncIterator[tuple[Reading, FakeRelay]]:
     """A relay that reads from this upstream."""
     async with FakeRelay(upstream) as fake:
         peers = folder / "peers.toml"
         peers.write_text(f'[[peer]]\nurl = "{fake.url}"\nrelay_id = "{upstream.relay_id}"\n')
-        process = RelayProcess(folder / "relay", peers_file=peers, identity_seed=(b"R" * 32).hex())
+        process = RelayProcess(
+            folder / "relay", peers_file=peers, identity_seed=(b"R" * 32).hex(), **settings
+        )
         await asyncio.to_thread(process.start)
         try:
             yield Reading(process), fake
@@ -83,23 +112,28 @@ def subscribes(upstream: Upstream) -> list[wire.Subscribe]:
     return [m for session in upstream.sessions for m in session.received if isinstance(m, wire.Subscribe)]
 
 
-@pytest.mark.req("R-349", "R-350", "R-355", "R-365", "R-369", "R-370")
+@pytest.mark.req("R-349", "R-350", "R-355", "R-365", "R-369", "R-370", "R-391")
 async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
     upstream, author, now = Upstream(), new_identity(), int(time.time())
     fresh, old = make(author), make(author, age=3 * DAY)
     too_old, dated_wrong = make(author, age=8 * DAY), make(author, age=60)
     ahead = make(author, age=30)
     forged = make(author).canonical.replace(b"hello", b"hallo")
+    note = {"id": "5c" * 32, "pubkey": "7e" * 32, "created_at": now, "kind": 1, "tags": [], "content": "hi"}
+    foreign = json.dumps(note | {"sig": "a1" * 64}).encode()  # R-391: whoever bridges maps it first
+    bridged = make(author)
     upstream.put(fresh, said=now - 5)
     upstream.put(old, said=now - 3 * DAY)
     upstream.put(too_old, said=now - 8 * DAY)
     upstream.put(dated_wrong, said=0)
     upstream.put(ahead, said=now + 9999)
+    upstream.put(bridged)
     honest = upstream.disguise
 
     def with_a_forgery(event: wire.Event) -> wire.Event:
         event = honest(event)
-        return replace(event, packet=Raw(forged)) if bytes(event.packet) == too_old.canonical else event
+        other = {too_old.canonical: forged, bridged.canonical: foreign}.get(bytes(event.packet))
+        return event if other is None else replace(event, packet=Raw(other))
 
     upstream.disguise = with_a_forgery
     async with reading(tmp_path, upstream) as (relay, _):
@@ -108,7 +142,8 @@ async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
         assert held[old.packet_id] == now - 3 * DAY
         for packet in (dated_wrong, ahead):
             assert abs(held[packet.packet_id] - time.time()) < 120, "local time counts"
-        await peer_comes_to(relay.process, lambda peer: peer["offences"] == 1)
+        # One for the forged packet, one for what is none: nobody maps it here.
+        await peer_comes_to(relay.process, lambda peer: peer["offences"] == 2)
         (session,) = upstream.sessions
         auth = next(m for m in session.received if isinstance(m, wire.Auth))
         assert (auth.author_id, auth.capabilities) == (READER.did, ["subscribe", "replicate"])
@@ -218,3 +253,30 @@ async def test_a_backlog_of_an_author_who_has_changed_keys(tmp_path, in_order):
         assert set(held) == {packet.packet_id for packet in history[:3]}
         peer = await peer_comes_to(relay.process, lambda peer: peer["skipped"] == 1)
         assert peer["offences"] == 0, "an author's own mistake"
+
+
+def _has_offences(count: int, peer: dict[str, Any]) -> bool:
+    return bool(peer["offences"] == count)
+
+
+@pytest.mark.req("R-381")
+async def test_a_peer_that_names_packets_and_sends_none_is_barred(tmp_path):
+    """Not at once: what it names twice, and sends in neither comparison, is an offence."""
+    upstream, author = Withholding(), new_identity()
+    served = make(author, age=600)
+    upstream.put(served)
+    upstream.named = [served, *(make(author, age=600) for _ in range(3))]
+    async with reading(tmp_path, upstream, reconcile_interval=0) as (relay, _):
+        await relay.holds(author, 1)
+        for n in range(4):
+            await peer_comes_to(relay.process, lambda peer: peer["state"] == "connected")
+            done = await asyncio.to_thread(
+                peers_command, relay.process, "reconcile", upstream.relay_id, "--json"
+            )
+            found = json.loads(done.stdout)
+            assert (found["need"], found["withheld"], found["brought"]) == (3, 3, 0), found
+            if n < 3:
+                await peer_comes_to(relay.process, partial(_has_offences, n))
+        peer = await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        assert peer["barred_until"] > time.time() + 3000
+        assert len(await ids_at(relay.process, [author.did])) == 1

@@ -147,17 +147,20 @@ async def test_one_address_holds_only_so_many_connections(tmp_path: Path):
                 assert refused.value.response.status_code == status
 
 
-@pytest.mark.req("R-377")
+@pytest.mark.req("R-357", "R-376", "R-377")
 async def test_a_peer_over_its_limit_is_told_when_to_come_back(tmp_path: Path):
-    peer = new_identity()
+    """Each peer has a limit of its own; whoever only asks to replicate is held to the same as everybody."""
+    peer, other, unlisted = new_identity(), new_identity(), new_identity()
     settings: dict[str, Any] = {"subscribe_limit": 1, "limit_window_seconds": HOUR}
-    settings |= {"unlimited_addresses": [NOWHERE], "replication_peers": [peer.did]}
+    settings |= {"unlimited_addresses": [NOWHERE], "replication_peers": [peer.did, other.did]}
     with running(RelayProcess(tmp_path, **settings)) as process:
-        async with open_client(process.ws) as client:
-            answer = await client.authenticate(peer, capabilities=["subscribe", "replicate"])
-            assert "replicate" in answer["capabilities"]
-            assert (await client.subscribe("s"))[1]["type"] == "END_OF_HISTORY"
-            assert_limited((await client.subscribe("t"))[1], 1, "subscribe_limit")
+        for who in (peer, other, unlisted):
+            async with open_client(process.ws) as client:
+                answer = await client.authenticate(who, capabilities=["subscribe", "replicate"])
+                assert ("replicate" in answer["capabilities"]) is (who is not unlisted)
+                more: dict[str, Any] = {"replication_profile": "FULL_ARCHIVE"}
+                assert (await client.subscribe("s", **more))[1]["type"] == "END_OF_HISTORY"
+                assert_limited((await client.subscribe("t", **more))[1], 1, "subscribe_limit")
 
 
 @pytest.mark.req("R-317", "R-380")

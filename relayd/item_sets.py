@@ -57,7 +57,9 @@ async def gather(
             raise TooManyItems
         place = page.place
     if skips_of is not None and is_of_all(span):
-        found.update(await store.skips(skips_of, span, max_items - len(found), payer))
+        found.update(await store.skips(skips_of, span, max_items + 1, payer))
+        if len(found) > max_items:
+            raise TooManyItems
     return await in_thread(lambda: ItemSet(found), worked)
 
 

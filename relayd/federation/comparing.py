@@ -30,6 +30,7 @@ from relayd.store.items import ItemRange
 
 __all__ = [
     "LONGEST_SECONDS",
+    "MOST_SKIPS",
     "MOST_WITHHELD",
     "RECENT_SECONDS",
     "SETTLED_SECONDS",
@@ -47,6 +48,8 @@ LONGEST_SECONDS: Final = 3600.0
 """Of one comparison, whatever the peer does: the other peers wait for their turn."""
 MOST_WITHHELD: Final = 1000
 """Packets that a peer may name and not send before it is asked for no more."""
+MOST_SKIPS: Final = 100_000
+"""Refused packets that are remembered of each peer."""
 _MARGIN_SECONDS: Final = 300
 """Packets that expire so soon are left out: both clocks may differ by that."""
 _MOST_PARTS: Final = 2000
@@ -246,7 +249,7 @@ class _Whole:
                     raise
                 await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
         if found.need and not is_of_all(span):  # what was refused stands in no such set
-            refused = await work.store.skips(work.peer_id, span, work.max_items)
+            refused = await work.store.skips(work.peer_id, span, MOST_SKIPS)
             found.need.difference_update(packet_id for _, packet_id in refused)
         return found, len(items)
 

@@ -20,6 +20,7 @@ from strata.relays.reconciling import PeerSession
 from relayd.admission.pipeline import Admission
 from relayd.faults import Faults
 from relayd.federation.antientropy import AntiEntropy
+from relayd.federation.comparing import MOST_SKIPS
 from relayd.federation.intake import PeerVerdict
 from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports
 from relayd.federation.mesh import Mesh
@@ -38,8 +39,6 @@ _log = structlog.get_logger("relayd.federation")
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = (1.0, 30.0)
-_MOST_SKIPS = 100_000
-"""Refused packets that are remembered of each peer."""
 _WAITING_SKIPS = 1000
 _LEAD_SECONDS = 5.0
 
@@ -224,7 +223,7 @@ class Federation:
             if skips:
                 some = list({skip[0]: skip for skip in skips}.values())
                 skips.clear()
-                await self._table.skip(peer_id, some, _MOST_SKIPS)
+                await self._table.skip(peer_id, some, MOST_SKIPS)
 
     async def _store_mark(self, mark: PeerMark) -> None:
         await self._store.append([], self._clock(), None, [mark])

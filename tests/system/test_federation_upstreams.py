@@ -21,7 +21,7 @@ from strata.protocol.keys import rotate_content
 from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.protocol.packets import Packet, build
 
-from tests.support.federations import holds, ids_at, peer_comes_to, peers_command
+from tests.support.federations import holds, ids_at, peer_comes_to, peer_of, peers_command
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess
 from tests.support.relays import ALL_EXTENSIONS, START, FakeRelay, NaiveRelay, Session
@@ -191,6 +191,22 @@ async def test_a_peer_that_knows_the_cursor_no_more_is_read_from_a_time(tmp_path
         await relay.holds(author, 4)
         asked = [m.filters for m in subscribes(upstream) if m.filters is not None]
         assert any(f.cursor is None and f.since == now - 8 - 86_700 for f in asked)
+
+
+@pytest.mark.req("R-364", "R-373")
+async def test_a_peer_whose_cursor_never_moves_is_read_again_and_each_packet_stored_once(tmp_path):
+    upstream, author = Upstream(), new_identity()
+    for _ in range(4):
+        upstream.put(make(author))
+    honest = upstream.disguise
+    upstream.disguise = lambda event: replace(honest(event), cursor=f"{upstream.generation}:0")
+    async with reading(tmp_path, upstream) as (relay, fake):
+        await relay.holds(author, 4)
+        upstream.put(make(author))
+        fake.cut()
+        await relay.holds(author, 5)
+        peer = await peer_of(relay.process)
+        assert (peer["offences"], peer["skipped"]) == (0, 0)
 
 
 @pytest.mark.req("R-378")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -281,3 +282,38 @@ def test_twice_withheld_is_a_contradiction_and_once_is_none():
     assert withholding.round_ended() is False
     withholding.withheld(ids)
     assert withholding.round_ended() is False
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_rounds_after_all_is_well_everybody_has_everything_or_a_reason(seed: int):
+    """Relays that hold, refuse and have erased at random; one names what it does not serve."""
+    chance = random.Random(seed)
+    everything = [made(n, NOW - chance.randint(200, 80_000), chance.choice(["A", "B"])) for n in range(120)]
+    logs = [MadeLog() for _ in range(3)]
+    for log in logs:
+        log.put(*chance.sample(everything, chance.randint(0, 120)))
+        for item in chance.sample(everything, 10):
+            log.held.pop(item.packet_id, None)
+            log.erased.add(item.packet_id)
+    refusing = {id(log): {item.packet_id for item in chance.sample(everything, 15)} for log in logs}
+    inventions = [made(1000 + n, NOW - 500) for n in range(5)]
+
+    def compare_with(reader: MadeLog, other: MadeLog, invents: bool) -> Compared:
+        peer = MadePeer([*other.held.values(), *(inventions if invents else [])], reader)
+        peer.serves = lambda packet_id: packet_id in other.held
+        peer.refuses = lambda item: item.packet_id in refusing[id(reader)]
+        return outcome(peer, reader, most=chance.choice([40, 1000]))
+
+    for _ in range(2):
+        for n, reader in enumerate(logs):
+            for m in sorted({0, 1, 2} - {n}, key=lambda _: chance.random()):
+                compare_with(reader, logs[m], invents=m == 0)
+    served = set().union(*(log.held for log in logs))
+    for reader in logs:
+        assert served <= reader.held.keys() | reader.refused.keys() | reader.erased
+        assert not reader.held.keys() & reader.erased
+        assert not reader.held.keys() & {item.packet_id for item in inventions}
+    for n, reader in enumerate(logs):  # and then there is nothing left to do
+        for m in {0, 1, 2} - {n}:
+            found = compare_with(reader, logs[m], invents=False)
+            assert (found.need, found.brought, found.refused, found.problem) == (0, 0, 0, None)

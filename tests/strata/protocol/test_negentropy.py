@@ -258,3 +258,23 @@ def test_against_another_make(make, limit, tmp_path):
             assert (have, need) == (only_theirs, only_ours)
     finally:
         other.close()
+
+
+def test_ids_whose_sums_agree_hide_a_difference_from_one_choice_of_borders_alone():
+    ours = [(n, (1000 + n).to_bytes(32, "little")) for n in range(512)]
+    theirs = list(ours)  # two ids of one sixteenth are others, and their sum is the same
+    for place, number in ((70, 2**200 + 1070), (90, 1090 - 2**200 + 2**256)):
+        theirs[place] = (place, number.to_bytes(32, "little"))
+
+    def found(shift: int) -> int:
+        asking, answering = Reconciler(ItemSet(ours), shift=shift), Reconciler(ItemSet(theirs))
+        needed, message = 0, asking.initiate()
+        while True:
+            result = asking.receive(answering.respond(message))
+            needed += len(result.need)
+            if result.message is None:
+                return needed
+            message = result.message
+
+    assert found(0) == 0
+    assert {found(shift) for shift in range(1, 32)} == {0, 2}

@@ -51,6 +51,10 @@ def contradictions(settings: Settings) -> list[str]:
     problems += _access_problems(settings)
     if settings.public_url is not None and not _is_url(settings.public_url, {"ws", "wss"}):
         problems.append("public_url: expected a ws:// or wss:// URL")
+    if 0 < settings.announce_seconds < 600:
+        problems.append("announce_seconds is below 600")
+    if settings.announce_seconds and settings.public_url is None:
+        problems.append("announce_seconds needs public_url: the relay does not know where it is reached")
     for name in ("database_url", "read_database_url"):
         url = getattr(settings, name)
         if url is not None and not url.startswith(("postgresql://", "postgres://")):

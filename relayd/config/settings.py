@@ -295,6 +295,14 @@ class Settings:
         unit="packets",
     )
 
+    announce_seconds: Annotated[int, Meta(ge=0, le=86_400)] = _setting(
+        0,
+        "How long the RELAY_DESCRIPTOR is valid that the relay signs and publishes about itself, with"
+        " `public_url`; with `replication_peers` a CONFIG `REPLICATION_POLICY_V1` too. It is renewed after half of"
+        " it. 0: none.",
+        unit="seconds",
+    )
+
     trusted_proxies: tuple[str, ...] = _setting(
         (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."
     )

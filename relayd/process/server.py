@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from relayd import failpoints
+from relayd.announcing import Announcer
 from relayd.config import Settings
 from relayd.federation.peers_file import read_peers
 from relayd.federation.service import Federation
@@ -177,6 +178,8 @@ async def _serve(
                 reconcile_max_items=settings.reconcile_max_items,
             )
         serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, federation)
+        if settings.announce_seconds:
+            serving.announcer = Announcer(lambda: serving.settings, identity, relay.admission, relay.clock)
         try:
             await serving.run(announce, stop, shared_port, leaves_port)
             return _Served(serving.settings, store.known.claim)

@@ -16,6 +16,7 @@ import structlog
 
 from relayd import failpoints
 from relayd.access.memory import Pressure
+from relayd.announcing import Announcer
 from relayd.config import ConfigurationError, Settings
 from relayd.federation.service import Federation
 from relayd.http.api import HttpApi
@@ -83,6 +84,7 @@ class Serving:
     ) -> None:
         self._settings = settings
         self._federation = federation
+        self.announcer: Announcer | None = None
         self._guard = GuardKeeper(guard, store)
         self._bootstrap = bootstrap
         self._store = store
@@ -136,6 +138,8 @@ class Serving:
         if self._federation is not None:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
+        if self.announcer is not None:
+            jobs.append(asyncio.create_task(self.announcer.run(), name="announcing"))
         try:
             announce(self._listen(shared_port))
             _calm_the_collector()

@@ -165,8 +165,12 @@ BLOCKED = new_identity()
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
     """Relay a reads from b and blocks an author; b would read from a, which does not list it."""
     special: dict[str, Any] = {"blocked_authors": [BLOCKED.did], "replication_peers": []}
+    announcing = {"announce_seconds": 3600, "public_url": "wss://b.example/strata"}
     with federated(
-        tmp_path_factory.mktemp("pair"), "ab", [("a", "b"), ("b", "a")], per_relay={"a": special}
+        tmp_path_factory.mktemp("pair"),
+        "ab",
+        [("a", "b"), ("b", "a")],
+        per_relay={"a": special, "b": announcing},
     ) as relays:
         yield relays
 
@@ -207,6 +211,19 @@ async def _paused(relays: Federated) -> None:
     assert peers_command(relays["a"], "reset-cursor", did).returncode == 0
     assert peers_command(relays["a"], "forgive", "did:strata:zNobody").returncode == 2
     await peer_comes_to(relays["a"], lambda peer: peer["state"] == "connected")
+
+
+@pytest.mark.req("R-382", "R-383")
+async def test_a_relay_says_in_packets_where_it_is_and_what_peers_get(pair: Federated):
+    did = pair.identities["b"].did
+    for name in "ab":  # and whoever reads from it hears of it
+        events = await holds(pair[name], [did], lambda found: len(found) >= 2)
+        said = {event["packet"]["content"]["type"]: event["packet"] for event in events}
+        assert set(said) == {"RELAY_DESCRIPTOR", "CONFIG"}
+        descriptor, config = said["RELAY_DESCRIPTOR"]["content"], said["CONFIG"]["content"]
+        assert (descriptor["relay_id"], descriptor["ws_endpoint"]) == (did, "wss://b.example/strata")
+        assert (config["config_type"], config["relay_id"]) == ("REPLICATION_POLICY_V1", did)
+        assert [profile["name"] for profile in config["profiles"]] == ["FULL_ARCHIVE", "PUBLIC_SOCIAL"]
 
 
 @pytest.mark.req("R-290", "R-356", "R-358")

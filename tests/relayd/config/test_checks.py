@@ -15,6 +15,8 @@ from tests.relayd.settings_files import problems
         ({"RELAYD_TLS_KEY": "k.pem"}, "tls_cert and tls_key"),
         ({"RELAYD_DEFAULT_LIMIT": "501"}, "default_limit (501) is above max_limit (500)"),
         ({"RELAYD_PUBLIC_URL": "https://relay.example"}, "public_url: expected a ws://"),
+        ({"RELAYD_ANNOUNCE_SECONDS": "3600"}, "announce_seconds needs public_url"),
+        ({"RELAYD_ANNOUNCE_SECONDS": "5", "RELAYD_PUBLIC_URL": "wss://h/s"}, "announce_seconds is below 600"),
         ({"RELAYD_PUBLIC_URL": "ws://"}, "public_url: expected a ws://"),
         ({"RELAYD_PUBLIC_URL": "ws://[bad"}, "public_url: expected a ws://"),
         ({"RELAYD_DATABASE_URL": "mysql://h/d"}, "database_url: expected a postgresql://"),

@@ -1,0 +1,154 @@
+"""What a relay says of itself in packets that it signs: a RELAY_DESCRIPTOR, and a CONFIG for its peers
+(RFC-0007 §9, §10; decision 72).
+
+All processes of a relay make the same packets, for their time is the beginning of the half of a lifetime that
+it is: whoever publishes them second finds them known. They establish no trust, as the manifest does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.ids import Signer
+from strata.protocol.packets import Packet, build
+
+from relayd.admission.pipeline import Admission
+from relayd.admission.request import Lane, PublishRequest
+from relayd.config import Settings
+from relayd.feed.profiles import PROFILES
+from relayd.version import VERSION
+
+__all__ = ["Announcer", "announcements"]
+
+_log = structlog.get_logger("relayd.announcing")
+
+_RETRY_SECONDS = 60.0
+
+
+def announcements(settings: Settings, signer: Signer, now: int) -> list[Packet]:
+    """What is to be said at this moment; nothing without `announce_seconds`."""
+    lifetime = settings.announce_seconds
+    if not lifetime:
+        return []
+    at = now - now % (lifetime // 2)
+    said = [_descriptor(settings, signer.did)]
+    if settings.replication_peers:
+        said.append(_policy(settings, signer.did))
+    return [build(signer, content, timestamp=at, expires_at=at + lifetime) for content in said]
+
+
+def _descriptor(settings: Settings, relay_id: str) -> dict[str, object]:
+    """R-383 to R-387."""
+    policy: dict[str, object] = {
+        "accepts_public_packets": not settings.allowed_authors,
+        "max_backfill_seconds": settings.max_backfill_seconds,
+        "protected_accounts": "none",
+    }
+    if settings.retention_days:  # absent means for ever, as in the manifest
+        policy["default_retention_days"] = settings.retention_days
+    return {
+        "type": "RELAY_DESCRIPTOR",
+        "descriptor_version": 1,
+        "relay_id": relay_id,
+        "ws_endpoint": settings.public_url,
+        "policy": policy,
+        "software": {"name": "relayd", "version": VERSION},
+    }
+
+
+def _policy(settings: Settings, relay_id: str) -> dict[str, object]:
+    """R-382. Whom this relay reads, and who reads it, stays private."""
+    return {
+        "type": "CONFIG",
+        "config_type": "REPLICATION_POLICY_V1",
+        "relay_id": relay_id,
+        "profiles": [
+            {
+                "name": name,
+                "max_backfill_seconds": settings.max_backfill_seconds,
+                "requires_auth": True,
+                "requires_capability": "replicate",
+            }
+            for name in PROFILES
+        ],
+        "preferred_peers": [],
+    }
+
+
+class Announcer:
+    """Publishes them here, as any author does, and again before they expire."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        signer: Signer,
+        admission: Admission,
+        clock: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._signer = signer
+        self._admission = admission
+        self._clock = clock
+        self._lane = Lane(self, signer.did)
+        self._answers: dict[PublishRequest, asyncio.Future[bool]] = {}
+
+    async def run(self) -> None:
+        """Say it until cancelled. A relay that refuses its own words says so in its log, and goes on."""
+        said: set[str] = set()
+        while True:
+            current = announcements(self._settings(), self._signer, self._clock())
+            for packet in current:
+                if packet.packet_id not in said and await self._publish(packet):
+                    said.add(packet.packet_id)
+            said &= {packet.packet_id for packet in current}
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _publish(self, packet: Packet) -> bool:
+        """Whether it need not be tried again."""
+        request = PublishRequest(packet.canonical, None, self._lane, time.monotonic())
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._answers[request] = answer
+        try:
+            self._admission.submit(request)
+            return await answer
+        finally:
+            del self._answers[request]
+
+    # Publisher: called by admission.
+
+    def publish_accepted(
+        self,
+        request: PublishRequest,
+        received_at: int,
+        *,
+        duplicate: bool,
+        duplicate_of: bytes | None = None,
+        queued: bool = False,
+    ) -> None:
+        """It is in the log."""
+        self._settle(request, True)
+
+    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        """A rule of this relay's own declines it, or the database is away: tried again."""
+        _log.warning("announcement_refused", problem=str(error))
+        self._settle(request, False)
+
+    def publish_unanswerable(self) -> None:
+        """Nobody knows what became of it: tried again."""
+        for request in list(self._answers):
+            self._settle(request, False)
+
+    def checked_for(self, seconds: float) -> None:
+        """Nothing is owed: it is the relay's own."""
+
+    def room_again(self) -> None:
+        """Nothing waits for room."""
+
+    def _settle(self, request: PublishRequest, is_done: bool) -> None:
+        answer = self._answers.get(request)
+        if answer is not None and not answer.done():
+            answer.set_result(is_done)

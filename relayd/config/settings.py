@@ -298,8 +298,8 @@ class Settings:
     announce_seconds: Annotated[int, Meta(ge=0, le=86_400)] = _setting(
         0,
         "How long the RELAY_DESCRIPTOR is valid that the relay signs and publishes about itself, with"
-        " `public_url`; with `replication_peers` a CONFIG `REPLICATION_POLICY_V1` too. It is renewed after half of"
-        " it. 0: none.",
+        " `public_url`; with `replication_peers` a CONFIG `REPLICATION_POLICY_V1` too. Renewed after"
+        " half of it. 0: none.",
         unit="seconds",
     )
 

@@ -29,8 +29,14 @@ from relayd.access.auth import CHALLENGE_BYTES, Attempt, Proof, verify_attempt
 from relayd.access.gate import Visitor
 from relayd.frames import text_frame
 from relayd.relay import Relay
+from relayd.sessions.actions import (
+    Answer,
+    Authenticated,
+    AuthRefused,
+    CloseConnection,
+)
 from relayd.sessions.answers import error_payload, fault_payload
-from relayd.sessions.session import Answer, Authenticated, AuthRefused, CloseConnection, Session
+from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreError
 

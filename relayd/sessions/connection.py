@@ -33,13 +33,7 @@ from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
 from relayd.relay import Relay
-from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
-from relayd.sessions.auth_exchange import AuthExchange
-from relayd.sessions.backlog import Backlog
-from relayd.sessions.comparing import Comparer
-from relayd.sessions.desk import Desk
-from relayd.sessions.http_requests import HttpResponder, fault_response, respond
-from relayd.sessions.session import (
+from relayd.sessions.actions import (
     Action,
     Answer,
     Authenticated,
@@ -48,11 +42,17 @@ from relayd.sessions.session import (
     ModerationReceived,
     PublishReceived,
     ReconcileReceived,
-    Session,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
 )
+from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
+from relayd.sessions.auth_exchange import AuthExchange
+from relayd.sessions.backlog import Backlog
+from relayd.sessions.comparing import Comparer
+from relayd.sessions.desk import Desk
+from relayd.sessions.http_requests import HttpResponder, fault_response, respond
+from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 
 __all__ = ["Connection"]

@@ -27,13 +27,13 @@ with atheris.instrument_imports(include=["strata", "relayd", "websockets"]):
     from relayd.access.auth import Authentication, Grants
     from relayd.cursor import CursorCodec, InvalidCursor
     from relayd.frames import FrameReader
-    from relayd.sessions.session import (
+    from relayd.sessions.actions import (
         Answer,
         AuthReceived,
         AuthRefused,
         CloseConnection,
-        Session,
     )
+    from relayd.sessions.session import Session
 from relayd.access.limits import SessionLimits
 
 __all__ = ["TARGETS"]

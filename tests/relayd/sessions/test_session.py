@@ -17,7 +17,7 @@ from strata.protocol.wire import Auth
 from relayd.access.auth import Attempt, Authentication, Grants
 from relayd.access.limits import Limits, Quotas, SessionLimits
 from relayd.cursor import CursorCodec
-from relayd.sessions.session import (
+from relayd.sessions.actions import (
     Action,
     Answer,
     AuthReceived,
@@ -25,11 +25,11 @@ from relayd.sessions.session import (
     CloseConnection,
     ModerationReceived,
     PublishReceived,
-    Session,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
 )
+from relayd.sessions.session import Session
 
 CODEC = CursorCodec(bytes(32))
 OPEN = Grants()

@@ -1,0 +1,145 @@
+"""What a session makes of one frame: an action, for its connection to do.
+
+PublishReceived       hand it to admission; exactly one answer must follow (R-192)
+ModerationReceived    hand it to the operators' desk
+ReconcileReceived     hand it to the session's comparer
+AuthReceived          begin it, look up the identity's keys, then tell the session the outcome
+SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
+SubscriptionClosed    end it
+Answer                send these bytes
+CloseConnection       send these bytes, then close with this code
+UnknownUnsubscribe    count it, and answer nothing
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.protocol.errors import ErrorCode
+from strata.protocol.wire import Auth, Moderate, Reconcile
+
+from relayd.feed.subscription import Subscription
+
+__all__ = [
+    "Action",
+    "Answer",
+    "AuthReceived",
+    "AuthRefusal",
+    "AuthRefused",
+    "Authenticated",
+    "CloseConnection",
+    "ModerationReceived",
+    "PublishReceived",
+    "ReconcileReceived",
+    "SubscriptionClosed",
+    "SubscriptionOpened",
+    "UnknownUnsubscribe",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReceived:
+    """A PUBLISH of the right shape; its packet has not been looked at."""
+
+    raw: bytes
+    client_msg_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOpened:
+    """A new subscription, and the open one of the same id that it replaces."""
+
+    subscription: Subscription
+    replaced: Subscription | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionClosed:
+    """The client ended this subscription."""
+
+    subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownUnsubscribe:
+    """An UNSUBSCRIBE for a subscription that is not open: it changes nothing and gets no answer (R-180)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthReceived:
+    """An AUTH of the right shape: call `begin_auth` with it."""
+
+    message: Auth
+
+
+@dataclass(frozen=True, slots=True)
+class ModerationReceived:
+    """A MODERATE of the right shape, from a session that may send it."""
+
+    message: Moderate
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileReceived:
+    """A RECONCILE of the right shape, from a session that may send it and is within its limits."""
+
+    message: Reconcile
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A message to send now; `code` is that of the ERROR it holds.
+
+    `limited` names the limit that was reached; `request` is `PUBLISH` where this is the one answer to one.
+    """
+
+    payload: bytes
+    code: ErrorCode
+    limited: str | None = None
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthRefused:
+    """Send this ERROR, then a new challenge (R-282)."""
+
+    payload: bytes
+    code: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Send the payload, then close the WebSocket with `close_code`."""
+
+    payload: bytes
+    code: ErrorCode
+    close_code: int
+    reason: str
+    cause: str = "malformed"
+    """What counts it among the closed connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """The session is authenticated: send the AUTH_OK, and end the subscriptions it may no longer have."""
+
+    payload: bytes
+    ended: Iterator[tuple[Subscription, bytes]]
+    """Subscriptions that are over once they are taken from here, each with the ERROR that says so."""
+
+
+AuthRefusal = AuthRefused | Answer | CloseConnection
+Action = (
+    PublishReceived
+    | SubscriptionOpened
+    | SubscriptionClosed
+    | UnknownUnsubscribe
+    | AuthReceived
+    | ModerationReceived
+    | ReconcileReceived
+    | Answer
+    | CloseConnection
+)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.quick_spark import QUICK_SPARK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -47,14 +49,6 @@ SLOW_FOLDERS = ("strata/tools",)
 SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "model.py", "simulation.py")
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
-
-# A session that starts quickly; for tests, not for work.
-QUICK_SPARK = {
-    "spark.default.parallelism": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

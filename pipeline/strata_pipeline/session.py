@@ -26,6 +26,7 @@ import strata_pipeline
 from strata_pipeline.errors import UsageError
 from strata_pipeline.log.source import RelayLog
 from strata_pipeline.spark_defaults import configured
+from strata_pipeline.spark_home import starting_in_quick_home
 
 __all__ = ["check_java", "code_archive", "java_options", "open_session"]
 
@@ -97,7 +98,8 @@ def open_session(
     asked = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
     options = java_options(asked, local=target.startswith("local"), cores=_cores(target))
     builder = builder.config(_JAVA_OPTIONS, options)
-    session = builder.getOrCreate()
+    with starting_in_quick_home() if target.startswith("local") else contextlib.nullcontext():
+        session = builder.getOrCreate()
     with contextlib.ExitStack() as stack:
         stack.callback(session.stop)
         if not target.startswith("local"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow.dataset as pads
@@ -17,6 +20,23 @@ from strata_pipeline.lake.lake import Lake
 from relayd.store import Store
 from tests.support import relay_logs
 from tests.support.lakes import DAY, NOON, bodies, plain, sql
+
+Begun = tuple[str, Path, list]
+"""A log, a lake that holds its first twenty packets in one batch, and the packets of the log."""
+
+
+@pytest.fixture(scope="module")
+def begun(spark, new_log: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    url, folder, made = new_log(), tmp_path_factory.mktemp("begun"), relay_logs.make_many(60)
+    relay_logs.append(url, made)
+    archive(spark, url, folder, batch_rows=20, stopped=lambda: True)
+    return url, folder, made
+
+
+@pytest.fixture
+def lake(begun: Begun, tmp_path: Path) -> Path:
+    """A copy of that lake."""
+    return shutil.copytree(begun[1], tmp_path / "lake")
 
 
 def test_the_lake_holds_the_log_exactly(spark, log_url, tmp_path):
@@ -121,24 +141,19 @@ def test_a_row_missing_in_the_log_is_an_error_and_nothing_is_written(spark, log_
     assert not (tmp_path / "packets").exists()
 
 
-def test_the_log_of_another_relay_or_an_older_backup_is_refused(spark, log_url, tmp_path):
-    relay_logs.append(log_url, relay_logs.make_many(10))
-    archive(spark, log_url, tmp_path)
-    sql(log_url, "TRUNCATE packets, packet_ids", "UPDATE log_head SET last_sequence = 0")
+def test_the_log_of_another_relay_or_an_older_backup_is_refused(spark, log_url, lake):
     with pytest.raises(LogError, match="the log of another relay"):
-        archive(spark, log_url, tmp_path)
-    relay_logs.append(log_url, relay_logs.make_many(20, first=100))
+        archive(spark, log_url, lake)
+    relay_logs.append(log_url, relay_logs.make_many(30, first=100))
     with pytest.raises(LogError, match="another relay"):
-        archive(spark, log_url, tmp_path)
+        archive(spark, log_url, lake)
 
 
 @pytest.mark.parametrize("step", ["make_durable", "place", "write_new", "remove"])
 def test_cut_off_at_any_step_the_lake_is_exact_and_the_next_run_completes_it(
-    spark, log_url, tmp_path, monkeypatch, step
+    spark, begun, lake, monkeypatch, step
 ):
-    made = relay_logs.make_many(60)
-    relay_logs.append(log_url, made)
-    archive(spark, log_url, tmp_path, batch_rows=20, stopped=lambda: True)
+    log_url, _, made = begun
 
     class Killed(BaseException):
         pass
@@ -154,12 +169,12 @@ def test_cut_off_at_any_step_the_lake_is_exact_and_the_next_run_completes_it(
     with monkeypatch.context() as patch:
         patch.setattr(files, step, dies)
         with pytest.raises(Killed):
-            archive(spark, log_url, tmp_path, batch_rows=20)
-    seen = bodies(tmp_path)
+            archive(spark, log_url, lake, batch_rows=20)
+    seen = bodies(lake)
     assert seen == [packet.canonical for packet in made[: len(seen)]]
-    archive(spark, log_url, tmp_path, batch_rows=20)
-    assert bodies(tmp_path) == [packet.canonical for packet in made]
-    assert not (tmp_path / "_staging").exists()
+    archive(spark, log_url, lake, batch_rows=20)
+    assert bodies(lake) == [packet.canonical for packet in made]
+    assert not (lake / "_staging").exists()
 
 
 def test_only_one_process_writes(spark, log_url, tmp_path):
@@ -167,27 +182,23 @@ def test_only_one_process_writes(spark, log_url, tmp_path):
         archive(spark, log_url, tmp_path)
 
 
-def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, log_url, tmp_path):
-    relay_logs.append(log_url, relay_logs.make_many(10))
-    archive(spark, log_url, tmp_path)
-    (tmp_path / "packets" / "day=2024-10-04" / "batch=1-77").mkdir(parents=True)
+def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, begun, lake):
+    (lake / "packets" / "day=2024-10-04" / "batch=1-77").mkdir(parents=True)
     with pytest.raises(LakeError, match="none of the lake's batches"):
-        archive(spark, log_url, tmp_path)
+        archive(spark, begun[0], lake)
 
 
-def test_a_batch_in_sight_without_proof_is_moved_aside_and_archived_again(spark, log_url, tmp_path):
-    relay_logs.append(log_url, relay_logs.make_many(10))
-    archive(spark, log_url, tmp_path)
+def test_a_batch_in_sight_without_proof_is_moved_aside_and_archived_again(spark, begun, lake):
     # As an earlier version left it that was killed before it wrote the manifest.
-    [manifest] = (tmp_path / "_manifests").iterdir()
+    [manifest] = (lake / "_manifests").iterdir()
     manifest.unlink()
     with pytest.raises(LakeError, match="no manifests"):
-        archive(spark, log_url, tmp_path)
-    [batch] = (tmp_path / "packets").glob("day=*/batch=*")
-    (tmp_path / "_staging" / batch.name).mkdir(parents=True)
-    done = archive(spark, log_url, tmp_path)
-    assert done.packets == 10 and len(done.moved_aside) == 1
-    assert len(bodies(tmp_path)) == 10
+        archive(spark, begun[0], lake)
+    [batch] = (lake / "packets").glob("day=*/batch=*")
+    (lake / "_staging" / batch.name).mkdir(parents=True)
+    done = archive(spark, begun[0], lake, batch_rows=20, stopped=lambda: True)
+    assert done.packets == 20 and len(done.moved_aside) == 1
+    assert len(bodies(lake)) == 20
 
 
 def test_a_database_that_vanishes_amid_a_batch_is_told_and_a_rerun_completes(spark, log_url, tmp_path):

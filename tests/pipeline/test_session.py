@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa
+import pyspark
 import pytest
 from strata_pipeline.errors import UsageError
 from strata_pipeline.session import check_java, code_archive, java_options
 from strata_pipeline.spark_defaults import configured, parse_defaults
+from strata_pipeline.spark_home import quick_home, starting_in_quick_home
 
 
 def test_defaults_are_read_as_spark_reads_them(tmp_path, monkeypatch):
@@ -61,3 +67,27 @@ def test_the_archive_for_executors_holds_both_packages_and_their_schemas():
         *names
     }
     assert not any("__pycache__" in name for name in names)
+
+
+def test_workers_on_this_machine_import_the_installed_pyspark_whose_bytecode_is_kept(spark):
+    def found(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark as theirs
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"path": [str(theirs.__file__)]})
+
+    [row] = spark.range(1, numPartitions=1).mapInArrow(found, "path string").collect()
+    assert row.path == pyspark.__file__
+
+
+def test_a_home_of_spark_that_was_chosen_stays(monkeypatch):
+    home = quick_home()
+    assert home is not None and Path(home, "jars").is_dir() and not Path(home, "python").exists()
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with starting_in_quick_home():
+        assert os.environ["SPARK_HOME"] == home
+    assert "SPARK_HOME" not in os.environ
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with starting_in_quick_home():
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"

@@ -16,21 +16,17 @@ from typing import Any
 
 import pyarrow.dataset as pads
 import pytest
+from strata_pipeline.spark_home import quick_home
 
 from benches.spark_cluster import DRIVER_CONF, Cluster, standalone_cluster
 from tests.support.publishing import publish
+from tests.support.quick_spark import QUICK_JAVA, QUICK_SPARK
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKETS = 400
 
-_QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-QUICK = {
-    "spark.driver.extraJavaOptions": _QUICK_JAVA,
-    "spark.executor.extraJavaOptions": _QUICK_JAVA,
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
+QUICK = {**QUICK_SPARK, "spark.executor.extraJavaOptions": QUICK_JAVA}
 
 # What the driver runs. Each job's tasks carry its name, so that the record of events tells who ran them.
 JOB = """
@@ -71,11 +67,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2) as running:
+    quick = {**_home(), "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2, environment=quick) as running:
         yield running
 
 
-@pytest.mark.timeout(300)  # seven processes of Java and Python have to start, on whatever machine this is
+@pytest.mark.timeout(900)  # seven processes of Java and Python have to start, on whatever machine this is
 def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, cluster, tmp_path):
     # The environment has our dependencies and not us, else the rest would show nothing.
     command = [environment / "bin" / "python", "-I", "-c", "import pyarrow, nacl; import strata"]
@@ -100,6 +97,12 @@ def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, clust
     assert _workers_by_job(cluster, tmp_path / "events") == {"archive": {0, 1}, "audit": {0, 1}}
 
 
+def _home() -> dict[str, str]:
+    """Executors find PySpark in the environment that is sent, and compile no archive of Spark's."""
+    home = quick_home()
+    return {} if home is None else {"SPARK_HOME": home}
+
+
 def _run_job(cluster: Cluster, environment: Path, url: str, folder: Path) -> dict[str, Any]:
     packed, events, started = folder / "environment.tar.gz", folder / "events", folder / "started"
     with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
@@ -118,6 +121,7 @@ def _run_job(cluster: Cluster, environment: Path, url: str, folder: Path) -> dic
     }
     variables = {
         **os.environ,
+        **_home(),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT / "pipeline")]),
         "PYSPARK_PYTHON": "./environment/bin/python",
     }

@@ -1,0 +1,19 @@
+"""Settings of Spark sessions that start quickly and have few rows: for tests, and not for work."""
+
+from __future__ import annotations
+
+__all__ = ["QUICK_JAVA", "QUICK_SPARK"]
+
+QUICK_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""A JVM that compiles little, has one collector, and takes Spark's own classes for sound."""
+QUICK_SPARK = {
+    "spark.default.parallelism": "2",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.adaptive.enabled": "false",
+    # A few rows are interpreted before a compiler has begun.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+}

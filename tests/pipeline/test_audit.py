@@ -130,7 +130,7 @@ def test_every_change_of_the_lake_is_found(tampered, what):
     assert found == TAMPERINGS[what][1]
 
 
-def test_changes_of_the_log_are_found(spark, log, lake):
+def test_changes_of_the_log_are_found(spark, log, lake, monkeypatch):
     table = pads.dataset(lake / "packets").to_table().sort_by("sequence")
     ids_there = table["packet_id"].to_pylist()
     sql(
@@ -141,6 +141,9 @@ def test_changes_of_the_log_are_found(spark, log, lake):
     audited = audit(spark, lake, url=log)
     assert audited.counts == {"log: surplus": 1, "log: altered": 1}
     assert {finding.packet_id for finding in audited.findings} == {f"0x{ids_there[n].hex()}" for n in (3, 5)}
+    monkeypatch.setattr("strata_pipeline.jobs.audit._LISTED", 1)  # what is not listed is counted
+    fewer = audit(spark, lake, url=log)
+    assert fewer.counts == audited.counts and fewer.findings == audited.findings[:1]
 
 
 def test_files_torn_foreign_or_missing_are_found(spark, lake):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import GENESIS, Manifest
@@ -328,10 +328,16 @@ def _compare(
         aside = Quarantine.of(spark, lake, days, damaged=True).frame
         quarantine = Quarantine(aside.where(F.col("sequence").between(audited.after + 1, lake.reached)))
         with translate_failures("comparing with the log"):
-            found = differences(packets, quarantine, log.load()).persist(StorageLevel.MEMORY_AND_DISK)
+            found = differences(packets, quarantine, log.load())
+            rows = _first(found)
+            if len(rows) <= _LISTED:
+                # Rows that retention has removed, even just now, are rightly in the lake alone.
+                gone = log_state(connection).removed_to
+                _list([row for row in rows if row.reason != "surplus" or row.sequence > gone], "log", audited)
+                return
+            found = found.persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 found.count()
-                # Rows that retention has removed, even just now, are rightly in the lake alone.
                 gone = log_state(connection).removed_to
                 _collect(
                     found.where((F.col("reason") != "surplus") | (F.col("sequence") > gone)), "log", audited
@@ -342,17 +348,24 @@ def _compare(
 
 def _collect(found: DataFrame, about: str, audited: Audited) -> None:
     """Count the findings, and keep the first ones."""
-    columns = [column for column in ("sequence", "packet_id", "reason", "detail") if column in found.columns]
-    rows = found.select(*columns).orderBy("sequence").limit(_LISTED + 1).collect()
-    if not rows:
-        return
+    rows = _first(found)
     if len(rows) <= _LISTED:
-        counts = Counter(f"{about}: {row.reason}" for row in rows)
-    else:
-        counts = Counter(
-            {f"{about}: {r['reason']}": r["count"] for r in found.groupBy("reason").count().collect()}
-        )
-    audited.found(counts, [_finding(about, row.asDict()) for row in rows[:_LISTED]])
+        _list(rows, about, audited)
+        return
+    counts = {f"{about}: {row['reason']}": row["count"] for row in found.groupBy("reason").count().collect()}
+    audited.found(Counter(counts), [_finding(about, row.asDict()) for row in rows[:_LISTED]])
+
+
+def _first(found: DataFrame) -> list[Row]:
+    """The findings to be listed, and one more where there are more."""
+    columns = [column for column in ("sequence", "packet_id", "reason", "detail") if column in found.columns]
+    return found.select(*columns).orderBy("sequence").limit(_LISTED + 1).collect()
+
+
+def _list(rows: list[Row], about: str, audited: Audited) -> None:
+    """Add findings, and count them: these are all."""
+    counts = Counter(f"{about}: {row.reason}" for row in rows)
+    audited.found(counts, [_finding(about, row.asDict()) for row in rows])
 
 
 def _finding(about: str, row: dict[str, Any]) -> Finding:

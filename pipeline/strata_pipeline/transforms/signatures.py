@@ -108,13 +108,16 @@ def keys_by_authors(
     for number in range(shares):
         share = F.pmod(F.xxhash64("author_id"), F.lit(shares)) == number
         some = packets if shares == 1 else Packets(packets.frame.where(share))
-        yield some, Keys(_events_of(events.where(share)), told)
+        yield some, Keys(_events_of(events.where(share)) if size else {}, told)
 
 
 def _events_of(rows: DataFrame) -> _Events:
+    """What identity packets say, in their order: read by all tasks at once, and not part by part."""
     events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
-    for row in rows.toLocalIterator():
-        events[row.author_id].append((bytes(row.body), row.received_at))
+    for batch in rows.toArrow().to_batches():
+        columns = (batch.column(name).to_pylist() for name in ("author_id", "body", "received_at"))
+        for author_id, body, received_at in zip(*columns, strict=True):
+            events[author_id].append((body, received_at))
     return dict(events)
 
 

@@ -21,20 +21,22 @@ import pytest
 import strata
 from strata_pipeline.cli.app import app
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.spark_home import quick_home
 from typer.testing import CliRunner
 
 from relayd.store.migrate import migrate
 from tests.support.publishing import publish
+from tests.support.quick_spark import QUICK_JAVA
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
-PACKETS = 9_000
-KILLS = 4
+PACKETS = 6_000
+KILLS = 3
 PORTION = 300
 AHEAD = 900
 BATCH_ROWS = 150
 
 # A killed archive has no time to profit from a better compiler.
-QUICK = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.codegen.wholeStage=false")
+QUICK = (f"spark.driver.extraJavaOptions={QUICK_JAVA}", "spark.sql.codegen.wholeStage=false")
 
 
 def pipeline(*arguments: str) -> list[str]:
@@ -64,7 +66,7 @@ async def history(url: str, types: list[str]) -> list[tuple[str, int]]:
         return [(event.packet.packet_id, event.received_at) async for event in relay.fetch(types=types)]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(
     spark, own_signals, tmp_path: Path
 ):
@@ -133,8 +135,12 @@ async def wait_for(task: asyncio.Task[list[str]]) -> list[str]:
 
 def killed_after_progress(command: list[str], lake: Path, wait: float) -> None:
     """Let an archive write some batches, then SIGKILL it and all it has started, `wait` seconds later."""
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    begun, deadline = batches(lake), time.monotonic() + 200
+    # Its own home of Spark would stay behind.
+    home = {"SPARK_HOME": shared} if (shared := quick_home()) else {}
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, env=os.environ | home
+    )
+    begun, deadline = batches(lake), time.monotonic() + 400
     try:
         while batches(lake) < begun + 2 and time.monotonic() < deadline:
             assert process.poll() is None, "the archive ended by itself"

@@ -26,7 +26,7 @@ def original(spark, new_log, tmp_path_factory):
         packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
         relay_logs.append(url, today, NOON + day * DAY)
     sql(url, f"UPDATE packets SET content_type = 'X' WHERE packet_id = '\\x{packets[4].digest.hex()}'")
-    archive(spark, url, lake, batch_rows=8)
+    archive(spark, url, lake, batch_rows=16)
     return url, lake, packets
 
 

@@ -145,7 +145,7 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
     lake = Lake.open(tmp_path)
     first = tmp_path / "_erased" / "0000000000.jsonl"
     text = first.read_bytes()
-    first.write_bytes(text.replace(b'"erased_at":2', b'"erased_at":1', 1))
+    first.write_bytes(text.replace(b'"erased_at":1', b'"erased_at":2', 1))
     assert audit(spark, tmp_path).counts == {"erasure: tombstones": 1}
     first.write_bytes(text)
     # A record that is gone, or was changed, is no record.
@@ -162,7 +162,7 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
     folder = lake.folders_of_day(lake.quarantine, lake.days()[0])[0]
     next(folder.glob("*.parquet")).unlink()
     found = audit(spark, tmp_path)
-    assert found.counts["erasure: row"] == 5 and found.counts["batch: count"] > 0
+    assert found.counts["erasure: row"] == 5 and any(name.startswith("batch: ") for name in found.counts)
     assert lake.erasures.records[0].previous == GENESIS
 
 
@@ -186,8 +186,13 @@ def test_a_database_of_before_has_no_tombstones_and_a_forged_one_is_refused(spar
     relay_logs.append(url, relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
     archive(spark, url, tmp_path)
     erase_from_log(url, packets[1].packet_id)
-    forge = "replace(encode(body, 'escape'), '\"erased_at\":', '\"erased_at\":1')::bytea"
-    sql(url, f"UPDATE tombstones SET body = {forge}")
+    sql(
+        url,
+        "INSERT INTO tombstones (packet_id, sequence, erased_at, body)"
+        " SELECT p.packet_id, p.sequence, 1, replace(encode(t.body, 'escape'), 'TOMB', 'GRAVE')::bytea"
+        " FROM tombstones AS t, packets AS p"
+        " WHERE p.sequence = t.sequence - 1",
+    )
     with pytest.raises(LogError, match="a tombstone that does not hold"):
         erase(spark, url, tmp_path)
     sql(url, "DROP TABLE tombstones")

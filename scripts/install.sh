@@ -32,8 +32,14 @@ with_pip() {
 	$python -m pip install "$@"
 }
 
+# PySpark comes as source. Its wheel is 400 MB of jars, which compressing makes no smaller.
+with_uv() {
+	.venv/bin/uv pip install --python $python \
+		--config-settings-package pyspark:--build-option=--compression=stored "$@"
+}
+
 install() {
-	{ [ -x .venv/bin/uv ] && .venv/bin/uv pip install --python $python "$@"; } || with_pip "$@"
+	{ [ -x .venv/bin/uv ] && with_uv "$@"; } || with_pip "$@"
 }
 
 # A lock names every dependency of its packages, so that none has to be worked out (`--no-deps`).

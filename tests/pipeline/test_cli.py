@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "archive", "audit", "compact", "reliability", "traffic", "reputation", "restore", "migrate-lake",
+    "archive", "audit", "compact", "erase", "reliability", "traffic", "reputation", "restore", "migrate-lake",
     "publish-delta", "report", "views",
 )  # fmt: skip
 

@@ -27,11 +27,12 @@ def erase_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Take out of the lake what the relay has erased (relayd erase).
+    """Take out of the lake what the relay has erased.
 
-    The files of each finished day are written anew without those packets, and the old ones are deleted at
-    once. Empty rows and the relay's signed tombstones stay, so that audit still proves everything else. An
-    archive may run meanwhile. A day that is not over waits for a later run.
+    That is what relayd erase has taken from the log. The files of each finished day are written anew without
+    those packets, and the old ones are deleted at once. Empty rows and the relay's signed tombstones stay, so
+    that audit still proves everything else. An archive may run meanwhile. A day that is not over waits for a
+    later run.
     """
     from strata_pipeline.jobs.erase import erase
     from strata_pipeline.session import open_session

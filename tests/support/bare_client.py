@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 __all__ = ["TIMEOUT", "BareClient", "Message", "open_client", "publish_text"]
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 Message = dict[str, Any]
 

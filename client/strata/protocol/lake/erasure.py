@@ -13,11 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import msgspec
-from blake3 import blake3
 
-from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
+from strata.protocol.lake.sealing import hash_of, text_of
 
 __all__ = [
     "ErasedBatch",
@@ -67,19 +66,19 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def seal_erasure(erasure: Erasure) -> Erasure:
     """The record with its hash."""
-    return msgspec.structs.replace(erasure, hash=_hash(erasure))
+    return msgspec.structs.replace(erasure, hash=hash_of(msgspec.to_builtins(erasure)))
 
 
 def encode_erasure(erasure: Erasure) -> bytes:
     """The text of its file."""
-    return msgspec.json.format(msgspec.json.encode(erasure), indent=2) + b"\n"
+    return text_of(erasure)
 
 
 def decode_erasure(text: bytes, name: str) -> Erasure:
     """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
     try:
         erasure = msgspec.json.decode(text, type=Erasure)
-        recomputed = _hash(erasure)
+        recomputed = hash_of(msgspec.to_builtins(erasure))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         _refuse(name, f"it is damaged: {error}")
     if erasure.format != _FORMAT:
@@ -124,12 +123,6 @@ def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
         body_bytes=batch.body_bytes,
         kinds=batch.kinds,
     )
-
-
-def _hash(erasure: Erasure) -> str:
-    members: dict[str, object] = msgspec.to_builtins(erasure)
-    del members["hash"]
-    return blake3(canonical.encode(members)).hexdigest()
 
 
 def _refuse(name: str, why: str) -> NoReturn:

@@ -17,10 +17,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
-from blake3 import blake3
 
-from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput, StrataError
+from strata.protocol.lake.sealing import hash_of, text_of
 from strata.protocol.lake.sequences import Span, first_of_day
 
 __all__ = [
@@ -93,12 +92,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with its hash."""
-    return msgspec.structs.replace(manifest, hash=_hash(manifest))
+    return msgspec.structs.replace(manifest, hash=hash_of(_members(manifest)))
 
 
 def encode(manifest: Manifest) -> bytes:
     """The text of its file."""
-    return msgspec.json.format(msgspec.json.encode(_members(manifest)), indent=2) + b"\n"
+    return text_of(_members(manifest))
 
 
 def decode(text: bytes, name: str) -> Manifest:
@@ -120,7 +119,7 @@ def decode(text: bytes, name: str) -> Manifest:
     if (manifest.format > 1) != bool(manifest.contents):
         _refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
     try:
-        recomputed = _hash(manifest)
+        recomputed = hash_of(_members(manifest))
     except InvalidInput:  # a number beyond those of JSON
         recomputed = ""
     if manifest.hash != recomputed:
@@ -183,12 +182,6 @@ def _members(manifest: Manifest) -> dict[str, object]:
     if manifest.format == 1:
         del members["contents"]
     return members
-
-
-def _hash(manifest: Manifest) -> str:
-    members = _members(manifest)
-    del members["hash"]
-    return blake3(canonical.encode(members)).hexdigest()
 
 
 def _refuse(name: str, why: str) -> NoReturn:

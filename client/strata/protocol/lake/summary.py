@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from blake3 import blake3
 
-from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import GENESIS, ChainEnd, LakeError, Manifest, check_chain
+from strata.protocol.lake.sealing import hash_of, text_of
 from strata.protocol.lake.sequences import Span, day_of, day_text
 
 __all__ = [
@@ -93,19 +93,19 @@ def summarise(manifests: Sequence[Manifest], previous: str) -> DaySummary:
         tip=last.hash,
         previous=previous,
     )
-    return msgspec.structs.replace(summary, hash=_hash(summary))
+    return msgspec.structs.replace(summary, hash=hash_of(msgspec.to_builtins(summary)))
 
 
 def encode_summary(summary: DaySummary) -> bytes:
     """The text of its file."""
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+    return text_of(summary)
 
 
 def decode_summary(text: bytes, name: str) -> DaySummary:
     """Read one summary. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
     try:
         summary = msgspec.json.decode(text, type=DaySummary)
-        recomputed = _hash(summary)
+        recomputed = hash_of(msgspec.to_builtins(summary))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         raise LakeError(f"the lake's summary {name} is damaged: {error}") from None
     if summary.format != _FORMAT or summary.hash != recomputed or summary.name != name:
@@ -129,9 +129,3 @@ def check_day(summary: DaySummary, before: ChainEnd, manifests: Sequence[Manifes
     check_chain(manifests, before)
     if not manifests or summarise(manifests, summary.previous) != summary:
         raise LakeError(f"the lake's summary {summary.name} and the manifests of the day disagree")
-
-
-def _hash(summary: DaySummary) -> str:
-    members: dict[str, object] = msgspec.to_builtins(summary)
-    del members["hash"]
-    return blake3(canonical.encode(members)).hexdigest()

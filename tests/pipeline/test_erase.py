@@ -16,7 +16,7 @@ from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.restore import restore
-from strata_pipeline.lake import erasures, files
+from strata_pipeline.lake import erasing, files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 from typer.testing import CliRunner
@@ -99,7 +99,7 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
 @pytest.mark.parametrize(
     ("module", "step", "call"),
     [(files, "make_durable", 1), (files, "write_new", 1), (files, "exchange", 1), (files, "place", 1),
-     (files, "write_new", 2), (files, "write_new", 3), (erasures, "mark", 2)],
+     (files, "write_new", 2), (files, "write_new", 3), (erasing, "mark", 2)],
 )  # fmt: skip
 def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
     spark, original, tmp_path, made, monkeypatch, module, step, call
@@ -117,7 +117,7 @@ def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, step, dies)
-        patch.setattr("strata_pipeline.jobs.erase.mark", erasures.mark)
+        patch.setattr("strata_pipeline.jobs.erase.mark", erasing.mark)
         with pytest.raises(Killed):
             erase(spark, original[0], tmp_path)
     if (tmp_path / "_staging" / "erasure" / "record.json").exists():

@@ -115,7 +115,7 @@ def audit(
         lake.chain.load(whole=True)  # the summaries are to be checked, and not to be believed
     gained = lake.chain.after(since)
     with lake.held():
-        return _audit(spark, lake, lake.told(gained), url, bootstrap, progress)
+        return _audit(spark, lake, lake.erasures.told(gained), url, bootstrap, progress)
 
 
 def _audit(
@@ -224,7 +224,7 @@ def _portions(lake: Lake, days: list[int], after: int) -> Iterator[list[_Work]]:
     work: list[_Work] = []
     batches = 0
     for day in days:
-        for unit in units_of_day(lake, day, lake.told(lake.chain.of_day(day))):
+        for unit in units_of_day(lake, day, lake.erasures.told(lake.chain.of_day(day))):
             folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
             pieces = list(chunks(one for one in unit.manifests if one.up_to > after))
             work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]

@@ -19,15 +19,14 @@ from strata.protocol.lake import day_of, day_text
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.rewriting import FILE_BYTES, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.schemas import schema
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_PATIENCE", "Compacted", "compact"]
 
-DEFAULT_FILE_BYTES = 256 * 2**20
 DEFAULT_GRACE = 86_400
 DEFAULT_PATIENCE = 600.0
 
@@ -51,7 +50,7 @@ def compact(
     spark: SparkSession,
     path: str | Path,
     *,
-    file_bytes: int = DEFAULT_FILE_BYTES,
+    file_bytes: int = FILE_BYTES,
     grace: int = DEFAULT_GRACE,
     patience: float = DEFAULT_PATIENCE,
     delta: bool = False,
@@ -86,15 +85,7 @@ def _compact_day(
     body_bytes = sum(manifest.body_bytes for manifest in lake.chain.of_day(day))
     staged = staged_day(lake, day)
     with translate_failures(f"compacting {day_text(day)}"):
-        (
-            Packets.read(spark, lake, [day])
-            .repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
-            .sortWithinPartitions("kind", "sequence")
-            .select(*schema("packets").names, "kind")
-            .write.partitionBy("kind")
-            .parquet(str(staged))
-        )
-    files.without_notes(staged)
+        write_day(Packets.read(spark, lake, [day]), staged, body_bytes, file_bytes)
     before, after = (files.count(folder, "*.parquet") for folder in (lake.day_folder(day), staged))
     try:
         replace_day(lake, day, staged, patience)

@@ -39,16 +39,17 @@ from strata.protocol.tombstones import Tombstone, read_tombstone
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.rewriting import write_day
 from strata_pipeline.lake import files
-from strata_pipeline.lake.checking import Unit, batch_name, batches_faults, chunks, places_faults
+from strata_pipeline.lake.checking import Unit, batch_name
 from strata_pipeline.lake.contents import Contents
 from strata_pipeline.lake.delta import is_published, publish
-from strata_pipeline.lake.erasures import RECORD, STAGED, TOMBSTONES, finish_erasure, mark
+from strata_pipeline.lake.erasing import RECORD, TOMBSTONES, finish_erasure, mark
+from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.log.database import connect, read_tombstones
-from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.checking import check_batch
 
 __all__ = ["ErasedFrom", "erase"]
@@ -155,14 +156,14 @@ class _Folders(NamedTuple):
 
 def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, patience: float) -> bool:
     """Whether it could be done."""
-    manifests = lake.told(lake.chain.of_day(day))
+    manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
     old = _Folders(lake.folders_of_day(lake.packets, day), lake.folders_of_day(lake.quarantine, day))
-    _check(manifests, old, day)
-    staged = lake.staging / STAGED
+    check_day(day, Unit(manifests, *old))
+    staged = lake.staged_erasure
     files.remove(staged)
-    new = _write(spark, lake, day, found, Span(manifests[0].after, manifests[-1].up_to))
+    new = _write(spark, lake, day, found, manifests)
     tombstones = b"".join(text + b"\n" for _, text in found.values())
     record = seal_erasure(
         Erasure(
@@ -175,7 +176,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, pa
             previous=lake.erasures.tip,
         )
     )
-    _check(told(manifests, [record]), new, day)
+    check_day(day, Unit(told(manifests, [record]), *new))
     for folder in (new.packets[0], new.quarantine[0]):
         mark(folder.parent, record.number)
     (staged / TOMBSTONES).write_bytes(tombstones)
@@ -183,7 +184,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, pa
     try:
         with lake.unread(patience):
             files.write_new(staged / RECORD, encode_erasure(record))
-            finish_erasure(lake.root)
+            finish_erasure(lake)
     except LakeBusy:
         files.remove(staged)
         files.remove_if_empty(lake.staging)
@@ -192,24 +193,20 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, pa
     return True
 
 
-def _write(spark: SparkSession, lake: Lake, day: int, found: _Found, span: Span) -> _Folders:
+def _write(
+    spark: SparkSession, lake: Lake, day: int, found: _Found, manifests: Sequence[Manifest]
+) -> _Folders:
     """Write the day's new files: packets as a compaction does, quarantined rows into one file."""
-    folder = f"{lake.day_folder(day).name}/batch={span}"
-    packets, quarantine = (lake.staging / STAGED / name / folder for name in ("packets", "quarantine"))
+    folder = f"{lake.day_folder(day).name}/batch={_whole(manifests)}"
+    packets, quarantine = (
+        lake.staged_erasure / root.name / folder for root in (lake.packets, lake.quarantine)
+    )
     for one in (packets.parent, quarantine):
         files.make_folder(one)
     gone = spark.createDataFrame([(sequence,) for sequence in found], "sequence bigint")
     with translate_failures(f"erasing from {day_text(day)}"):
-        (
-            Packets.read(spark, lake, [day])
-            .join(F.broadcast(gone), "sequence", "left_anti")
-            .repartitionByRange("kind", "sequence")
-            .sortWithinPartitions("kind", "sequence")
-            .select(*schema("packets").names, "kind")
-            .write.partitionBy("kind")
-            .parquet(str(packets))
-        )
-    files.without_notes(packets)
+        left = Packets.read(spark, lake, [day]).join(F.broadcast(gone), "sequence", "left_anti")
+        write_day(left, packets, sum(one.body_bytes for one in manifests))
     rows = _emptied([tombstone for tombstone, _ in found.values()])
     aside = lake.folders_of_day(lake.quarantine, day)
     kept = [pads.dataset(one, format="parquet").to_table(columns=rows.column_names) for one in aside]
@@ -238,7 +235,7 @@ def _batches(
 ) -> list[ErasedBatch]:
     """What the batches hold now from which something was erased. Raises `LakeError` where a row that was to
     stay has changed."""
-    span = Span(manifests[0].after, manifests[-1].up_to)
+    span = _whole(manifests)
     before, after = Contents.of(*old, span), Contents.of(*new, span)
     spans = [one.span for one in manifests]
     tables = zip(manifests, *(cut(read_places(folders), spans) for folders in new), strict=True)
@@ -263,6 +260,11 @@ def _batches(
     return changed
 
 
+def _whole(manifests: Sequence[Manifest]) -> Span:
+    """The sequences of a day."""
+    return Span(manifests[0].after, manifests[-1].up_to)
+
+
 def _kinds(packets: Path, spans: Sequence[Span]) -> list[dict[str, int]]:
     """How many packets of each kind lie in each of the spans."""
     counts: list[dict[str, int]] = [{} for _ in spans]
@@ -271,14 +273,3 @@ def _kinds(packets: Path, spans: Sequence[Span]) -> list[dict[str, int]]:
             if rows.num_rows:
                 count[folder.name.removeprefix("kind=")] = rows.num_rows
     return counts
-
-
-def _check(manifests: Sequence[Manifest], folders: _Folders, day: int) -> None:
-    """Raise `LakeError` unless the files of a day are what is told of them."""
-    faults = [fault for chunk in chunks(manifests) for fault in batches_faults(chunk, *folders)]
-    faults += places_faults(Unit(list(manifests), *folders))
-    if faults:
-        raise LakeError(
-            f"the manifests and the files of {day_text(day)} disagree: {faults[0].detail}; "
-            "the day stays as it is. Run audit"
-        )

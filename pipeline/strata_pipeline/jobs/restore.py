@@ -77,7 +77,7 @@ def restore(
     if not manifests:
         raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
     with lake.held(), restoring.writing(url) as connection:
-        manifests = lake.told(manifests)
+        manifests = lake.erasures.told(manifests)
         head = restoring.read_head(connection)
         held = _check_beginning(lake, manifests, connection, head)
         done = Restored(reached=head.sequence, left=sum(one.packets for one in manifests) - held)

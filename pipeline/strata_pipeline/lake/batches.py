@@ -48,7 +48,7 @@ class Batch:
         The manifests follow each other and are of one day. Raises `LakeError`, with the name of the batch,
         unless count and digest agree.
         """
-        manifests = tuple(lake.told(manifests))
+        manifests = tuple(lake.erasures.told(manifests))
         span = Span(manifests[0].after, manifests[-1].up_to)
         folders = lake.folders_of(span)
         sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]

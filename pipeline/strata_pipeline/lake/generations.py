@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from strata.protocol.lake import Span, day_text
@@ -19,7 +20,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed, span_of
 from strata_pipeline.lake.recovery import retire
 
-__all__ = ["delete_retired", "replace_day", "staged_day"]
+__all__ = ["check_day", "delete_retired", "replace_day", "staged_day"]
 
 _RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
 
@@ -40,7 +41,8 @@ def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
     Returns the folder of the old ones. Raises `LakeError` where the new files do not hold what the manifests
     tell, and `LakeBusy` where jobs read the lake for `patience` seconds; then the day stays as it is.
     """
-    _check(lake, day, staged)
+    manifests = lake.erasures.told(lake.chain.of_day(day))
+    check_day(day, Unit(manifests, [staged], []), lake.folders_of_day(lake.quarantine, day))
     files.make_durable(staged.parent)
     with lake.unread(patience):
         files.exchange(lake.day_folder(day), staged.parent)
@@ -65,16 +67,17 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
     return deleted
 
 
-def _check(lake: Lake, day: int, staged: Path) -> None:
-    """The new files must hold what the manifests say, and nothing else."""
-    manifests = lake.told(lake.chain.of_day(day))
-    aside = lake.folders_of_day(lake.quarantine, day)
+def check_day(day: int, unit: Unit, aside: Sequence[Path] = ()) -> None:
+    """Raise `LakeError` unless new files of a day are what its manifests tell, and nothing else.
+
+    `aside` are folders of quarantined rows that stay as they are.
+    """
     faults: list[Fault] = []
-    for chunk in chunks(manifests):
+    for chunk in chunks(unit.manifests):
         span = Span(chunk[0].after, chunk[-1].up_to)
-        of_chunk = [folder for folder in aside if span_of(folder).overlaps(span)]
-        faults += batches_faults(chunk, [staged], of_chunk)
-    faults += places_faults(Unit(manifests, [staged], []))
+        quarantine = [folder for folder in (*unit.quarantine, *aside) if span_of(folder).overlaps(span)]
+        faults += batches_faults(chunk, unit.packets, quarantine)
+    faults += places_faults(unit)
     if faults:
         raise LakeError(
             f"the manifests and the files of {day_text(day)} disagree: {faults[0].detail}; "

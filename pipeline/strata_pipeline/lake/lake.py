@@ -19,7 +19,7 @@ from strata.protocol.lake import Manifest, Span, encode, seal
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
-from strata_pipeline.lake.erasures import RECORD, STAGED
+from strata_pipeline.lake.erasing import RECORD
 from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout
 from strata_pipeline.lake.recovery import recover_batches, recover_days
 
@@ -90,7 +90,7 @@ class Lake(LakeLayout):
         Raises `LakeError` where an erasure was cut off amid its last step.
         """
         with files.shared(self.root / _READERS_LOCK):
-            if (self.staging / STAGED / RECORD).exists():
+            if (self.staged_erasure / RECORD).exists():
                 raise LakeError(
                     f"an erasure from {self.root} was cut off: strata-pipeline erase, or compact, finishes it"
                 )

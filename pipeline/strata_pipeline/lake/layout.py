@@ -4,7 +4,7 @@ packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
 quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
 _manifests/0000000000.json, 0000000001.json, …
 _manifests/days/2026-11-21.json                       summaries of finished days
-_staging/batch=…, _staging/day=…                      what is being written
+_staging/batch=…, _staging/day=…, _staging/erasure    what is being written
 _retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
 _aside/                                               what was in sight and belongs to no manifest
 _erased/0000000000.json, 0000000000.jsonl             what was erased since (`erasures` tells)
@@ -16,12 +16,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from strata.protocol.lake import (
-    Manifest,
-    Span,
-    day_text,
-    encode,
-)
+from strata.protocol.lake import Manifest, Span, day_text, encode
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import Chain, manifest_name
@@ -80,10 +75,6 @@ class LakeLayout:
         self.chain.load()
         self.erasures.load()
 
-    def told(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """These manifests, each with what its batch holds now: files are held against these."""
-        return self.erasures.told(list(manifests))
-
     def rows_of(self, day: int) -> int:
         """How many packets the files of a day hold now."""
         return self.chain.rows_of(day) - self.erasures.erased_from(day)
@@ -101,6 +92,11 @@ class LakeLayout:
     def staged_batch(self, span: Span) -> Path:
         """The folder in `_staging` of a batch."""
         return self.staging / f"batch={span}"
+
+    @property
+    def staged_erasure(self) -> Path:
+        """The folder in `_staging` of an erasure."""
+        return self.staging / "erasure"
 
     def discard(self, span: Span) -> None:
         """Remove what is staged of a batch."""

@@ -22,7 +22,7 @@ from strata.protocol.lake import Manifest, Span, decode
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import contents_of
-from strata_pipeline.lake.erasures import finish_erasure
+from strata_pipeline.lake.erasing import finish_erasure
 from strata_pipeline.lake.layout import BATCH, STAGED_MANIFEST, LakeLayout, batch_path, listed, span_of
 from strata_pipeline.lake.rows import digest_of, read_places
 
@@ -70,7 +70,7 @@ def recover_batches(lake: LakeLayout) -> list[Path]:
 def recover_days(lake: LakeLayout) -> list[Path]:
     """Bring back or retire the files of days that a killed compaction has left, and finish an erasure that
     is complete; returns what was moved."""
-    finish_erasure(lake.root)
+    finish_erasure(lake)
     left = [(path, match) for path in listed(lake.packets) if (match := _DAY_ASIDE.fullmatch(path.name))]
     left += [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
     # Old files come first, to be brought back before new ones are looked at.

@@ -1,0 +1,64 @@
+"""How an erasure becomes true: all of it or nothing.
+
+New files of the day, the record and its tombstones are written into `_staging/erasure`. The file
+`record.json` comes last: with it the erasure is complete, and whoever next opens the lake for writing
+finishes it. Then the files change places with the old ones, the record is put beside the chain, and the old
+files are deleted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
+
+from strata_pipeline.lake import files
+from strata_pipeline.lake.layout import LakeLayout
+
+__all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark"]
+
+RECORD = "record.json"
+TOMBSTONES = "tombstones.jsonl"
+_MARK = "_erasure."
+"""A file of this name and the record's number tells a folder of new files from one of old ones."""
+
+
+def mark(folder: Path, number: int) -> None:
+    """Mark a staged folder of a day as one with new files."""
+    files.make_folder(folder)
+    (folder / f"{_MARK}{number}").touch()
+
+
+def finish_erasure(lake: LakeLayout) -> Erasure | None:
+    """Finish the erasure that is staged in a lake, from wherever it was cut off; None if there is none.
+
+    What is not complete is removed. Nobody else may read or replace the files of the day meanwhile.
+    """
+    staged = lake.staged_erasure
+    if not (staged / RECORD).exists():
+        files.remove(staged)
+        return None
+    record = decode_erasure((staged / RECORD).read_bytes(), f"{staged.name}/{RECORD}")
+    day = lake.day_folder(record.day).name
+    for root in (lake.packets, lake.quarantine):
+        live, new = root / day, staged / root.name / day
+        if (live / f"{_MARK}{record.number}").exists() or not new.exists():
+            continue
+        if live.exists():
+            files.exchange(live, new)
+        else:
+            files.place(new, live)
+    target, tombstones = lake.erasures.paths(record.number)
+    if not target.exists():
+        tombstones.unlink(missing_ok=True)  # without its record it is nobody's
+        files.write_new(tombstones, (staged / TOMBSTONES).read_bytes())
+        files.write_new(target, encode_erasure(record))
+    # They hold what was to be erased: unlike the files that compaction replaces, they are not kept.
+    for old in lake.retired.glob(f"{day}.*"):
+        files.remove(old)
+    files.remove_if_empty(lake.retired)
+    for root in (lake.packets, lake.quarantine):
+        files.remove(staged / root.name)
+    files.remove(staged)
+    files.remove_if_empty(lake.staging)
+    return record

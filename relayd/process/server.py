@@ -19,7 +19,6 @@ from typing import Final
 import structlog
 
 from relayd import failpoints
-from relayd.announcing import Announcer
 from relayd.config import Settings
 from relayd.federation.peers_file import read_peers
 from relayd.federation.service import Federation
@@ -177,9 +176,7 @@ async def _serve(
                 reconcile_interval=settings.reconcile_interval,
                 reconcile_max_items=settings.reconcile_max_items,
             )
-        serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, federation)
-        if settings.announce_seconds:
-            serving.announcer = Announcer(lambda: serving.settings, identity, relay.admission, relay.clock)
+        serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation)
         try:
             await serving.run(announce, stop, shared_port, leaves_port)
             return _Served(serving.settings, store.known.claim)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from strata.protocol.ids import Signer
 
 from relayd import failpoints
 from relayd.access.memory import Pressure
@@ -80,11 +81,12 @@ class Serving:
         bootstrap: Bootstrap,
         guard: Guard,
         ports: dict[str, int],
+        identity: Signer,
         federation: Federation | None,
     ) -> None:
         self._settings = settings
         self._federation = federation
-        self.announcer: Announcer | None = None
+        self._announcer = Announcer(lambda: self._settings, identity, relay.admission, relay.clock)
         self._guard = GuardKeeper(guard, store)
         self._bootstrap = bootstrap
         self._store = store
@@ -138,8 +140,8 @@ class Serving:
         if self._federation is not None:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
-        if self.announcer is not None:
-            jobs.append(asyncio.create_task(self.announcer.run(), name="announcing"))
+        if self._settings.announce_seconds:
+            jobs.append(asyncio.create_task(self._announcer.run(), name="announcing"))
         try:
             announce(self._listen(shared_port))
             _calm_the_collector()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -94,15 +95,14 @@ class Doorbell:
 
     async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
         connection.add_termination_listener(lambda _: self._wake.set())
+        interval = _BUS_PROBE_INTERVAL if self._has_bus else _PROBE_INTERVAL
         while not connection.is_closed():
-            try:
-                interval = _BUS_PROBE_INTERVAL if self._has_bus else _PROBE_INTERVAL
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), interval)
-            except TimeoutError:
-                if self._has_bus:
-                    for other in self._others.values():
-                        other()
             self._wake.clear()
+            if self._has_bus:
+                for other in self._others.values():
+                    other()
             # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
             with translate_errors():
                 async with asyncio.timeout(_PROBE_TIMEOUT):

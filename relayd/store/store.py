@@ -351,9 +351,8 @@ class Store:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
         With `bus_url` NATS says so, and otherwise the database. `on_ruling` is called when an operator has
-        ruled, and may miss that. Returns when it listens; the
-        first call, with the head, has then been made. The callbacks must not raise or block. Cancelling
-        stops listening.
+        ruled, and may miss that. Returns when it listens; the first call, with the head, has then been made.
+        The callbacks must not raise or block. Cancelling stops listening.
         """
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")

@@ -151,8 +151,7 @@ class Pool:
                 lent.set_result(None)
 
     async def _take(self) -> asyncpg.Connection[Any]:
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
+        self._check_is_open()
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
@@ -160,15 +159,20 @@ class Pool:
         connection = await connect(
             self._url, name=self._name, connect_timeout=self._connect_timeout, **self._settings
         )
-        if self._check is not None:
-            try:
+        try:
+            if self._check is not None:
                 with translate_errors():
                     async with asyncio.timeout(self._connect_timeout):
                         await self._check(connection)
-            except BaseException:
-                connection.terminate()
-                raise
+            self._check_is_open()  # `close` does not see what is being opened
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
+
+    def _check_is_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
 
     async def close(self) -> None:
         """End every connection, those lent out included. Idempotent."""

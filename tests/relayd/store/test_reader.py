@@ -117,6 +117,20 @@ async def test_closing_ends_what_is_waiting(database, locked, sql, observer, eve
         await reading
 
 
+async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to_nobody(database):
+    opened: list[asyncpg.Connection[Any]] = []
+
+    async def closes_meanwhile(connection: asyncpg.Connection[Any]) -> None:
+        opened.append(connection)
+        await pool.close()
+
+    pool = Pool(database, 1, name="relayd pages", connect_timeout=5, check=closes_meanwhile)
+    with pytest.raises(StoreUnavailable, match="the store is closed"):
+        async with pool.lease():
+            pytest.fail("it was lent")
+    assert opened[0].is_closed()
+
+
 @pytest.mark.req("R-154")
 async def test_a_replica_that_lags_is_not_asked_for_what_it_lacks(server, database, empty_database, packet):
     """A second database stands in for a replica: what matters is how far its head has come, and its term."""

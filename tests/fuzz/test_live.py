@@ -37,7 +37,7 @@ async def test_whatever_is_sent_every_promise_is_kept(fuzzed: RelayProcess) -> N
     assert set(report.levels) >= set(LEVELS)
     assert set(report.requests) == {"PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE", "AUTH", "RECONCILE"}
     assert {"Ok", "AuthOk", "EndOfHistory", "Event", "Error invalid_schema"} <= set(report.answers)
-    assert report.answers["Reconciled"] > 10
+    assert report.answers["Reconciled"] > 5
     assert min(report.acknowledged, report.read_again, report.canary, report.closed.total()) > 0
 
 

@@ -95,8 +95,8 @@ def named(*names: str) -> list[Check]:
     return Selection(tuple(names)).of(all_checks())
 
 
-async def judge(url: str, checks: list[Check]) -> dict[str, Result]:
-    context = await survey(url, patience=PATIENCE)
+async def judge(url: str, checks: list[Check], patience: Patience = PATIENCE) -> dict[str, Result]:
+    context = await survey(url, patience=patience)
     return {result.check.name: result for result in await run_checks(checks, context, timeout=100)}
 
 
@@ -121,6 +121,9 @@ async def test_a_plain_relay_passes_what_the_documents_ask_and_is_spared_the_res
     checks = [check for check in within_reach() if not check.floods and check.level is Keyword.MUST]
     async with faulty_relay(extensions=[]) as url:
         results = await judge(url, checks)
+        # It tells by silence where history ends, and a machine that hesitates is silent too.
+        hasty = [result.check for result in results.values() if result.outcome is Outcome.FAILED]
+        results |= await judge(url, hasty, Patience()) if hasty else {}
     failed = {n: str(r) for n, r in results.items() if r.outcome not in (Outcome.PASSED, Outcome.SKIPPED)}
     assert not failed
     skipped = {name for name, result in results.items() if result.outcome is Outcome.SKIPPED}

@@ -458,10 +458,17 @@ class Metrics:
         )
         self.peer_barred = Gauge(
             "relayd_peer_barred",
-            "1 while the peer is not read from because it has sent forged packets, else 0.",
+            "1 while the peer is not read from because it has lied, else 0.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemax",
+        )
+        self.peer_score = Gauge(
+            "relayd_peer_score",
+            "What the peer has earned within a week by what it did, from 0 to 1.",
+            ["peer"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
         )
         self.peer_paused = Gauge(
             "relayd_peer_paused",

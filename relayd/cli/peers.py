@@ -142,6 +142,9 @@ def peers_show(
         if name == "refused":
             for reason, count in value.items():
                 typer.echo(f"refused: {count} {reason}")
+        elif name == "noted":
+            for kind, counts in value.items():
+                typer.echo(f"noted: {kind} {counts}")
         elif name == "compared":
             typer.echo("never compared" if value is None else _compared(value))
         elif value not in (None, [], ""):

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 import structlog
+from strata.relays.conduct import Aspect
 
 from relayd.faults import Faults
 from relayd.federation.comparing import RECENT_SECONDS, Comparable, Compared, CompareParts, Fetched, compare
@@ -66,9 +67,9 @@ class AntiEntropy:
         interval: float,
         max_items: int,
         max_backfill_seconds: int,
-        withheld: Callable[[Upstream, int], None],
+        noted: Callable[[Upstream, int, Aspect, bool], None],
     ) -> None:
-        """`withheld` hears of a peer, and its number, that names again what it did not send."""
+        """`noted` hears of a peer, by its number, what a comparison says of it, and whether that is good."""
         self._connect = connect
         self._store = store
         self._table = table
@@ -78,7 +79,7 @@ class AntiEntropy:
         self._interval = interval
         self._max_items = max_items
         self._max_backfill_seconds = max_backfill_seconds
-        self._withheld = withheld
+        self._noted = noted
         self._withholding: dict[int, Withholding] = {}
         self._rounds: dict[int, Rounds] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -155,8 +156,18 @@ class AntiEntropy:
             await self._table.compared(peer_id, msgspec.to_builtins(found), done=asked, equal_at=equal_at)
         except StoreError as error:
             _log.info("comparison_not_written", peer=peer.relay_id, problem=str(error))
-        if withholding.round_ended():
-            self._withheld(peer, peer_id)
+        self._note(peer, peer_id, found, contradicts=withholding.round_ended())
+
+    def _note(self, peer: Upstream, peer_id: int, found: Compared, *, contradicts: bool) -> None:
+        """One note for a comparison, however many packets: nobody makes a good name of packets held back."""
+        if contradicts:
+            self._noted(peer, peer_id, Aspect.PRESENCE, False)
+        elif found.brought and not found.withheld:
+            self._noted(peer, peer_id, Aspect.PRESENCE, True)
+        if found.brought:  # reading had passed them
+            self._noted(peer, peer_id, Aspect.CONSISTENCY, False)
+        elif found.is_equal:
+            self._noted(peer, peer_id, Aspect.CONSISTENCY, True)
 
     async def _compared(
         self, peer: Upstream, peer_id: int, link: ReadLink, since: int, withholding: Withholding

@@ -10,10 +10,11 @@ from typing import Any
 
 from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity
+from strata.relays.conduct import Conduct
 from strata.relays.reconciling import PeerSession
 
 from relayd.config import ConfigurationError, Settings
-from relayd.federation.overview import one_peer, open_table, shown
+from relayd.federation.overview import conduct_kept, one_peer, open_table, shown
 from relayd.federation.peers_file import Upstream, read_peers
 from relayd.store.peers import PeerRow, PeerStore
 
@@ -74,22 +75,33 @@ async def peer_details(settings: Settings, name: str) -> dict[str, Any]:
     """All that is known of the one peer whose DID begins so. Raises `StoreError`, `ConfigurationError`."""
     peers = {each.relay_id: each for each in read_peers(settings.peers_file)}
     async with open_table(settings) as table:
-        row = await one_peer(table, name)
+        row, now = await one_peer(table, name), time.time()
+        conduct = await conduct_kept(table, row, now)
         compared = (await table.comparisons()).get(row.peer_id)
         reasons = await table.skip_reasons(row.peer_id)
     peer = peers.get(row.relay_id)
     return {
-        **shown(row, set(peers), time.time()),
+        **shown(row, set(peers), conduct, now),
         "group": peer.group if peer else None,
         "types": list(peer.types) if peer else None,
         "authors": list(peer.authors) if peer else None,
         "trust_received_at": peer.trust_received_at if peer else None,
         "bars": row.bars,
+        "noted": _noted(conduct),
         "state_at": row.state_at,
         "refused": reasons,
         "compared": compared.found if compared else None,
         "equal_at": compared.equal_at if compared else None,
     }
+
+
+def _noted(conduct: Conduct) -> dict[str, str]:
+    """What counts for and against the peer, over the last week."""
+    totals: dict[str, tuple[int, int]] = {}
+    for each in conduct.counts:
+        good, bad = totals.get(each.kind.value, (0, 0))
+        totals[each.kind.value] = (good + each.good, bad + each.bad)
+    return {kind: f"{good} good, {bad} bad" for kind, (good, bad) in sorted(totals.items())}
 
 
 async def ask_comparison(settings: Settings, name: str, since: int | None) -> AsyncIterator[dict[str, Any]]:

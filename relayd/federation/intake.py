@@ -21,7 +21,15 @@ from collections.abc import Collection
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet, id_holds
 
-__all__ = ["MAX_ATTEMPTS", "Intake", "Item", "PeerVerdict", "judge_refusal", "retry_delay"]
+__all__ = [
+    "MAX_ATTEMPTS",
+    "Intake",
+    "Item",
+    "PeerVerdict",
+    "is_suspicious",
+    "judge_refusal",
+    "retry_delay",
+]
 
 MAX_ATTEMPTS = 5
 """How often a packet is tried that this relay fails on, before it is passed over with a reason."""
@@ -150,6 +158,12 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.FORGED
         case _:
             return PeerVerdict.SKIPPED
+
+
+def is_suspicious(error: InvalidPacket) -> bool:
+    """Whether a packet that was passed over is malformed, or its key does not hold: the author's doing, or
+    the peer's."""
+    return error.code is ErrorCode.INVALID_SCHEMA or error.code in _KEY_CODES
 
 
 def retry_delay(item: Item, packet: Packet | None, error: InvalidPacket, now: int) -> float:

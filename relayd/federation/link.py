@@ -22,6 +22,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket, StrataError
 from strata.protocol.ids import Identity
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.stream import Phase, QueuedEvent, Stream
+from strata.relays.connection.values import Statistics
 
 from relayd.access.auth import REPLICATE
 from relayd.admission.origin import PeerOrigin
@@ -29,7 +30,7 @@ from relayd.admission.pipeline import Admission
 from relayd.admission.request import Lane, PublishRequest
 from relayd.federation.asking import Asking
 from relayd.federation.comparing import Fetched
-from relayd.federation.intake import Intake, Item, PeerVerdict, judge_refusal, retry_delay
+from relayd.federation.intake import Intake, Item, PeerVerdict, is_suspicious, judge_refusal, retry_delay
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import options_for, query_for, stream_of
@@ -61,6 +62,7 @@ class LinkReports:
     verdicts: Callable[[PeerVerdict], None]
     refused_witness: Callable[[], None]
     skipped: Callable[[bytes, int, str], None]
+    malformed: Callable[[], None]
     forged: Callable[[str], None]
     doubted: Callable[[], None] = lambda: None
     """The peer's log is not the one that was read: its cursors may have passed what is missing here."""
@@ -124,6 +126,16 @@ class Link:
         """Whether the peer is there and lets this relay replicate."""
         session = self._driver.session
         return session is not None and session.allows(REPLICATE)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What has happened on the connection; the counters go on counting."""
+        return self._driver.statistics
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds that the last ping took."""
+        return self._driver.round_trip
 
     @property
     def last_witness(self) -> int | None:
@@ -343,7 +355,9 @@ class Link:
             case _:
                 if verdict is PeerVerdict.FORGED:
                     self._parts.told.forged(_reason(error))
-                elif packet is not None:
+                elif is_suspicious(error):
+                    self._parts.told.malformed()
+                if verdict is not PeerVerdict.FORGED and packet is not None:
                     self._parts.told.skipped(packet.digest, packet.timestamp, _reason(error))
                 self._settle(request, verdict)
 

@@ -10,30 +10,40 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Container
 
+from strata.relays.conduct import Conduct
+
 from relayd.config import ConfigurationError, Settings
 from relayd.database import database_beside
 from relayd.federation.peers_file import read_peers
+from relayd.federation.standings import KeptConduct, conduct_of
 from relayd.store.peers import PeerRow, PeerStore
 
-__all__ = ["change_peer", "one_peer", "open_table", "peer_line", "peer_rows", "shown"]
+__all__ = ["change_peer", "conduct_kept", "one_peer", "open_table", "peer_line", "peer_rows", "shown"]
 
 
 async def peer_rows(settings: Settings) -> list[dict[str, object]]:
     """Each relay that is or was read from. Raises `StoreError`, `ConfigurationError`."""
     named = {peer.relay_id for peer in read_peers(settings.peers_file)}
     async with open_table(settings) as table:
-        rows = await table.rows()
-    now = time.time()
-    return [shown(row, named, now) for row in rows]
+        now = time.time()
+        return [shown(row, named, await conduct_kept(table, row, now), now) for row in await table.rows()]
 
 
-def shown(row: PeerRow, named: Container[str], now: float) -> dict[str, object]:
+async def conduct_kept(table: PeerStore, row: PeerRow, now: float) -> Conduct:
+    """What a peer has done, as the table tells it. Raises `StoreError`."""
+    kept = KeptConduct(row.offences, row.bars, row.barred_until, await table.conduct(row.peer_id))
+    return conduct_of(kept, now)
+
+
+def shown(row: PeerRow, named: Container[str], conduct: Conduct, now: float) -> dict[str, object]:
     """A row of the table for people; `named` are the relays of `peers_file`."""
     return {
         "relay_id": row.relay_id,
         "url": row.url,
         "state": _state(row.state, row.paused, row.barred_until > now, row.relay_id in named),
         "problem": row.problem,
+        "standing": conduct.standing.value,
+        "score": round(conduct.score(now).value, 3),
         "offences": row.offences,
         "barred_until": row.barred_until if row.barred_until > now else None,
         "last_witness": row.last_witness,
@@ -51,7 +61,7 @@ def _state(state: str, paused: bool, is_barred: bool, is_named: bool) -> str:
 
 def peer_line(row: dict[str, object]) -> str:
     """One peer for a terminal."""
-    line = f"{row['relay_id']}  {row['state']}  {row['url']}"
+    line = f"{row['relay_id']}  {row['state']}  {row['url']}  {row['standing']}, score {row['score']}"
     if row["last_witness"] is not None:
         line += f"  up to {row['last_witness']}, {row['skipped']} refused"
     return f"{line}  ({row['problem']})" if row["problem"] else line

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from strata.protocol.ids import Identity
+from strata.relays.conduct import Aspect
 from strata.relays.reconciling import PeerSession
 
 from relayd.admission.pipeline import Admission
@@ -26,7 +27,7 @@ from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import stream_of
-from relayd.federation.standing import Standing
+from relayd.federation.standings import KeptConduct, Standings
 from relayd.logs import problem_of
 from relayd.metrics import Metrics
 from relayd.store import Store
@@ -81,13 +82,15 @@ class Federation:
             interval=reconcile_interval,
             max_items=reconcile_max_items,
             max_backfill_seconds=max_backfill_seconds,
-            withheld=self._withheld,
+            noted=self._compared,
         )
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._standings: dict[int, Standing] = {}
-        self._held: dict[int, Standing] = {}
-        """Standings that have changed and are not written yet."""
+        self._standings = Standings()
+        self._kept: set[int] = set()
+        """Peers of which the database has a record: where it is gone, an operator has forgiven them."""
+        self._connects: dict[int, tuple[int, int]] = {}
+        """Connections of the present link, made and failed, that were noted."""
         self._skips: dict[int, deque[tuple[bytes, int, str]]] = {}
 
     async def run(self) -> None:
@@ -109,6 +112,7 @@ class Federation:
     async def _lead(self) -> None:
         groups = {peer.relay_id: peer.group for peer in self._peers.values()}
         mesh = Mesh(self._identity.did, groups, time.monotonic())
+        self._standings.forget_written()  # another process may have led meanwhile
         while True:
             rows = {row.peer_id: row for row in await self._table.rows()}
             comparisons = await self._table.comparisons()
@@ -124,9 +128,9 @@ class Federation:
     async def _look_after(self, peer: Upstream, row: PeerRow, mesh: Mesh) -> None:
         """Start or stop a link as the table says, and keep the figures."""
         peer_id, link = row.peer_id, self._links.get(row.peer_id)
-        if peer_id not in self._held:
-            self._standings[peer_id] = Standing(row.offences, row.bars, row.barred_until)
-        wanted = not row.paused and not self._standings[peer_id].is_barred(self._clock())
+        await self._take_up(row)
+        is_barred = self._standings.is_barred(peer_id, self._clock())
+        wanted = not row.paused and not is_barred
         task = self._tasks.get(peer_id)
         if task is not None and (not wanted or (link is not None and link.fence != row.fence)):
             await self._stop(peer_id)
@@ -136,15 +140,36 @@ class Federation:
             self._tasks[peer_id] = asyncio.create_task(
                 self._keep(peer, peer_id, row.fence, mesh), name=f"peer {peer.relay_id}"
             )
-        did, is_barred = peer.relay_id, self._standings[peer_id].is_barred(self._clock())
-        self._metrics.peer_barred.labels(did).set(is_barred)
-        self._metrics.peer_paused.labels(did).set(row.paused)
         is_connected = link is not None and link.is_connected
-        self._metrics.peer_connected.labels(peer.relay_id).set(is_connected)
-        if link is not None and link.last_witness is not None:
-            self._metrics.peer_last_witness.labels(peer.relay_id).set(link.last_witness)
+        self._measure(peer, row, link, is_barred=is_barred, is_connected=is_connected)
         if is_connected and row.state != "connected":
             await self._table.report(peer_id, "connected", None, self._clock())
+
+    def _measure(
+        self, peer: Upstream, row: PeerRow, link: Link | None, *, is_barred: bool, is_connected: bool
+    ) -> None:
+        metrics, did = self._metrics, peer.relay_id
+        metrics.peer_barred.labels(did).set(is_barred)
+        metrics.peer_paused.labels(did).set(row.paused)
+        metrics.peer_connected.labels(did).set(is_connected)
+        if (score := self._standings.score(row.peer_id)) is not None:
+            metrics.peer_score.labels(did).set(score.value)
+        if link is not None:
+            self._note_connects(row.peer_id, link)
+            if link.last_witness is not None:
+                metrics.peer_last_witness.labels(did).set(link.last_witness)
+
+    async def _take_up(self, row: PeerRow) -> None:
+        """Go on from the record that is kept, at first and where an operator has forgiven the peer."""
+        peer_id = row.peer_id
+        is_forgiven = peer_id in self._kept and not row.has_conduct
+        if self._standings.knows(peer_id) and not is_forgiven:
+            return
+        conduct = await self._table.conduct(peer_id)
+        self._standings.take_up(
+            peer_id, KeptConduct(row.offences, row.bars, row.barred_until, conduct), self._clock()
+        )
+        (self._kept.discard if conduct is None else self._kept.add)(peer_id)
 
     async def _keep(self, peer: Upstream, peer_id: int, fence: int, mesh: Mesh) -> None:
         """Keep one link, across all that ends it."""
@@ -180,50 +205,101 @@ class Federation:
             told=self._reports(peer, peer_id),
         )
         link = self._links[peer_id] = Link(peer, peer_id, fence, place, parts)
+        self._connects[peer_id] = (0, 0)
         try:
             await link.run()
         finally:
             self._links.pop(peer_id, None)
+            self._note_connects(peer_id, link)
 
     def _reports(self, peer: Upstream, peer_id: int) -> LinkReports:
         packets, did = self._metrics.peer_packets, peer.relay_id
         counters = {verdict: packets.labels(did, verdict.value) for verdict in PeerVerdict}
         refused = self._metrics.peer_witnesses_refused.labels(did)
         skips = self._skips.setdefault(peer_id, deque(maxlen=_WAITING_SKIPS))
+
+        def judged(verdict: PeerVerdict) -> None:
+            counters[verdict].inc()
+            if verdict is PeerVerdict.STORED:  # what was known already was not verified once more
+                self._note(peer_id, Aspect.VALIDITY, good=1)
+
+        def misdated() -> None:
+            refused.inc()
+            self._note(peer_id, Aspect.CLOCK, bad=1)
+
         return LinkReports(
-            verdicts=lambda verdict: counters[verdict].inc(),
-            refused_witness=refused.inc,
+            verdicts=judged,
+            refused_witness=misdated,
+            malformed=lambda: self._note(peer_id, Aspect.FORM, bad=1),
             skipped=lambda packet_id, at, reason: skips.append((packet_id, at, reason)),
             forged=lambda reason: self._forged(peer, peer_id, reason),
             doubted=lambda: self._antientropy.doubt(peer_id),
         )
 
-    def _withheld(self, peer: Upstream, peer_id: int) -> None:
-        what = "the peer names packets that it does not send"
-        self._offended(peer, peer_id, "peer_withholds", "named in two comparisons, sent in none", what)
+    def _compared(self, peer: Upstream, peer_id: int, kind: Aspect, is_good: bool) -> None:
+        if kind is Aspect.PRESENCE and not is_good:
+            what = "the peer names packets that it does not send"
+            self._offended(peer, peer_id, kind, "named in two comparisons, sent in none", what)
+        else:
+            self._note(peer_id, kind, good=int(is_good), bad=int(not is_good))
 
     def _forged(self, peer: Upstream, peer_id: int, reason: str) -> None:
         what = "the peer sends packets that their authors did not sign"
-        self._offended(peer, peer_id, "peer_forged", reason, what)
+        self._offended(peer, peer_id, Aspect.VALIDITY, reason, what)
 
-    def _offended(self, peer: Upstream, peer_id: int, event: str, reason: str, what: str) -> None:
-        now = self._clock()
-        standing = self._standings.get(peer_id, Standing()).offended(now)
-        self._standings[peer_id] = self._held[peer_id] = standing
-        _log.warning(event, peer=peer.relay_id, reason=reason, barred_until=standing.barred_until)
-        if standing.is_barred(now) and (link := self._links.get(peer_id)) is not None:
+    def _offended(self, peer: Upstream, peer_id: int, kind: Aspect, reason: str, what: str) -> None:
+        """One piece of evidence against the peer."""
+        self._note(peer_id, kind, bad=1)
+        is_barred = self._standings.is_barred(peer_id, self._clock())
+        event = "peer_forged" if kind is Aspect.VALIDITY else "peer_withholds"
+        until = self._standings.barred_until(peer_id) if is_barred else 0
+        _log.warning(event, peer=peer.relay_id, reason=reason, barred_until=until)
+        if is_barred and (link := self._links.get(peer_id)) is not None:
             link.end(what)
 
+    def _note(
+        self, peer_id: int, kind: Aspect, *, good: int = 0, bad: int = 0, value: float | None = None
+    ) -> None:
+        self._standings.note(peer_id, kind, self._clock(), good, bad, value)
+
+    def _note_connects(self, peer_id: int, link: Link) -> None:
+        counts = link.statistics
+        before = self._connects[peer_id]
+        made, failed = now = (counts.connections, counts.connections_failed + counts.connections_lost)
+        if now != before:
+            self._connects[peer_id] = now
+            self._note(peer_id, Aspect.CONNECT, good=made - before[0], bad=failed - before[1])
+
     async def _write_down(self) -> None:
-        for peer_id, standing in list(self._held.items()):
-            await self._table.hold_against(peer_id, standing.offences, standing.bars, standing.barred_until)
-            if self._held.get(peer_id) is standing:
-                del self._held[peer_id]
+        for peer_id in self._peers:
+            if (kept := self._standings.to_write(peer_id, self._clock())) is not None:
+                await self._keep_conduct(peer_id, kept)
         for peer_id, skips in self._skips.items():
             if skips:
                 some = list({skip[0]: skip for skip in skips}.values())
                 skips.clear()
                 await self._table.skip(peer_id, some, MOST_SKIPS)
+
+    async def _keep_conduct(self, peer_id: int, kept: KeptConduct) -> None:
+        link = self._links.get(peer_id)
+        if link is not None and (seconds := link.round_trip) is not None:
+            self._note(peer_id, Aspect.PING, good=1, value=seconds)  # for the next time
+        try:
+            done = await self._table.keep_conduct(
+                peer_id,
+                kept.offences,
+                kept.bars,
+                kept.barred_until,
+                kept.conduct,
+                follows=peer_id in self._kept,
+            )
+        except StoreError:
+            self._standings.not_written(peer_id)
+            raise
+        if done:
+            self._kept.add(peer_id)
+        else:  # forgiven meanwhile
+            self._standings.forget(peer_id)
 
     async def _store_mark(self, mark: PeerMark) -> None:
         await self._store.append([], self._clock(), None, [mark])

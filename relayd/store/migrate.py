@@ -24,7 +24,7 @@ __all__ = [
     "serves_us",
 ]
 
-REVISION = "0006"
+REVISION = "0007"
 """The schema's revision that this program reads and writes; a test holds it to the newest migration."""
 
 _CONNECT_TIMEOUT = 10.0

@@ -24,7 +24,8 @@ _LOCK: Final = 0x72656C6179_0001
 
 _ROWS: Final = """
 SELECT p.peer_id, p.relay_id, p.url, p.paused, p.fence, p.offences, p.bars, p.barred_until, p.state,
-    p.state_at, p.problem, c.last_witness, (SELECT count(*) FROM peer_skips s WHERE s.peer_id = p.peer_id)
+    p.state_at, p.problem, c.last_witness, (SELECT count(*) FROM peer_skips s WHERE s.peer_id = p.peer_id),
+    p.conduct IS NOT NULL
 FROM peers p LEFT JOIN LATERAL
     (SELECT max(last_witness) AS last_witness FROM peer_cursors WHERE peer_id = p.peer_id) AS c ON true
 ORDER BY p.peer_id
@@ -76,6 +77,8 @@ class PeerRow(NamedTuple):
     """The latest time at which a packet that was read here was first received anywhere."""
     skipped: int
     """Packets of this peer that were refused and are remembered."""
+    has_conduct: bool
+    """Whether a record of what it has done is kept: see `PeerStore.conduct`."""
 
 
 class PeerComparison(NamedTuple):
@@ -172,15 +175,34 @@ class PeerStore:
             now,
         )
 
-    async def hold_against(self, peer_id: int, offences: int, bars: int, barred_until: int) -> None:
-        """Write down a peer's standing."""
-        await self._run(
-            "execute",
-            "UPDATE peers SET offences = $2, bars = $3, barred_until = $4 WHERE peer_id = $1",
+    async def conduct(self, peer_id: int) -> str | None:
+        """The record of what a peer has done, as JSON; None where there is none, or it was forgiven."""
+        found = await self._run("fetch", "SELECT conduct::text FROM peers WHERE peer_id = $1", peer_id)
+        return found[0][0] if found else None
+
+    async def keep_conduct(
+        self,
+        peer_id: int,
+        offences: int,
+        bars: int,
+        barred_until: int,
+        conduct: str | None,
+        *,
+        follows: bool,
+    ) -> bool:
+        """Write down how a peer stands, unless it was forgiven meanwhile: then False.
+
+        `follows` says that this goes on from a record that was kept before.
+        """
+        return await self._changed(
+            "UPDATE peers SET offences = $2, bars = $3, barred_until = $4, conduct = $5::text::jsonb"
+            " WHERE peer_id = $1 AND (conduct IS NOT NULL) = $6",
             peer_id,
             offences,
             bars,
             barred_until,
+            conduct,
+            follows,
         )
 
     async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
@@ -196,7 +218,8 @@ class PeerStore:
     async def forgive(self, relay_id: str) -> bool:
         """Forget what is held against a peer; whether there is such a peer."""
         return await self._changed(
-            "UPDATE peers SET offences = 0, bars = 0, barred_until = 0 WHERE relay_id = $1", relay_id
+            "UPDATE peers SET offences = 0, bars = 0, barred_until = 0, conduct = NULL WHERE relay_id = $1",
+            relay_id,
         )
 
     async def reset_cursor(self, relay_id: str) -> bool:

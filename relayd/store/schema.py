@@ -195,6 +195,7 @@ PEERS = sa.Table(
     sa.Column("state", sa.Text, nullable=False, server_default="new"),
     sa.Column("state_at", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("problem", sa.Text),
+    sa.Column("conduct", JSONB, comment="What the peer has done within a week, by the hour."),
     comment="The relays that this one reads from.",
 )
 

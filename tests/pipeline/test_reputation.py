@@ -10,7 +10,8 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 import typer
-from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
+from strata.relays.conduct import WINDOW_SECONDS, Aspect
+from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.errors import UsageError

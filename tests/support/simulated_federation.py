@@ -1,6 +1,6 @@
 """Relays that read from each other on one made clock, around the daemon's own core.
 
-`Mesh`, `Intake`, `Standing` and the rules for ages and witnesses are the real ones. What is made here is the
+`Mesh`, `Intake`, `Standings` and the rules for ages and witnesses are the real ones. What is made here is the
 log, the network and time."""
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.relays.conduct import Aspect
 
 from relayd.admission.origin import PeerOrigin, check_age, witness_of
 from relayd.federation.intake import Intake, Item, PeerVerdict, judge_refusal, retry_delay
 from relayd.federation.mesh import Mesh
-from relayd.federation.standing import Standing
+from relayd.federation.standings import KeptConduct, Standings
 
 __all__ = ["SimulatedRelay", "SimulatedWorld"]
 
@@ -66,10 +67,12 @@ class SimulatedRelay:
         self.log: list[Row] = []
         self.known: dict[int, Row] = {}
         self.cursors: dict[str, str | None] = {}
-        self.standings: dict[str, Standing] = {}
+        self.standings = Standings()
         self.lies = False
         self.received = 0
         self.up = True
+        for number in range(len(world.dids)):
+            self.standings.take_up(number, KeptConduct(0, 0, 0, None), self.clock)
         self.start()
 
     @property
@@ -118,7 +121,7 @@ class SimulatedRelay:
 
     def _read(self, did: str, reader: Reader) -> None:
         world, mesh, upstream = self.world, self.mesh, self.world.relays[did]
-        barred = self.standings.get(did, Standing()).is_barred(self.clock)
+        barred = self.standings.is_barred(world.dids.index(did), self.clock)
         if not upstream.up or barred or world.is_cut(self.did, did):
             mesh.lost(did, world.now)
             reader.is_connected = False
@@ -164,8 +167,9 @@ class SimulatedRelay:
                 reader.waiting.append((self.world.now + delay, intake, item, row))
                 return
             if verdict is PeerVerdict.FORGED:
-                self.standings[did] = self.standings.get(did, Standing()).offended(self.clock)
+                self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 0, 1, None)
         else:
+            self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 1, 0, None)
             if packet.packet_id not in self.known:
                 self._store(packet, did, witness)
             elif witness < self.known[packet.packet_id].told_at:

@@ -164,7 +164,8 @@ async def test_a_peer_that_forges_is_barred_until_it_is_forgiven(tmp_path):
         honest(event), packet=Raw(bytes(event.packet).replace(b"hello", b"hallo"))
     )
     async with reading(tmp_path, upstream) as (relay, fake):
-        await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        peer = await peer_comes_to(relay.process, lambda peer: peer["state"] == "barred")
+        assert (peer["standing"], peer["score"] < 0.3) == ("blacklisted", True)
         await fake.abandoned.wait()
         assert await ids_at(relay.process, [author.did]) == []
         upstream.disguise = honest

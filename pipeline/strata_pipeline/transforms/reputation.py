@@ -16,7 +16,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Reputation
+from strata.relays.conduct import WINDOW_SECONDS, Aspect
+from strata.relays.pool.reputation import Observation, Reputation
 
 from strata_pipeline.datasets.probes import Probes, RelayScores
 from strata_pipeline.schemas import schema

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from strata.relays.conduct import Aspect
 from strata.tools.sim.loop import run_virtually, virtual_time
 
 from relayd.faults import Faults
@@ -62,6 +63,7 @@ class MadeWorld:
             n: SimpleNamespace(is_connected=True, fetch=peer.fetch) for n, peer in self.peers.items()
         }
         self.withheld: list[int] = []
+        self.noted: list[tuple[Aspect, bool]] = []
         self.caught: list[Exception] = []
         faults = SimpleNamespace(caught=lambda where, error: self.caught.append(error))
         self.metrics = Metrics()
@@ -75,8 +77,13 @@ class MadeWorld:
             interval=interval,
             max_items=1000,
             max_backfill_seconds=BACKFILL,
-            withheld=lambda peer, number: self.withheld.append(number),
+            noted=self._note,
         )
+
+    def _note(self, peer: Upstream, number: int, kind: Aspect, is_good: bool) -> None:
+        self.noted.append((kind, is_good))
+        if kind is Aspect.PRESENCE and not is_good:
+            self.withheld.append(number)
 
     async def run(self, seconds: float, of: Sequence[int] = (1,), step: float = 1.0) -> None:
         end = virtual_time() + seconds
@@ -233,6 +240,22 @@ def test_a_result_that_cannot_be_written_is_lost_and_no_fault():
         world.table.is_away = False
         await world.run(4000)
         assert world.counted(1, "equal") >= 1
+
+    in_made_time(work)
+
+
+def test_what_a_comparison_says_of_a_peer_is_noted_once_however_many_packets():
+    async def work() -> None:
+        world = MadeWorld(interval=0)
+        world.peers[1].claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(9))}
+        for noted in (
+            [(Aspect.PRESENCE, True), (Aspect.CONSISTENCY, False)],  # reading had passed what it has sent
+            [(Aspect.CONSISTENCY, True)],
+        ):
+            world.table.ask(1)
+            await world.run(10)
+            assert world.noted == noted
+            world.noted.clear()
 
     in_made_time(work)
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
-from relayd.federation.intake import MAX_ATTEMPTS, Intake, Item, PeerVerdict, judge_refusal, retry_delay
-from relayd.federation.standing import Standing
+from relayd.federation.intake import (
+    MAX_ATTEMPTS,
+    Intake,
+    Item,
+    PeerVerdict,
+    is_suspicious,
+    judge_refusal,
+    retry_delay,
+)
 from tests.support.made_packets import make, new_identity
 
 
@@ -110,17 +117,7 @@ def test_when_a_packet_is_tried_again():
     assert retry_delay(item, PACKET, future, 0) == 7200
 
 
-@pytest.mark.req("R-381")
-def test_three_forged_packets_bar_a_peer_and_each_time_for_longer():
-    standing = Standing()
-    for _ in range(2):
-        standing = standing.offended(0)
-        assert not standing.is_barred(0)
-    standing = standing.offended(0)
-    assert (standing.is_barred(3599), standing.is_barred(3600)) == (True, False)
-    for _ in range(3):
-        standing = standing.offended(10_000)
-    assert standing.barred_until == 10_000 + 4 * 3600
-    for _ in range(300):
-        standing = standing.offended(0)
-    assert standing.barred_until == 90 * 86_400
+def test_what_may_be_the_authors_doing_is_suspicious_and_what_this_relay_declines_is_not():
+    suspicious = [ErrorCode.INVALID_SCHEMA, ErrorCode.KEY_REVOKED, ErrorCode.INVALID_SIGNATURE]
+    ours = [ErrorCode.POLICY_REJECTED, ErrorCode.TIMESTAMP_TOO_OLD, ErrorCode.PACKET_EXPIRED]
+    assert [is_suspicious(refusal(code)) for code in (*suspicious, *ours)] == [True] * 3 + [False] * 3

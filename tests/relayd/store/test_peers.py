@@ -92,15 +92,19 @@ async def test_what_an_operator_does(store, peers):
     numbers, table = peers
     peer, did = numbers[HERE[0]], HERE[0]
     assert await table.pause(did, True)
-    await table.hold_against(peer, 2, 1, NOW)
+    assert await table.keep_conduct(peer, 2, 1, NOW, '{"a": 1}', follows=False)
     await table.report(peer, "disconnected", "x" * 9999, NOW)
     await table.skip(peer, [(bytes([n]) * 32, NOW + n, "policy_rejected") for n in range(9)], 4)
     await table.skip(peer, [], 4)
     row = next(row for row in await table.rows() if row.peer_id == peer)
     assert (row.paused, row.offences, row.barred_until, row.state) == (True, 2, NOW, "disconnected")
+    assert (row.has_conduct, await table.conduct(peer)) == (True, '{"a": 1}')
     assert (len(row.problem or ""), row.skipped) == (500, 5)
     assert await table.pause(did, False)
     assert await table.forgive(did)
+    # Whoever did not know of that writes nothing over it.
+    assert not await table.keep_conduct(peer, 2, 1, NOW, "{}", follows=True)
+    assert await table.conduct(peer) is None
     await store.append([], NOW, None, [PeerMark(peer, row.fence, "all", "c", 1, 1)])
     assert await table.reset_cursor(did)
     assert (await table.place(peer, "all")).cursor is None

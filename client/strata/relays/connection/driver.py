@@ -95,6 +95,7 @@ class Driver:
         """Set once opening has succeeded or failed."""
         self._writable = asyncio.Event()
         self._may_read = asyncio.Event()
+        self._socket: ClientConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._is_opened = False
@@ -230,6 +231,11 @@ class Driver:
         """The DID the relay is held to (R-298); None while it has shown none."""
         return self._core.server_id
 
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds that the last ping took; None before the first one and between connections."""
+        return None if self._socket is None else self._socket.latency or None
+
     # Tasks.
 
     async def _run(self) -> None:
@@ -288,6 +294,7 @@ class Driver:
     async def _serve(self, socket: ClientConnection, announced: Announced) -> Exception:
         """Run one connection until it ends; returns how it ended."""
         _log.info("%s: connected, extensions %s", shown(self._url), sorted(announced.extensions))
+        self._socket = socket
         try:
             with self.step as core:
                 core.connection_made(announced, self.loop.time(), unix_now=time.time())
@@ -299,6 +306,7 @@ class Driver:
                 writer.cancel()
             return ended
         finally:
+            self._socket = None
             with self.step as core:
                 core.connection_lost()
             self._changed()

@@ -12,6 +12,7 @@ What they rest on has no I/O: `membership` says which relays to use, `publish_pl
 
 from __future__ import annotations
 
+from strata.relays.conduct import Standing
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.pool import PacketPool
 from strata.relays.pool.profiles import PROFILE_NOTICE, EffectiveProfile, Profile
@@ -24,7 +25,6 @@ from strata.relays.pool.values import (
     PoolSubscribeOptions,
     Position,
     RelayView,
-    Standing,
 )
 
 __all__ = [

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from strata.protocol.errors import RequestRefused, StrataError
 from strata.protocol.packets import Packet
+from strata.relays.conduct import Aspect, Evidence, Suspicion
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import SubscribeOptions
 from strata.relays.pool.link import PoolRelay
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.presence import Answer, Lookup, PresenceWatch, Resend
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Aspect, Evidence, Suspicion
 
 __all__ = ["Checks"]
 

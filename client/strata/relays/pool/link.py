@@ -10,9 +10,9 @@ from typing import Protocol, Self, Unpack
 from strata.protocol.errors import StrataError
 from strata.protocol.packets import Packet
 from strata.relays.backoff import Backoff
+from strata.relays.conduct import Aspect
 from strata.relays.connection.values import Announced, Delivery, Published, Statistics, SubscribeOptions
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.reputation import Aspect
 
 __all__ = ["Deliveries", "Link", "MakeRelay", "PoolRelay"]
 

@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from strata.relays.conduct import Standing
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.values import Standing
 
 __all__ = ["Membership"]
 

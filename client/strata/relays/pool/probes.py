@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from strata.protocol.packets import Packet
-from strata.relays.pool.reputation import Aspect
+from strata.relays.conduct import Aspect
 
 __all__ = ["KnownPackets", "Probe"]
 

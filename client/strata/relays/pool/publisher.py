@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 from strata.protocol.errors import ConnectionFailed, RequestTimeout, StrataError
 from strata.protocol.packets import Packet
+from strata.relays.conduct import Aspect
 from strata.relays.connection.dialing import shown
 from strata.relays.pool.checks import Checks
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.profiles import publish_delay
 from strata.relays.pool.publish_plan import PublishPlan
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.reputation import Aspect
 from strata.relays.pool.values import PoolPublished
 
 __all__ = ["Publisher"]

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 
+from strata.relays.conduct import Aspect, Standing
 from strata.relays.connection.dialing import shown
 from strata.relays.connection.values import Delivery
 from strata.relays.pool.link import Link, MakeRelay, PoolRelay
@@ -17,9 +18,8 @@ from strata.relays.pool.membership import Membership
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.probes import KnownPackets
 from strata.relays.pool.profiles import EffectiveProfile, effective_profile
-from strata.relays.pool.reputation import Aspect
 from strata.relays.pool.scorekeeper import Scorekeeper
-from strata.relays.pool.values import PoolStatistics, RelayView, Standing
+from strata.relays.pool.values import PoolStatistics, RelayView
 
 __all__ = ["Relays"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Self
 
 from strata.protocol.errors import StrataError
-from strata.relays.pool.reputation import WINDOW_SECONDS, Aspect, Observation, Saved, Score
-from strata.relays.pool.values import Standing
+from strata.relays.conduct import WINDOW_SECONDS, Aspect, Saved, Score, Standing
+from strata.relays.pool.reputation import Observation
 
 __all__ = ["KEEP_SECONDS", "SCHEMA_VERSION", "ScoreFile", "ScoreFileError", "ScoreLog", "ScoredRelay"]
 

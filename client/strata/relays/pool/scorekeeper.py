@@ -7,17 +7,11 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from strata.relays.conduct import WINDOW_SECONDS, Aspect, Saved, Score, Standing
 from strata.relays.connection.dialing import shown
-from strata.relays.pool.reputation import (
-    WINDOW_SECONDS,
-    Aspect,
-    Observation,
-    Reputation,
-    Saved,
-    Score,
-)
+from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile, ScoreLog
-from strata.relays.pool.values import RelayView, Standing
+from strata.relays.pool.values import RelayView
 
 __all__ = ["Scorekeeper"]
 

@@ -8,6 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from strata.relays.conduct import Standing
 from strata.relays.connection.values import PacketSelection
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "PoolSubscribeOptions",
     "Position",
     "RelayView",
-    "Standing",
 ]
 
 
@@ -70,17 +70,6 @@ class PoolSubscribeOptions(PoolFetchOptions, total=False):
 
     live: bool
     """Whether to go on with new packets once the stored ones are read; True unless given."""
-
-
-class Standing(enum.StrEnum):
-    """How a client judges a relay (RFC-0004 §7)."""
-
-    ACTIVE = "active"
-    """Preferred."""
-    BACKUP = "backup"
-    """Slow or unsteady, yet of use when the active ones fail."""
-    BLACKLISTED = "blacklisted"
-    """Lies: not contacted until its sentence is over. A relay that does not answer is a backup."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,11 @@ from strata.channels.connecting import connect
 from strata.protocol.errors import ConnectionFailed, RequestRefused, StrataError
 from strata.relays import uris
 from strata.relays.bootstrap import read_bootstrap
+from strata.relays.conduct import WINDOW_SECONDS, Aspect, Saved, Score, Standing
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
-from strata.relays.pool.reputation import (
-    WINDOW_SECONDS,
-    Aspect,
-    Observation,
-    Reputation,
-    Saved,
-    Score,
-)
+from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
-from strata.relays.pool.values import Standing
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
 

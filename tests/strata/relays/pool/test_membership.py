@@ -5,9 +5,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strata.relays.conduct import Standing
 from strata.relays.pool.membership import Membership
 from strata.relays.pool.options import PoolOptions
-from strata.relays.pool.values import Standing
 
 
 class Opinions:

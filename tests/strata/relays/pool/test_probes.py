@@ -5,8 +5,8 @@ import random
 import pytest
 from strata.protocol import packets
 from strata.protocol.packets import Packet
+from strata.relays.conduct import Aspect
 from strata.relays.pool.probes import KnownPackets
-from strata.relays.pool.reputation import Aspect
 
 from tests.support.simulated_relays import ME, START, packet
 

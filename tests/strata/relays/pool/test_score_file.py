@@ -5,9 +5,9 @@ import multiprocessing
 import sqlite3
 
 import pytest
-from strata.relays.pool.reputation import Aspect, Observation, Saved, Score
+from strata.relays.conduct import Aspect, Saved, Score, Standing
+from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import KEEP_SECONDS, SCHEMA_VERSION, ScoreFile, ScoreFileError, ScoreLog
-from strata.relays.pool.values import Standing
 
 T = 1_760_000_000.0
 R = "ws://r/strata"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from strata.relays.pool.reputation import Aspect, Observation
+from strata.relays.conduct import Aspect
+from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli import app
 from typer.testing import CliRunner

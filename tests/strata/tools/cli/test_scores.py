@@ -6,7 +6,8 @@ import json
 from functools import partial
 
 import pytest
-from strata.relays.pool.reputation import Aspect, Observation
+from strata.relays.conduct import Aspect
+from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
 
 from tests.support.strata_command import run_strata

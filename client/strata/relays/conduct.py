@@ -1,0 +1,301 @@
+"""What one relay has done, and the standing that it has earned by that: no I/O, no clock.
+
+A client's pool keeps this of every relay that it knows, and a relay of every peer that it reads from: the
+same offences, weighed and forgotten in the same way. Nobody tells anybody else (R-340).
+
+Whatever is observed is counted in buckets of an hour, and those of the last seven days make the score:
+
+    score        = integrity · uptime · (0.7 · quickness + 0.3 · capacity)          in [0, 1]
+    integrity    = validity · consistency
+    validity     = (good + 20) / (good + 20 + 20 · bad)      packets verified, and those that were
+                                                             forged, malformed or falsely dated
+    consistency  = (found + 20) / (found + 20 + 20 · denied + 5 · missing)
+    uptime       = (good + 2) / (good + bad + 2)             connections and pings
+    quickness    = 1 / (1 + mean round trip / 0.5 s)         unknown: 0.5
+    capacity     = rate / (rate + 256 KiB/s)                 unknown: 0.5
+
+*Denied* is a packet the relay itself had acknowledged, served or named, *missing* one that others serve. One
+denial of an unknown relay halves its score; a relay with a thousand good answers has more credit. A correctly
+annotated downgrade is no offence (R-342): it is not reported here as bad.
+
+Everything seen lowers the score, but only `Evidence` blacklists at once: what no honest relay brings about,
+however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough of it makes a backup.
+
+    honesty      = (verified + 20) / (verified + 20 + 20 · forged) · (found + 20) / (found + 20 + 20 · denied)
+
+    ACTIVE ──score < 0.30──▶ BACKUP ──score ≥ 0.40──▶ ACTIVE
+       └──────────┬─────────────┘
+        honesty < 0.30, or gone
+                  ▼
+             BLACKLISTED ──sentence served──▶ BACKUP, its offences forgotten, its strikes not
+
+The first sentence is an hour, each further one four times the last, seven days at most. So the third piece of
+evidence blacklists a relay that has done nothing else yet. What *gone* is, the pool says: see
+`strata.relays.pool.reputation`.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "WINDOW_SECONDS",
+    "Aspect",
+    "Conduct",
+    "Evidence",
+    "HourCount",
+    "Saved",
+    "Score",
+    "Standing",
+    "Suspicion",
+]
+
+WINDOW_SECONDS = 7 * 86_400
+"""Older observations do not count (R-341)."""
+
+_BUCKET_SECONDS = 3600
+_TO_BACKUP, _TO_ACTIVE = 0.30, 0.40
+_MIN_HONESTY = 0.30
+_HOURS_GONE = 24
+_FIRST_SENTENCE, _SENTENCE_GROWTH = 3600.0, 4
+_HALF_LATENCY = 0.5
+_HALF_RATE = 256 * 1024
+
+
+class Standing(enum.StrEnum):
+    """How whoever uses a relay judges it (RFC-0004 §7)."""
+
+    ACTIVE = "active"
+    """Preferred."""
+    BACKUP = "backup"
+    """Slow or unsteady, yet of use when the active ones fail."""
+    BLACKLISTED = "blacklisted"
+    """Lies: not contacted until its sentence is over. A relay that does not answer is a backup."""
+
+
+class Aspect(enum.StrEnum):
+    """What an observation is about."""
+
+    CONNECT = "connect"
+    """Attempts to connect that succeeded or failed, and connections lost."""
+    PING = "ping"
+    """Signs of life asked for; `value` is the mean round trip in seconds."""
+    PUBLISH = "publish"
+    """Publishes acknowledged; `value` is the mean round trip in seconds."""
+    HISTORY = "history"
+    """Packets of history read; `value` is bytes a second."""
+    VALIDITY = "validity"
+    """Packets that verified, and packets that the relay has forged (R-342): the id fails, or the signature by
+    keys that the relay itself has told in full."""
+    FORM = "form"
+    """Malformed messages and packets, and packets whose key does not hold (R-342). A relay of another
+    version, a stranger's packets, or keys not known in full may bring them about."""
+    CLOCK = "clock"
+    """Packets whose time of receipt cannot be true, as the relay tells it (R-369). Its clock may be wrong."""
+    PRESENCE = "presence"
+    """Packets looked for at a relay that had acknowledged, served or named them: found, or clearly denied."""
+    CONSISTENCY = "consistency"
+    """Packets looked for that several others serve: found, or missing (R-343). Also packets that a relay had
+    acknowledged or served and does not name, where its answer is no clear denial."""
+
+
+Evidence = Literal[Aspect.VALIDITY, Aspect.PRESENCE]
+"""What is bad here, only a relay that lies brings about: it contradicts a signature, or its own word."""
+
+Suspicion = Literal[
+    Aspect.CONNECT, Aspect.PING, Aspect.PUBLISH, Aspect.HISTORY, Aspect.FORM, Aspect.CLOCK, Aspect.CONSISTENCY
+]
+"""What is bad here, an outage, a slow link, a gap or a difference of versions may bring about too."""
+
+_REACH = (Aspect.CONNECT, Aspect.PING)
+_INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.FORM, Aspect.CLOCK, Aspect.PRESENCE, Aspect.CONSISTENCY)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A relay's score and its parts; a part is None until something was observed."""
+
+    value: float
+    integrity: float
+    uptime: float | None
+    latency: float | None
+    throughput: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The part of a relay's record that outlives the process, beside its observations."""
+
+    standing: Standing
+    strikes: int
+    blacklisted_until: float | None
+    last_seen_at: float | None
+
+
+class HourCount(NamedTuple):
+    """What was observed of one aspect in one hour, to be kept."""
+
+    hour: int
+    kind: Aspect
+    good: int
+    bad: int
+    weight: int
+    """How many observations of a value there were, and what their values come to."""
+    total: float
+
+
+@dataclass(slots=True)
+class _Count:
+    good: int = 0
+    bad: int = 0
+    weight: int = 0
+    total: float = 0.0
+
+    def add(self, good: int, bad: int, weight: int, total: float) -> None:
+        self.good += good
+        self.bad += bad
+        self.weight += weight
+        self.total += total
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.weight if self.weight else None
+
+
+class Conduct:
+    """One relay. Times are Unix seconds."""
+
+    __slots__ = ("_blacklisted_until", "_counts", "_last_seen_at", "_strikes", "standing")
+
+    def __init__(self) -> None:
+        self.standing = Standing.ACTIVE
+        """What was last judged."""
+        self._strikes = 0
+        self._blacklisted_until: float | None = None
+        self._last_seen_at: float | None = None
+        self._counts: dict[tuple[int, Aspect], _Count] = {}
+
+    def record(self, at: float, kind: Aspect, good: int, bad: int, value: float | None = None) -> None:
+        """Take note; `judge` draws the conclusions. `value` is the mean of what was measured, over `good`."""
+        count = self._counts.setdefault((int(at // _BUCKET_SECONDS), kind), _Count())
+        weight = max(good, 1) if value is not None else 0
+        count.add(good, bad, weight, weight * (value or 0.0))
+        if good:
+            self._last_seen_at = max(self._last_seen_at or 0.0, at)
+
+    @property
+    def saved(self) -> Saved:
+        """What to keep beside the observations."""
+        return Saved(self.standing, self._strikes, self._blacklisted_until, self._last_seen_at)
+
+    @property
+    def counts(self) -> list[HourCount]:
+        """The observations, by the hour, to go on from with `restore`."""
+        return [
+            HourCount(*key, each.good, each.bad, each.weight, each.total)
+            for key, each in self._counts.items()
+        ]
+
+    def restore(self, saved: Saved, counts: Iterable[HourCount] = ()) -> None:
+        """Go on from what an earlier process kept."""
+        self.standing, self._strikes = saved.standing, saved.strikes
+        self._blacklisted_until, self._last_seen_at = saved.blacklisted_until, saved.last_seen_at
+        for hour, kind, good, bad, weight, total in counts:
+            self._counts.setdefault((hour, kind), _Count()).add(good, bad, weight, total)
+
+    def score(self, now: float) -> Score:
+        """The score by the formula above."""
+        totals = self._totals(now)
+        valid, present = totals[Aspect.VALIDITY], totals[Aspect.PRESENCE]
+        common, connects, pings = (
+            totals[Aspect.CONSISTENCY],
+            totals[Aspect.CONNECT],
+            totals[Aspect.PING],
+        )
+        spoilt = valid.bad + totals[Aspect.FORM].bad + totals[Aspect.CLOCK].bad
+        validity = (valid.good + 20) / (valid.good + 20 + 20 * spoilt)
+        found = present.good + common.good + 20
+        consistency = found / (found + 20 * present.bad + 5 * common.bad)
+        good, bad = connects.good + pings.good, connects.bad + pings.bad
+        uptime = (good + 2) / (good + bad + 2)
+        trips = _Count()
+        for kind in (Aspect.PING, Aspect.PUBLISH):
+            trips.add(0, 0, totals[kind].weight, totals[kind].total)
+        latency, rate = trips.mean, totals[Aspect.HISTORY].mean
+        quickness = 0.5 if latency is None else 1 / (1 + max(latency, 0.0) / _HALF_LATENCY)
+        capacity = 0.5 if rate is None else rate / (rate + _HALF_RATE)
+        integrity = validity * consistency
+        value = integrity * uptime * (0.7 * quickness + 0.3 * capacity)
+        return Score(value, integrity, good / (good + bad) if good + bad else None, latency, rate)
+
+    def offences(self, now: float) -> int:
+        """Pieces of evidence against it that count now."""
+        totals = self._totals(now)
+        return totals[Aspect.VALIDITY].bad + totals[Aspect.PRESENCE].bad
+
+    def judge(self, now: float, is_gone: Callable[[], bool] = lambda: False) -> Standing | None:
+        """Move the relay to the standing it has earned; returns it if that is another than before."""
+        before = self.standing
+        if before is Standing.BLACKLISTED:
+            if self._blacklisted_until is not None and now < self._blacklisted_until:
+                return None
+            self._forgive()
+        score = self.score(now)
+        if self._honesty(now) < _MIN_HONESTY or is_gone():
+            self._strikes += 1
+            self._blacklisted_until = now + _sentence(self._strikes)
+            self.standing = Standing.BLACKLISTED
+        elif self.standing is Standing.ACTIVE and score.value < _TO_BACKUP:
+            self.standing = Standing.BACKUP
+        elif self.standing is Standing.BACKUP and before is Standing.BACKUP and score.value >= _TO_ACTIVE:
+            self.standing = Standing.ACTIVE
+        return self.standing if self.standing is not before else None
+
+    def hours_reached(self) -> set[int]:
+        """The hours in which it was reached."""
+        return {hour for (hour, kind), count in self._counts.items() if kind in _REACH and count.good}
+
+    def is_gone(self, reached_elsewhere: Callable[[], set[int]]) -> bool:
+        """Whether only this relay was out of reach, in hours in which others were not, and for too long for
+        an outage."""
+        hours = {hour for (hour, kind), count in self._counts.items() if kind in _REACH and count.bad}
+        if len(hours) < _HOURS_GONE or self.hours_reached():
+            return False
+        return len(hours & reached_elsewhere()) >= _HOURS_GONE
+
+    def _forgive(self) -> None:
+        """A sentence served: the same offences must not lead to another one."""
+        for key in [k for k in self._counts if k[1] in (*_INTEGRITY_KINDS, *_REACH)]:
+            del self._counts[key]
+        self.standing = Standing.BACKUP
+
+    def _honesty(self, now: float) -> float:
+        """Between 0 and 1. Nothing but evidence goes in, for a low value is a sentence."""
+        totals = self._totals(now)
+        evidence: dict[Evidence, _Count] = {
+            Aspect.VALIDITY: totals[Aspect.VALIDITY],
+            Aspect.PRESENCE: totals[Aspect.PRESENCE],
+        }
+        honesty = 1.0
+        for count in evidence.values():
+            honesty *= (count.good + 20) / (count.good + 20 + 20 * count.bad)
+        return honesty
+
+    def _totals(self, now: float) -> dict[Aspect, _Count]:
+        totals = {kind: _Count() for kind in Aspect}
+        oldest = int((now - WINDOW_SECONDS) // _BUCKET_SECONDS)
+        for key, count in list(self._counts.items()):
+            if key[0] < oldest:
+                del self._counts[key]
+            else:
+                totals[key[1]].add(count.good, count.bad, count.weight, count.total)
+        return totals
+
+
+def _sentence(strikes: int) -> float:
+    return min(_FIRST_SENTENCE * float(_SENTENCE_GROWTH ** min(strikes - 1, 16)), float(WINDOW_SECONDS))

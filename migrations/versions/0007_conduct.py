@@ -1,0 +1,28 @@
+"""What a peer has done, in full: the record by which it is judged outlives the process that reads from it.
+
+- `peers.conduct`: the counts of the last week and the standing that they have earned. NULL for a peer of
+  which nothing is known but `offences`, `bars` and `barred_until`, which are written as before.
+
+Everything is added and nothing is changed, so programs of the revision before go on beside it.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+# Nothing that programs of the revision before use has changed.
+keeps_older_programs = True
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE peers ADD COLUMN conduct jsonb")
+    op.execute("COMMENT ON COLUMN peers.conduct IS 'What the peer has done within a week, by the hour.'")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE peers DROP COLUMN conduct")

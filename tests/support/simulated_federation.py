@@ -1,7 +1,7 @@
-"""Relays that read from each other on one made clock, around the daemon's own core.
+"""Relays that read from each other, and compare sets, on one made clock, around the daemon's own core.
 
-`Mesh`, `Intake`, `Standings` and the rules for ages and witnesses are the real ones. What is made here is the
-log, the network and time."""
+`Mesh`, `Intake`, `Standings`, `Rounds`, `Withholding`, negentropy and the rules for ages and witnesses are
+the real ones. What is made here is the log, the network and time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.relays.conduct import Aspect
 
 from relayd.admission.origin import PeerOrigin, check_age, witness_of
+from relayd.federation.comparing import RECENT_SECONDS, SETTLED_SECONDS
 from relayd.federation.intake import Intake, Item, PeerVerdict, judge_refusal, retry_delay
 from relayd.federation.mesh import Mesh
+from relayd.federation.rounds import Rounds
 from relayd.federation.standings import KeptConduct, Standings
+from relayd.federation.withholding import Withholding
 
 __all__ = ["SimulatedRelay", "SimulatedWorld"]
 
 START = 1_760_000_000
 TICK = 5.0
 _PER_TICK = 20
+_BACKFILL = 604_800
+_INVENTED = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Reader:
     taken: str | None = None
     is_connected: bool = False
     waiting: list[tuple[float, Intake, Item, Row]] = field(default_factory=list)
+    withholding: Withholding = field(default_factory=Withholding)
 
 
 class SimulatedRelay:
@@ -68,8 +75,12 @@ class SimulatedRelay:
         self.known: dict[int, Row] = {}
         self.cursors: dict[str, str | None] = {}
         self.standings = Standings()
+        self.skips: dict[str, dict[int, int]] = {}
+        """What was refused of each peer, and its timestamp."""
         self.lies = False
         self.received = 0
+        self.brought = 0
+        """How many of those received came by comparing."""
         self.up = True
         for number in range(len(world.dids)):
             self.standings.take_up(number, KeptConduct(0, 0, 0, None), self.clock)
@@ -88,6 +99,9 @@ class SimulatedRelay:
             cursor = self.cursors.get(did)
             self.readers[did] = Reader(Intake(cursor), taken=cursor)
             self.mesh.start(did, cursor, self.world.now)
+        self.rounds = {
+            did: Rounds(self.world.compares_each, self.world.now, self.world.random.random) for did in others
+        }
 
     def publish(self, packet: SimulatedPacket) -> None:
         self._store(packet, None, self.clock)
@@ -113,11 +127,66 @@ class SimulatedRelay:
             found.append((str(index + 1), row))
             if len(found) == _PER_TICK:
                 break
-        return found
+        return self.world.network(found)
+
+    def claims(self, reader: str, since: int, until: int) -> list[tuple[int, bytes]]:
+        """The set that an upstream compares: a liar names packets that nobody has ever seen."""
+        items = {row.packet.packet_id: row.packet.timestamp for row in self.log}
+        items |= self.skips.get(reader, {})
+        if self.lies:
+            items |= {2**200 + n: until - n for n in range(_INVENTED)}
+        return [(at, n.to_bytes(32, "big")) for n, at in items.items() if since <= at <= until]
 
     def step(self) -> None:
         for did, reader in self.readers.items():
             self._read(did, reader)
+            if self.world.compares_each:
+                self._compare(did, reader)
+
+    def _compare(self, did: str, reader: Reader) -> None:
+        world, rounds, upstream = self.world, self.rounds[did], self.world.relays[did]
+        if not reader.is_connected or not rounds.is_due(world.now):
+            return
+        whole = rounds.begin(world.now)
+        since = self.clock - (_BACKFILL - 3600 if whole else RECENT_SECONDS)
+        until = self.clock - SETTLED_SECONDS
+        need, is_whole = self._differences(did, upstream, max(0, since), until)
+        wanted = sorted(need - self.known.keys())
+        withheld, brought = set(), 0
+        for packet_id in wanted:
+            row = upstream.known.get(packet_id)
+            if row is None:
+                withheld.add(packet_id)
+                continue
+            intake, brought = Intake(None), brought + 1
+            self.received += 1
+            self.brought += 1
+            self._judge(did, reader, intake, intake.add(row.packet.raw, row.told_at, None), row)
+        reader.withholding.withheld(n.to_bytes(32, "big") for n in withheld)
+        number = world.dids.index(did)
+        if reader.withholding.round_ended():
+            self.standings.note(number, Aspect.PRESENCE, self.clock, 0, 1, None)
+        elif brought and not withheld:
+            self.standings.note(number, Aspect.PRESENCE, self.clock, 1, 0, None)
+        rounds.ended(world.now, 1.0, is_whole=is_whole, has_brought=brought > 0)
+
+    def _differences(
+        self, did: str, upstream: SimulatedRelay, since: int, until: int
+    ) -> tuple[set[int], bool]:
+        """What the peer has and this relay has not; the network may cut the exchange off amid it."""
+        ours = {n: row.packet.timestamp for n, row in self.known.items()} | self.skips.get(did, {})
+        items = [(at, n.to_bytes(32, "big")) for n, at in ours.items() if since <= at <= until]
+        mine = Reconciler(ItemSet(items))
+        theirs = Reconciler(ItemSet(upstream.claims(self.did, since, until)))
+        need: set[int] = set()
+        message: bytes | None = mine.initiate()
+        while message is not None:
+            if self.world.loses():
+                return need, False
+            found = mine.receive(theirs.respond(message))
+            need |= {int.from_bytes(packet_id, "big") for packet_id in found.need}
+            message = found.message
+        return need, True
 
     def _read(self, did: str, reader: Reader) -> None:
         world, mesh, upstream = self.world, self.mesh, self.world.relays[did]
@@ -168,6 +237,8 @@ class SimulatedRelay:
                 return
             if verdict is PeerVerdict.FORGED:
                 self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 0, 1, None)
+            elif not packet.is_forged:
+                self.skips.setdefault(did, {})[packet.packet_id] = packet.timestamp
         else:
             self.standings.note(self.world.dids.index(did), Aspect.VALIDITY, self.clock, 1, 0, None)
             if packet.packet_id not in self.known:
@@ -189,8 +260,22 @@ class SimulatedRelay:
 class SimulatedWorld:
     """Relays that all read from each other; `cuts` holds the pairs that cannot, and until when."""
 
-    def __init__(self, seed: int, count: int, *, skews: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        count: int,
+        *,
+        skews: tuple[int, ...] = (),
+        tick: float = TICK,
+        compares_each: float = 0.0,
+        loss: float = 0.0,
+    ) -> None:
+        """`compares_each` is the interval of comparisons, if there are any. `loss` is the part of what is
+        sent that is lost, and as much comes twice, or in another order."""
         self.random = random.Random(seed)
+        self.tick = tick
+        self.compares_each = compares_each
+        self.loss = loss
         self.now = 0.0
         self.dids = [f"did:strata:z{n}" for n in range(count)]
         self.cuts: dict[frozenset[str], float] = {}
@@ -214,10 +299,32 @@ class SimulatedWorld:
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now += TICK
+            self.now += self.tick
             for relay in self.relays.values():
                 if relay.up:
                     relay.step()
+
+    def loses(self) -> bool:
+        """Whether this message is lost."""
+        return bool(self.loss) and self.random.random() < self.loss
+
+    def network(self, events: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+        """What of it arrives. A cursor tells a place in the stream, whatever comes at that place."""
+        if not self.loss or not events:
+            return events
+        rows = [row for _, row in events]
+        if self.loses():
+            self.random.shuffle(rows)
+        arrived = []
+        for (cursor, _), row in zip(events, rows, strict=True):
+            copies = 0 if self.loses() else 2 if self.loses() else 1
+            arrived += [(cursor, row)] * copies
+        return arrived or [(events[-1][0], rows[-1])]
+
+    def step_clock(self) -> None:
+        """A clock is set: minutes ahead, or back."""
+        relay = self.relays[self.random.choice(self.dids)]
+        relay.skew += self.random.choice((-600, -90, 90, 600))
 
     def trouble(self) -> None:
         """Something goes wrong: a cut, a kill, or a relay that stays away for a while."""
@@ -238,13 +345,19 @@ class SimulatedWorld:
     def heal(self) -> None:
         """All is well from now on."""
         self.cuts.clear()
+        self.loss = 0.0
         for relay in self.relays.values():
             if not relay.up:
                 relay.up = True
                 relay.start()
+            relay.skew = 0 if self.compares_each else relay.skew
 
     def sets(self, *, but: str | None = None) -> list[set[int]]:
         return [set(relay.known) for did, relay in self.relays.items() if did != but]
+
+    @property
+    def brought(self) -> int:
+        return sum(relay.brought for relay in self.relays.values())
 
     @property
     def received(self) -> int:

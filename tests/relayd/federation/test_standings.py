@@ -36,13 +36,13 @@ def test_three_forged_packets_bar_a_peer_and_each_time_for_longer():
     assert not standings.is_barred(1, T)
     forge(standings, 1)
     assert (standings.is_barred(1, T + HOUR - 1), standings.is_barred(1, T + HOUR)) == (True, False)
-    ends = []
+    ends: list[int] = []
     for _ in range(8):
-        since = max([T + HOUR, *ends])
+        since = max([int(T) + HOUR, *ends])
         forge(standings, 3, since)
         ends.append(standings.barred_until(1))
         assert standings.is_barred(1, ends[-1] - 1) and not standings.is_barred(1, ends[-1])
-    lengths = [end - since for since, end in zip([T + HOUR, *ends], ends, strict=False)]
+    lengths = [end - since for since, end in zip([int(T) + HOUR, *ends], ends, strict=False)]
     assert lengths == [4 * HOUR, 16 * HOUR, 64 * HOUR, *[7 * 86_400] * 5]
 
 
@@ -65,7 +65,7 @@ def test_a_record_outlives_the_process_that_made_it():
 def test_a_record_of_numbers_alone_goes_on_as_well():
     """Of a program that kept nothing else, and of a newer one that this one cannot read."""
     for conduct in (None, '{"saved": {"standing": "exiled"}}'):
-        barred = made(KeptConduct(0, 2, T + 100, conduct))
+        barred = made(KeptConduct(0, 2, int(T) + 100, conduct))
         assert barred.is_barred(1, T + 99) and not barred.is_barred(1, T + 100)
         forge(barred, 3, T + 100)
         assert barred.barred_until(1) == T + 100 + 16 * HOUR, "the third time"
@@ -80,9 +80,10 @@ def test_evidence_is_written_at_once_and_the_rest_now_and_then():
     standings.note(1, Aspect.VALIDITY, T, 9, 0, None)
     standings.note(1, Aspect.FORM, T, 0, 9, None)
     assert standings.to_write(1, T + JUDGE_SECONDS - 1) is None
-    score = standings.score(1)
+    before = standings.score(1)
     written(standings, T + JUDGE_SECONDS)
-    assert score is not None and standings.score(1).value < score.value
+    after = standings.score(1)
+    assert before is not None and after is not None and after.value < before.value
     forge(standings, 1, T + JUDGE_SECONDS)
     assert written(standings, T + JUDGE_SECONDS).offences == 1
     standings.not_written(1)

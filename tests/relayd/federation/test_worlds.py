@@ -9,6 +9,8 @@ import pytest
 from tests.support.simulated_federation import SimulatedWorld
 
 SEEDS = int(os.environ.get("RELAYD_TEST_FEDERATION_SEEDS", "6"))
+WORLDS = int(os.environ.get("RELAYD_TEST_FEDERATION_WORLDS", "500"))
+"""Small worlds that compare sets."""
 
 
 @pytest.mark.req("R-373", "R-374")
@@ -131,3 +133,54 @@ def test_a_backlog_of_six_days_comes_and_one_of_eight_does_not():
     world.run(600)
     assert set(world.relays[b].known) == {2}
     assert world.relays[b].log[0].told_at == world.relays[b].log[0].packet.timestamp
+
+
+def troubled(seed: int) -> tuple[SimulatedWorld, str | None]:
+    """A world in which everything goes wrong for a while, packets are lost although cursors pass them, and
+    sets are compared; and its liar, if it has one. Healed."""
+    lies = seed % 3 == 0
+    world = SimulatedWorld(seed, 4 if lies else 3 + seed % 2, tick=20.0, compares_each=300.0, loss=0.05)
+    liar = world.dids[0] if lies else None
+    if liar is not None:
+        world.relays[liar].lies = True
+    for _ in range(10):
+        for _ in range(world.random.randrange(4)):
+            world.publish(world.random.choice(world.dids[1:] if lies else world.dids))
+        match world.random.randrange(8):
+            case 0 | 1:
+                world.trouble()
+            case 2:
+                world.step_clock()
+        world.run(world.random.choice((20, 20, 60, 140)))
+    world.heal()
+    return world, liar
+
+
+@pytest.mark.req("R-364", "R-373", "R-374", "R-381")
+@pytest.mark.parametrize("part", range(5))
+def test_what_was_lost_on_the_way_is_found_by_comparing(part):
+    """Two comparisons after all is well the honest members hold the same, all of it, and fall silent."""
+    received = sent_once = 0
+    for seed in range(part, WORLDS, 5):
+        world, liar = troubled(seed)
+        world.run(1500)
+        honest = {did: relay for did, relay in world.relays.items() if did != liar}
+        everything = set(range(1, world.published + 1))
+        assert world.sets(but=liar) == [everything] * len(honest), seed
+        transfers = world.published * (len(world.dids) - 1)
+        assert world.received <= 4 * transfers + 20, (
+            f"seed {seed}: what a cut or a kill brings twice is bounded"
+        )
+        received, sent_once = received + world.received, sent_once + transfers
+        if liar is None:
+            before = world.received
+            world.run(200)
+            assert world.received == before, f"seed {seed}: a converged world is silent"
+            for did in world.dids:  # and from then on each packet goes once to each, and nothing comes back
+                world.publish(did)
+            world.run(60)
+            assert world.received == before + len(world.dids) * (len(world.dids) - 1), seed
+        else:
+            number = world.dids.index(liar)
+            assert all(relay.standings.barred_until(number) for relay in honest.values()), seed
+    assert received < 1.6 * sent_once

@@ -18,7 +18,7 @@ from strata.relays.conduct import Aspect
 
 from relayd.faults import Faults
 from relayd.federation.comparing import RECENT_SECONDS, Comparable, Compared, CompareParts, Fetched, compare
-from relayd.federation.link import LinkEnded
+from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.federation.rounds import Rounds
 from relayd.federation.withholding import Withholding

@@ -23,7 +23,8 @@ from relayd.faults import Faults
 from relayd.federation.antientropy import AntiEntropy
 from relayd.federation.comparing import MOST_SKIPS
 from relayd.federation.intake import PeerVerdict
-from relayd.federation.link import Link, LinkEnded, LinkParts, LinkReports
+from relayd.federation.link import Link
+from relayd.federation.link_parts import LinkEnded, LinkParts, LinkReports
 from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import stream_of

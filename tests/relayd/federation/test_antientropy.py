@@ -16,7 +16,7 @@ from relayd.faults import Faults
 from relayd.federation import antientropy
 from relayd.federation.antientropy import AntiEntropy
 from relayd.federation.comparing import LONGEST_SECONDS, RECENT_SECONDS, Fetched
-from relayd.federation.link import LinkEnded
+from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.metrics import Metrics
 from relayd.store.peers import PeerComparison

@@ -182,5 +182,10 @@ def test_what_was_lost_on_the_way_is_found_by_comparing(part):
             assert world.received == before + len(world.dids) * (len(world.dids) - 1), seed
         else:
             number = world.dids.index(liar)
-            assert all(relay.standings.barred_until(number) for relay in honest.values()), seed
+            for _ in range(20):  # it takes four comparisons, and a cut or a kill may have come between
+                if all(relay.standings.barred_until(number) for relay in honest.values()):
+                    break
+                world.run(300)
+            else:
+                pytest.fail(f"seed {seed}: nobody may lie for ever")
     assert received < 1.6 * sent_once

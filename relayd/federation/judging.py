@@ -1,0 +1,198 @@
+"""What becomes of a peer's packets: each goes through admission, as any publisher's does (R-349).
+
+A verdict settles the packet, or has it judged again: later, or once its author's keys have been fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.relays.connection.driver import Driver
+from strata.relays.connection.stream import QueuedEvent
+
+from relayd.admission.origin import PeerOrigin
+from relayd.admission.request import Lane, PublishRequest
+from relayd.federation.asking import Asking
+from relayd.federation.intake import Intake, Item, PeerVerdict, is_suspicious, judge_refusal, retry_delay
+from relayd.federation.link_parts import LinkEnded, LinkParts
+from relayd.federation.peers_file import Upstream
+from relayd.store.types import PeerMark
+
+__all__ = ["Judging"]
+
+
+class Judging:
+    """The packets of one link that are under way; admission calls it as it calls a session.
+
+    `offer` says how far the peer was read once some packets are stored, `stored` hears that one was. `wake`
+    is called when the reader may go on, `end` where the link has to.
+    """
+
+    def __init__(
+        self,
+        peer: Upstream,
+        peer_id: int,
+        parts: LinkParts,
+        driver: Driver,
+        *,
+        offer: Callable[[Collection[Item]], PeerMark],
+        stored: Callable[[], None],
+        wake: Callable[[], None],
+        end: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> None:
+        self._peer = peer
+        self._peer_id = peer_id
+        self._parts = parts
+        self._offer = offer
+        self._stored = stored
+        self._wake = wake
+        self._end = end
+        self._lane = Lane(self, peer.relay_id, self._mark)
+        self._key_lane = Lane(self, peer.relay_id)
+        self._items: dict[PublishRequest, tuple[Intake, Item]] = {}
+        self._answers: dict[PublishRequest, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
+
+    def submit(self, intake: Intake, item: Item) -> None:
+        """Have a packet judged."""
+        item.attempts += 1
+        request = self._request(item.raw, item.received_at, self._lane)
+        self._items[request] = (intake, item)
+        self._parts.admission.submit(request)
+
+    def has_room(self, intake: Intake) -> bool:
+        """Whether one more may be taken into this window; `wake` is called when that may have changed."""
+        if self._parts.admission.is_full():
+            self._parts.admission.hold(self)
+            return False
+        return intake.has_room
+
+    def close(self) -> None:
+        """Judge no more. What is under way comes again, to the next link. Idempotent."""
+        self._is_closed = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def release(self) -> None:
+        """Admission has nothing more to tell."""
+        self._parts.admission.release(self)
+
+    def _request(self, raw: bytes, received_at: int, lane: Lane) -> PublishRequest:
+        origin = PeerOrigin(
+            self._peer_id, received_at, self._peer.trust_received_at, self._parts.max_backfill_seconds
+        )
+        return PublishRequest(raw, None, lane, time.monotonic(), origin)
+
+    def _mark(self, requests: Sequence[PublishRequest]) -> PeerMark | None:
+        """The writer asks: how far the peer was read once these are stored."""
+        if self._is_closed:
+            return None
+        found = (self._items.get(request) for request in requests)
+        return self._offer({each[1] for each in found if each is not None})
+
+    # Publisher: called by admission.
+
+    def publish_accepted(
+        self,
+        request: PublishRequest,
+        received_at: int,
+        *,
+        duplicate: bool,
+        duplicate_of: bytes | None = None,
+        queued: bool = False,
+    ) -> None:
+        """The packet is in the log."""
+        if (answer := self._answers.pop(request, None)) is not None:
+            answer.set_result(None)
+            return
+        origin = request.origin
+        if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
+            self._parts.told.refused_witness()
+        self._settle(request, PeerVerdict.KNOWN if duplicate else PeerVerdict.STORED)
+
+    def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
+        """The packet is not in the log: passed over, tried again, or an offence."""
+        if (answer := self._answers.pop(request, None)) is not None:
+            answer.set_result(None)
+            return
+        intake, item = self._items[request]
+        verdict = judge_refusal(item, error)
+        packet = request.packet if request.is_parsed else None
+        match verdict:
+            case PeerVerdict.LATER:
+                del self._items[request]
+                now = self._parts.clock()
+                self._spawn(self._later(intake, item, retry_delay(item, packet, error, now)))
+                self._parts.told.verdicts(verdict)
+            case PeerVerdict.KEYS if packet is not None:
+                del self._items[request]
+                self._spawn(self._with_keys(intake, item, packet.author_id))
+                self._parts.told.verdicts(verdict)
+            case _:
+                if verdict is PeerVerdict.FORGED:
+                    self._parts.told.forged(_reason(error))
+                elif is_suspicious(error):
+                    self._parts.told.malformed()
+                if verdict is not PeerVerdict.FORGED and packet is not None:
+                    self._parts.told.skipped(packet.digest, packet.timestamp, _reason(error))
+                self._settle(request, verdict)
+
+    def publish_unanswerable(self) -> None:
+        """A verdict could not be taken: begin anew at the last place that is stored."""
+        self._end("a verdict on a packet was lost")
+
+    def checked_for(self, seconds: float) -> None:
+        """Nothing is owed: the operator chose the peer, and the window bounds what of it is under way."""
+
+    def room_again(self) -> None:
+        """There is room for publishes again."""
+        self._wake()
+        self.asking.wake()
+
+    def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
+        intake, item = self._items.pop(request)
+        intake.settle(item)
+        self.asking.settled(intake)
+        if verdict is PeerVerdict.STORED:
+            self._stored()
+        self._parts.told.verdicts(verdict)
+        self._wake()
+
+    async def _later(self, intake: Intake, item: Item, delay: float) -> None:
+        await asyncio.sleep(delay)
+        self.submit(intake, item)
+
+    async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
+        """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
+        item.asked_for_keys = True
+        try:
+            item.has_keys = await self.asking.keys_of(author, self._take_key)
+        except LinkEnded:
+            return  # the packet comes again, to the next link
+        self.submit(intake, item)
+
+    async def _take_key(self, event: QueuedEvent) -> None:
+        request = self._request(bytes(event.packet), event.received_at, self._key_lane)
+        answer = self._answers[request] = asyncio.get_running_loop().create_future()
+        self._parts.admission.submit(request)
+        await answer
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:  # what was under way comes again, to the next link
+            work.close()
+            return
+        task = asyncio.create_task(work, name=f"peer-packet {self._peer.relay_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _reason(error: InvalidPacket) -> str:
+    code = ErrorCode(error.code).value
+    return f"{code}/{error.detail}" if error.detail else code

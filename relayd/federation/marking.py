@@ -1,0 +1,85 @@
+"""How far a peer was read: with each batch that stores its packets, and now and then without one (R-364)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from relayd.federation.intake import Intake, Item
+from relayd.federation.mesh import Mesh
+from relayd.federation.peers_file import Upstream
+from relayd.federation.selection import stream_of
+from relayd.store.peers import PeerPlace
+from relayd.store.types import PeerMark, StoreError
+
+__all__ = ["Marking"]
+
+_FLUSH_SECONDS = 1.0
+
+
+class Marking:
+    """The place of one link in its peer's log; `intake` is the window that is read into now."""
+
+    def __init__(
+        self,
+        peer: Upstream,
+        peer_id: int,
+        fence: int,
+        place: PeerPlace,
+        mesh: Mesh,
+        store_mark: Callable[[PeerMark], Awaitable[None]],
+    ) -> None:
+        self._peer = peer
+        self._peer_id = peer_id
+        self._fence = fence
+        self._place = place
+        self._mesh = mesh
+        self._store_mark = store_mark
+        self._stored: PeerMark | None = None
+        self._offered: PeerMark | None = None
+        self.intake = self.begin(place.cursor)
+
+    @property
+    def oldest_witness(self) -> int | None:
+        """Of all that was read before this link."""
+        return self._place.oldest_witness
+
+    def begin(self, cursor: str | None) -> Intake:
+        """Read on from this cursor, into a new window."""
+        place = self._place
+        self.intake = Intake(cursor, oldest_witness=place.oldest_witness, last_witness=place.last_witness)
+        return self.intake
+
+    def offer(self, batch: Collection[Item]) -> PeerMark:
+        """How far the peer was read once these are stored."""
+        self._offered = self._mark(batch)
+        return self._offered
+
+    def stored(self) -> None:
+        """What was offered is in the database."""
+        self._stored = self._offered
+
+    async def flush(self) -> None:
+        """Store it now and then where no packet was stored with it, until cancelled."""
+        while True:
+            await asyncio.sleep(_FLUSH_SECONDS)
+            mark = self._mark(())
+            if mark != self._stored and mark.cursor is not None:
+                with contextlib.suppress(StoreError):  # next time, then
+                    await self._store_mark(mark)
+                    self._stored = mark
+
+    def _mark(self, batch: Collection[Item]) -> PeerMark:
+        intake = self.intake
+        cursor = intake.cursor_with(batch)
+        safe = self._mesh.to_store(self._peer.relay_id, cursor, time.monotonic())
+        return PeerMark(
+            self._peer_id,
+            self._fence,
+            stream_of(self._peer),
+            safe,
+            intake.oldest_witness,
+            intake.last_witness,
+        )

@@ -23,6 +23,7 @@ from benches import (
     channels,
     checks,
     fanout,
+    federation,
     hostile,
     identities,
     idle,
@@ -54,6 +55,7 @@ NAMES = (
     "crowd",
     "pace",
     "scaling",
+    "federation",
 )
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
@@ -72,8 +74,9 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
         if (found := _without_relay(name, plan, progress)) is not None:
             measures += found
             continue
-        if name == "scaling":
-            work = scaling.measure(plan, progress, serve)
+        if name in ("scaling", "federation"):
+            module = scaling if name == "scaling" else federation
+            work = module.measure(plan, progress, serve)
             measures += await _in_time(name, work, 4 * plan.timeout)  # four relays, and a server
             continue
         progress(f"{name}: starting a relay")

@@ -58,7 +58,7 @@ class CpuTimes:
 
 
 class RelayProcess:
-    """`relayd serve --port 0` with its embedded PostgreSQL, as a context manager.
+    """`relayd serve` with its embedded PostgreSQL, as a context manager; on any port without `port`.
 
     `command` replaces `python -m relayd`, for a profiler or another build; `settings` are those that differ
     from the defaults, by name. Raises `BenchError` with the end of its log when it does not come up.
@@ -67,6 +67,7 @@ class RelayProcess:
     def __init__(self, command: str | None = None, settings: Mapping[str, object] | None = None) -> None:
         self._command = shlex.split(command) if command else [sys.executable, "-m", "relayd"]
         self._settings = dict(settings or {})
+        self._port = self._settings.pop("port", 0)
         self._folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
         self._process: subprocess.Popen[str] | None = None
         self.ws_url = ""
@@ -133,7 +134,7 @@ class RelayProcess:
             environment["RELAYD_DATA_DIR"], folder = folder[1], []
         with (self._folder / "stderr.log").open("w") as log:
             self._process = subprocess.Popen(
-                [*self._command, "serve", "--port", "0", *folder],
+                [*self._command, "serve", "--port", str(self._port), *folder],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -44,6 +44,8 @@ class Plan:
     """In each round of each shape."""
     workers: tuple[int, ...]
     """Workers of one relay."""
+    set_items: int
+    """In each of two sets that are compared."""
     limit_seconds: float
     """How long each limit is measured."""
     timeout: float
@@ -67,6 +69,7 @@ FULL = Plan(
     listeners=60,
     scaling_packets=10_000,
     workers=(2, 4),
+    set_items=1_000_000,
     limit_seconds=1.0,
     timeout=600.0,
 )
@@ -87,6 +90,7 @@ BRIEF = Plan(
     listeners=5,
     scaling_packets=400,
     workers=(),
+    set_items=5_000,
     limit_seconds=0.05,
     timeout=60.0,
 )

@@ -32,7 +32,7 @@ from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 from relayd.store.queries import CHANNEL
 
-__all__ = ["measure"]
+__all__ = ["Server", "measure"]
 
 _CONNECTIONS: Final = 16
 """Enough for every worker to get some of them."""
@@ -67,7 +67,7 @@ class _Took:
         }
 
 
-class _Server:
+class Server:
     """A PostgreSQL server with any number of empty logs."""
 
     def __init__(self, url: str, postmaster: psutil.Process) -> None:
@@ -77,7 +77,7 @@ class _Server:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls) -> AsyncIterator[_Server]:
+    async def running(cls) -> AsyncIterator[Server]:
         """A fresh one that is gone afterwards."""
         folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
         try:
@@ -132,7 +132,7 @@ async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Mea
     count = plan.scaling_packets
     load = make_load(count * (6 * plan.rounds + 1 + len(plan.workers) * (plan.rounds + 1)), progress)
     parts = [load.take(number * count, count) for number in range(len(load) // count)]
-    async with _Server.running() as server:
+    async with Server.running() as server:
         run = _Run(server, parts, plan, progress, serve)
         return [*await run.machines(), *[await run.workers(count) for count in plan.workers]]
 
@@ -148,7 +148,7 @@ def _postmaster_in(folder: Path) -> psutil.Process:
 
 class _Run:
     def __init__(
-        self, server: _Server, parts: list[Load], plan: Plan, progress: Progress, serve: str | None
+        self, server: Server, parts: list[Load], plan: Plan, progress: Progress, serve: str | None
     ) -> None:
         self._server = server
         self._parts = parts

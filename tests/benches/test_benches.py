@@ -70,6 +70,17 @@ MEASURES = {
         "a relay that follows: CPU for each packet",
         "a relay that reads by federation: CPU for each packet",
     ],
+    "federation": [
+        "OK upstream to EVENT at the reader, p50",
+        "OK upstream to EVENT at the reader, p99",
+        "a backlog read, verified and stored",
+        "a ring of three: packets that come twice",
+        "a ring of three without a group: packets that come twice",
+        "5,000 packets, 0 differences: bytes",
+        "5,000 packets, 0 differences: rounds",
+        "5,000 packets, 10 differences: bytes",
+        "5,000 packets, 10 differences: rounds",
+    ],
 }
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import functools
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -377,6 +378,26 @@ class Metrics:
             "outcome",
             ("served", "behind", "unavailable"),
         )
+        # Without a bus there is no such series: nothing that could be away.
+        self.bus_connected = Gauge(
+            "relayd_bus_connected",
+            "1 while every process can reach the bus, else 0.",
+            ["bus"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.bus_failures = Counter(
+            "relayd_bus_failures_total",
+            "Connections to the bus that were lost, or could not be made.",
+            registry=registry,
+        )
+        self.bus_wakeups = Counters(
+            registry,
+            "relayd_bus_wakeups_total",
+            "Wake-ups over the bus: sent, heard, of another term, or refused for want of the log's secret.",
+            "outcome",
+            ("sent", "heard", "doubted", "refused"),
+        )
         self.log_bytes = _gauge(
             registry, "relayd_log_bytes", "Packets in the database, with their indexes.", "livemax"
         )
@@ -477,6 +498,25 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+
+    def told_of_bus(self, url: str | None) -> Callable[[str], None]:
+        """What to call with each of `BUS_EVENTS`. A bus is named by its host: its URL may hold a secret."""
+        if url is None:
+            return lambda what: None
+        connected = self.bus_connected.labels(urlsplit(url).hostname or OTHER)
+        connected.set(0)
+
+        def told(what: str) -> None:
+            match what:
+                case "connected":
+                    connected.set(1)
+                case "failed":
+                    connected.set(0)
+                    self.bus_failures.inc()
+                case _:
+                    self.bus_wakeups[what].inc()
+
+        return told
 
     def retention_waits(self, days: int, reason: str | None) -> None:
         """So many days past retention wait for the archive, for a reason of `RETENTION_REASONS` if any do."""

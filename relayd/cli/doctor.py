@@ -22,6 +22,7 @@ from pathlib import Path
 from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings
 from relayd.store import Store
+from relayd.store.bus import probe_bus
 from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, latest_revision
 from relayd.store.sizes import read_replica, read_server
@@ -67,7 +68,7 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
     else:
         checks += await _database(settings, settings.database_url, now())
     checks += [_clock(now()), *_tls(settings, now()), _open_files(settings)]
-    checks += [*_proxies(settings), *_manifests(settings)]
+    checks += [*_proxies(settings), *_manifests(settings), *await _bus(settings)]
     checks += await asyncio.to_thread(_running, settings)
     return checks
 
@@ -118,6 +119,18 @@ async def _replica(settings: Settings, head: int) -> list[Check]:
     if replica.lag_seconds > _LONGEST_LAG and replica.head < head:
         return [Check("replica", Verdict.WARNING, found, "look at pg_stat_replication on the primary")]
     return [Check("replica", Verdict.OK, found)]
+
+
+async def _bus(settings: Settings) -> list[Check]:
+    """Whether the bus can be reached from here."""
+    if settings.bus_url is None:
+        return []
+    try:
+        seconds = await probe_bus(settings.bus_url)
+    except ConnectionError as error:
+        advice = "check bus_url and the server; meanwhile processes hear of each other within a second"
+        return [Check("bus", Verdict.WARNING, str(error), advice)]
+    return [Check("bus", Verdict.OK, f"reachable, {seconds * 1000:.1f} ms there and back")]
 
 
 def _manifests(settings: Settings) -> list[Check]:

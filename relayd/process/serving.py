@@ -118,7 +118,10 @@ class Serving:
     ) -> None:
         """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay, rulings = self._relay, self._policy.rulings
-        await self._store.listen(relay.tail.ring, rulings.ring, bus_url=self._settings.bus_url)
+        bus_url = self._settings.bus_url
+        await self._store.listen(
+            relay.tail.ring, rulings.ring, bus_url=bus_url, on_bus=self._metrics.told_of_bus(bus_url)
+        )
         await rulings.look()  # nobody is served before it is known what is banned
         jobs: list[asyncio.Task[object]] = [
             asyncio.create_task(coroutine, name=name)

@@ -13,16 +13,17 @@ import contextlib
 import hashlib
 import hmac
 import importlib
-import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
 
 from relayd.lineage import KnownLog
 from relayd.logs import problem_of
+from relayd.pauses import Pauses
 
-__all__ = ["Bus", "BusMessages"]
+__all__ = ["BUS_EVENTS", "Bus", "BusMessages", "probe_bus"]
 
 _log = structlog.get_logger("relayd.store")
 
@@ -33,6 +34,8 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _MOST_WAITING: Final = 1024
 """Messages that wait to be read; NATS drops those beyond, and the next one says as much."""
 _MAC_BYTES: Final = 16
+BUS_EVENTS: Final = ("connected", "failed", "sent", "heard", "doubted", "refused")
+"""Connected, or not (any more); a wake-up sent, heard, of another term, or of nobody of this log."""
 
 
 class BusMessages:
@@ -73,13 +76,16 @@ class Bus:
         *,
         heard: Callable[[int], None],
         doubt: Callable[[], None],
+        told: Callable[[str], None] = lambda what: None,
     ) -> None:
+        """`told` is called with each of `BUS_EVENTS` that happens."""
         self._nats: Any = importlib.import_module("nats")  # takes a while: not beside open connections
         self._url = url
         self._messages = BusMessages(log_key)
         self._known = known
         self._heard = heard
         self._doubt = doubt
+        self._told = told
         self._committed: int | None = None
         self._wake = asyncio.Event()
         self.is_connected = False
@@ -92,41 +98,31 @@ class Bus:
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        delay = _BACKOFF_SECONDS[0]
-        problem = ""
+        pauses, problem = Pauses(*_BACKOFF_SECONDS), ""
         while True:
             try:
-                async with asyncio.timeout(_CONNECT_SECONDS):
-                    client = await self._nats.connect(
-                        self._url,
-                        name="relayd",
-                        no_echo=True,
-                        allow_reconnect=False,
-                        connect_timeout=_CONNECT_SECONDS,
-                        ping_interval=_PING_SECONDS,
-                        max_outstanding_pings=_PINGS_UNANSWERED,
-                        error_cb=_ignore,
-                        closed_cb=self._lost,
-                    )
+                client = await _connect(self._nats, self._url, closed=self._lost)
                 if problem:
                     _log.info("bus_back")
-                problem, delay = "", _BACKOFF_SECONDS[0]
+                problem = ""
+                pauses.reset()
                 try:
                     await self._serve(client)
                 finally:
                     self.is_connected = False
-                    await self._close(client)
+                    await _close(client)
             except Exception as error:  # whatever its client raises, the bus is away
+                self._told("failed")
                 if not problem:
                     problem = problem_of(error)
                     _log.warning("bus_lost", problem=problem, consequence="others hear within a second")
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, _BACKOFF_SECONDS[1])
+            await pauses.wait()
 
     async def _serve(self, client: Any) -> None:
         await client.subscribe(self._messages.subject, cb=self._received, pending_msgs_limit=_MOST_WAITING)
         await client.flush(_CONNECT_SECONDS)
         self.is_connected = True
+        self._told("connected")
         self._doubt()  # whatever was said meanwhile
         while client.is_connected:
             await self._wake.wait()
@@ -135,26 +131,64 @@ class Bus:
             if sequence is not None:
                 tag = self._known.lineage.current.tag
                 await client.publish(self._messages.subject, self._messages.encode(tag, sequence))
+                self._told("sent")
         raise ConnectionResetError("the bus closed the connection")
 
     async def _received(self, message: Any) -> None:
         said = self._messages.decode(message.data)
         if said is None:
+            self._told("refused")
             return
         tag, sequence = said
         if tag == self._known.lineage.current.tag:
+            self._told("heard")
             self._heard(sequence)
         else:
+            self._told("doubted")
             self._doubt()
 
     async def _lost(self) -> None:
         self._wake.set()
 
-    async def _close(self, client: Any) -> None:
-        with contextlib.suppress(Exception):  # it is of no more use, whatever it says
-            async with asyncio.timeout(1.0):
-                await client.close()
+
+async def probe_bus(url: str) -> float:
+    """Seconds that a message takes to a NATS server and back. Raises `ConnectionError` that says why not."""
+    try:
+        client = await _connect(importlib.import_module("nats"), url, closed=_nothing)
+        try:
+            began = time.perf_counter()
+            await client.flush(_CONNECT_SECONDS)
+            return time.perf_counter() - began
+        finally:
+            await _close(client)
+    except Exception as error:
+        raise ConnectionError(problem_of(error)) from None
+
+
+async def _connect(nats: Any, url: str, *, closed: Callable[[], Awaitable[None]]) -> Any:
+    async with asyncio.timeout(_CONNECT_SECONDS):
+        return await nats.connect(
+            url,
+            name="relayd",
+            no_echo=True,
+            allow_reconnect=False,
+            connect_timeout=_CONNECT_SECONDS,
+            ping_interval=_PING_SECONDS,
+            max_outstanding_pings=_PINGS_UNANSWERED,
+            error_cb=_ignore,
+            closed_cb=closed,
+        )
+
+
+async def _close(client: Any) -> None:
+    with contextlib.suppress(Exception):  # it is of no more use, whatever it says
+        async with asyncio.timeout(1.0):
+            await client.close()
 
 
 async def _ignore(error: Exception) -> None:
     """The client reports here what ends in `closed_cb` as well."""
+
+
+async def _nothing() -> None:
+    pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from relayd import failpoints
+from relayd.pauses import Pauses
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.queries import CHANNEL
 from relayd.store.types import StoreError, StoreUnavailable
@@ -64,7 +64,7 @@ class Doorbell:
 
     async def run(self, listening: asyncio.Event) -> None:
         """Listen until cancelled, through every loss of the connection; sets `listening` once it does."""
-        delay = _BACKOFF_SECONDS[0]
+        pauses = Pauses(*_BACKOFF_SECONDS)
         while True:
             try:
                 connection = await connect(
@@ -73,14 +73,13 @@ class Doorbell:
                 try:
                     await self._start(connection)
                     listening.set()
-                    delay = _BACKOFF_SECONDS[0]
+                    pauses.reset()
                     await self._wait_for_loss(connection)
                 finally:
                     await close_quietly(connection)
             except StoreError:
                 pass
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, _BACKOFF_SECONDS[1])
+            await pauses.wait()
 
     async def _start(self, connection: asyncpg.Connection[Any]) -> None:
         with translate_errors():

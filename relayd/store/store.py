@@ -347,12 +347,14 @@ class Store:
         on_ruling: Callable[[], None] = lambda: None,
         *,
         bus_url: str | None = None,
+        on_bus: Callable[[str], None] = lambda what: None,
     ) -> None:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
-        With `bus_url` NATS says so, and otherwise the database. `on_ruling` is called when an operator has
-        ruled, and may miss that. Returns when it listens; the first call, with the head, has then been made.
-        The callbacks must not raise or block. Cancelling stops listening.
+        With `bus_url` NATS says so, and otherwise the database; `on_bus` hears how that goes (`BUS_EVENTS`).
+        `on_ruling` is called when an operator has ruled, and may miss that. Returns when it listens; the
+        first call, with the head, has then been made. The callbacks must not raise or block. Cancelling
+        stops listening.
         """
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
@@ -376,6 +378,7 @@ class Store:
                 self.known,
                 heard=callback,
                 doubt=self._doorbell.doubt,
+                told=on_bus,
             )
             self._bus_task = asyncio.create_task(self._bus.run(), name="store bus")
         listening = asyncio.Event()

@@ -12,6 +12,7 @@ from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.nats import NatsServer
 from tests.support.relay_process import RelayProcess, running
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -59,6 +60,9 @@ async def test_relays_go_on_through_the_death_of_the_bus(
                 await each.barrier()
                 assert not each.inbox
         assert one.logged("bus_lost") == 1 and not one.complaints()
+        await until(lambda: one.metric("relayd_bus_connected", bus="127.0.0.1") == 1)
+        assert one.metric("relayd_bus_failures_total") >= 1
+        assert one.metric("relayd_bus_wakeups_total", outcome="sent") >= 2
         assert one.get("/readyz")[0] == 200
 
 

@@ -222,3 +222,22 @@ async def test_manifests_have_to_be_there_for_retention(tmp_path):
     assert (await check(settings(), "manifests")).verdict is Verdict.WARNING
     (tmp_path / "manifests" / "00000001.json").write_text("{}")
     assert (await check(settings(), "manifests")).verdict is Verdict.OK
+
+
+async def test_a_bus_that_cannot_be_reached_is_a_warning(tmp_path, monkeypatch):
+    async def reached(url: str) -> float:
+        return 0.0012
+
+    async def away(url: str) -> float:
+        raise ConnectionError("nobody listens")
+
+    settings = Settings(data_dir=tmp_path, bus_url="nats://bus:4222")
+    for probe, verdict, found in (
+        (reached, Verdict.OK, "reachable, 1.2 ms there and back"),
+        (away, Verdict.WARNING, "nobody listens"),
+    ):
+        monkeypatch.setattr(doctor, "probe_bus", probe)
+        (check,) = [each for each in await examine(settings, lambda: NOW) if each.name == "bus"]
+        assert (check.verdict, check.found) == (verdict, found)
+    without = await examine(Settings(data_dir=tmp_path), lambda: NOW)
+    assert not [each for each in without if each.name == "bus"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 
 import nats
@@ -10,7 +11,7 @@ import pytest
 
 from relayd.lineage import KnownLog
 from relayd.store import Store, doorbell
-from relayd.store.bus import Bus, BusMessages
+from relayd.store.bus import BUS_EVENTS, Bus, BusMessages, probe_bus
 from tests.support.nats import NatsServer
 
 NOW = 1_790_000_000
@@ -132,7 +133,15 @@ async def test_with_and_without_a_bus_all_hear_of_all(
 async def test_what_strangers_say_moves_nobody(bus):
     heard, doubts = list[int](), list[int]()
     known = KnownLog()
-    ours = Bus(bus.url, KEY, known, heard=heard.append, doubt=lambda: doubts.append(1))
+    told = Counter[str]()
+    ours = Bus(
+        bus.url,
+        KEY,
+        known,
+        heard=heard.append,
+        doubt=lambda: doubts.append(1),
+        told=lambda what: told.update([what]),
+    )
     running = asyncio.create_task(ours.run())
     client = await nats.connect(bus.url)
     messages, tag = BusMessages(KEY), known.lineage.current.tag
@@ -147,6 +156,8 @@ async def test_what_strangers_say_moves_nobody(bus):
             await asyncio.sleep(0.01)
     assert heard == [7]
     assert len(doubts) == 2
+    assert told == {"connected": 1, "refused": 4, "doubted": 1, "heard": 1}
+    assert set(told) <= set(BUS_EVENTS)
     await client.close()
     running.cancel()
     await asyncio.wait([running])
@@ -157,3 +168,10 @@ async def test_rulings_are_looked_for_at_every_look(store, eventually, bus, monk
     asked = list[int]()
     await store.listen(lambda sequence: None, lambda: asked.append(1), bus_url=bus.url)
     await eventually(lambda: len(asked) >= 2)
+
+
+async def test_a_bus_is_probed_and_says_why_it_cannot_be_reached(bus):
+    assert 0 < await probe_bus(bus.url) < 5
+    bus.kill()
+    with pytest.raises(ConnectionError, match=r"."):
+        await probe_bus(bus.url)

@@ -5,8 +5,8 @@
 
 Each relay has a database and an identity of its own, and reads from both others. Packets are published at
 all three, in turn. After a third of them one relay is killed with -9 and stays away for a while; another is
-cut off from both others, though its publishers still reach it. At the end a table shows what each relay
-holds, where that came from, and whether all hold the same.
+cut off from both others, though its publishers still reach it. At the end a table shows for each relay what
+was published there, what it held while the others were away, what it holds now, and where that came from.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import strata
 from rich.console import Console
@@ -139,14 +140,25 @@ class Relay:
 
     def came(self) -> dict[str, int]:
         """How many packets came from its peers since it was last started, by what became of them."""
+        counts: dict[str, int] = {}
+        for line in self._figures("relayd_peer_packets_total"):
+            outcome = line.split('outcome="')[1].split('"')[0]
+            counts[outcome] = counts.get(outcome, 0) + int(float(line.rsplit(" ", 1)[1]))
+        return counts
+
+    async def reads_from(self, peers: int) -> None:
+        """Wait until it reads from so many others."""
+        async with asyncio.timeout(60):
+            while not self._is_linked(peers):  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.1)
+
+    def _is_linked(self, peers: int) -> bool:
+        return sum(line.endswith(" 1.0") for line in self._figures("relayd_peer_connected")) >= peers
+
+    def _figures(self, name: str) -> list[str]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
-        counts: dict[str, int] = {}
-        for line in lines:
-            if line.startswith("relayd_peer_packets_total{"):
-                outcome = line.split('outcome="')[1].split('"')[0]
-                counts[outcome] = counts.get(outcome, 0) + int(float(line.rsplit(" ", 1)[1]))
-        return counts
+        return [line for line in lines if line.startswith(name + "{")]
 
 
 def free_port() -> int:
@@ -157,7 +169,7 @@ def free_port() -> int:
         return port
 
 
-async def run(folder: Path, count: int, say: Console) -> dict[str, object]:
+async def run(folder: Path, count: int, say: Console) -> dict[str, Any]:
     """Publish, kill, cut, heal, and compare."""
     relays = {name: Relay(folder / name, number) for number, name in enumerate(NAMES)}
     dids = {name: relay.did for name, relay in relays.items()}
@@ -167,7 +179,10 @@ async def run(folder: Path, count: int, say: Console) -> dict[str, object]:
     for name, relay in relays.items():
         relay.configure({other: wires[one, other] for one, other in wires if one == name}, dids)
     try:
+        say.print(f"starting three relays that read from each other: {', '.join(NAMES)}")
         await asyncio.gather(*(asyncio.to_thread(relay.start) for relay in relays.values()))
+        for relay in relays.values():
+            await relay.reads_from(len(NAMES) - 1)
         return await _story(relays, wires, count, say)
     finally:
         for relay in relays.values():
@@ -178,19 +193,24 @@ async def run(folder: Path, count: int, say: Console) -> dict[str, object]:
 
 async def _story(
     relays: dict[str, Relay], wires: dict[tuple[str, str], Wire], count: int, say: Console
-) -> dict[str, object]:
+) -> dict[str, Any]:
     me = strata.Identity.generate()
     acknowledged: set[str] = set()
+    published, meanwhile = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
+    say.print(f"publishing {count} packets, at each relay in turn")
     killed, alone = NAMES[1], NAMES[2]
     for number in range(count):
         if number == count // 3:
-            say.print(f"kill -9 {killed}; {alone} is cut off from both others")
+            say.print(f"after {number}: kill -9 {killed}, and {alone} is cut off from both others")
             relays[killed].kill()
             for ends, wire in wires.items():
                 if alone in ends:
                     wire.cut()
         if number == 2 * count // 3:
-            say.print(f"{killed} is back, and {alone} is reachable again")
+            meanwhile = {
+                name: len(await relay.holds(me.did)) for name, relay in relays.items() if relay.process
+            }
+            say.print(f"after {number}: {killed} is started again, and {alone} is connected again")
             await asyncio.to_thread(relays[killed].start)
             for wire in wires.values():
                 wire.is_cut = False
@@ -202,6 +222,7 @@ async def _story(
         )
         async with strata.connect(relays[name].url) as relay:
             acknowledged.add((await relay.publish(packet)).packet_id)
+        published[name] += 1
     say.print(f"{len(acknowledged)} packets acknowledged; waiting until all relays hold them")
     held: dict[str, set[str]] = {}
     with contextlib.suppress(TimeoutError):
@@ -211,10 +232,34 @@ async def _story(
                 held = {name: await relay.holds(me.did) for name, relay in relays.items()}
     return {
         "acknowledged": len(acknowledged),
+        "published": published,
+        "meanwhile": meanwhile,
         "held": {name: len(some) for name, some in held.items()},
         "missing": sum(len(acknowledged - some) for some in held.values()),
         "came": {name: relay.came() for name, relay in relays.items()},
     }
+
+
+def show(counts: dict[str, Any], say: Console) -> None:
+    """The table, and what it means."""
+    fates = dict(zip(NAMES, ("went on", "killed", "cut off"), strict=True))
+    table = Table("relay", "", "published", "held then", "holds now", "came from peers")
+    for name in NAMES:
+        meanwhile, came = counts["meanwhile"].get(name, "(away)"), counts["came"][name]
+        table.add_row(
+            name,
+            fates[name],
+            str(counts["published"][name]),
+            str(meanwhile),
+            str(counts["held"].get(name)),
+            ", ".join(f"{count} {outcome}" for outcome, count in came.items() if count),
+        )
+    say.print(table)
+    say.print("held then: before they were back; came: since the relay was last started")
+    if counts["missing"]:
+        say.print(f"{counts['missing']} of {counts['acknowledged']} packets are still missing somewhere")
+    else:
+        say.print(f"Nothing is lost: each relay holds all {counts['acknowledged']} packets, once each.")
 
 
 def main() -> None:
@@ -229,15 +274,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(counts))
     else:
-        table = Table("relay", "holds", "came from peers since its last start")
-        held, came = counts["held"], counts["came"]
-        assert isinstance(held, dict) and isinstance(came, dict)
-        for name in NAMES:
-            table.add_row(
-                name, str(held.get(name)), ", ".join(f"{k} {v}" for k, v in came[name].items() if v)
-            )
-        say.print(table)
-        say.print(f"{counts['acknowledged']} acknowledged, {counts['missing']} missing")
+        show(counts, say)
     sys.exit(1 if counts["missing"] else 0)
 
 

@@ -16,7 +16,7 @@ from benches.measures import Measure, Plan, Progress
 from benches.peer import BenchError, Peer, connect_peers, messages
 from benches.publish import publish
 
-__all__ = ["measure"]
+__all__ = ["measure", "read_stream"]
 
 _PAGE_ROWS = 500
 _READERS = 4
@@ -29,7 +29,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress, store: St
     length = await _read_and_check(relay.ws_url)
     measures = []
     for name, readers, read in (
-        ("one stream, gapless", 1, _stream),
+        ("one stream, gapless", 1, read_stream),
         (f"pages of {_PAGE_ROWS}, one reader", 1, _pages),
         (f"pages of {_PAGE_ROWS}, {_READERS} readers", _READERS, _pages),
     ):
@@ -68,7 +68,8 @@ def _subscribe(peer: Peer, *, gapless: bool = False, cursor: str | None = None) 
     peer.send(client_frame(encode(message)))
 
 
-async def _stream(peer: Peer, length: int) -> None:
+async def read_stream(peer: Peer, length: int) -> None:
+    """Read the whole log, which has so many packets."""
     done = peer.expect(length + 1)
     _subscribe(peer, gapless=True)
     await done

@@ -13,9 +13,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import asyncpg
@@ -23,6 +24,7 @@ import psutil
 from strata.protocol.ids import Identity
 from strata.protocol.wire import Filters, Subscribe, encode
 
+from benches.catchup import read_stream
 from benches.daemon import RelayProcess
 from benches.load import CONTENT_TYPE, Load, client_frame, make_load
 from benches.measures import Measure, Plan, Progress
@@ -31,6 +33,8 @@ from benches.publish import publish
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 from relayd.store.queries import CHANNEL
+from tests.support.nats import NatsServer
+from tests.support.standbys import Standby
 
 __all__ = ["Server", "measure"]
 
@@ -80,6 +84,7 @@ class Server:
     async def running(cls) -> AsyncIterator[Server]:
         """A fresh one that is gone afterwards."""
         folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
+        folder.chmod(0o755)  # noqa: ASYNC240 - a standby's server looks into it, as another user
         try:
             async with EmbeddedPostgres(folder) as server:
                 await migrate(server.url)
@@ -97,12 +102,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU used so far, with that of sessions which have ended."""
-        used = 0.0
-        for process in [*self._postmaster.children(), self._postmaster]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                used += times.user + times.system + times.children_user + times.children_system
-        return used
+        return _cpu_of(self._postmaster)
 
     async def watched(
         self, relays: Sequence[RelayProcess], count: int, work: Callable[[], Awaitable[object]]
@@ -128,13 +128,29 @@ class Server:
 
 
 async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Measure]:
-    """One relay alone, followed, and with workers; and a relay that reads from it by federation."""
+    """One relay alone, followed, with a bus, a standby and workers; and one that reads it by federation."""
     count = plan.scaling_packets
-    load = make_load(count * (6 * plan.rounds + 1 + len(plan.workers) * (plan.rounds + 1)), progress)
+    load = make_load(count * (8 * plan.rounds + 3 + len(plan.workers) * (plan.rounds + 1)), progress)
     parts = [load.take(number * count, count) for number in range(len(load) // count)]
     async with Server.running() as server:
         run = _Run(server, parts, plan, progress, serve)
-        return [*await run.machines(), *[await run.workers(count) for count in plan.workers]]
+        machines, alone = await run.machines()
+        return [
+            *machines,
+            await run.bus(alone),
+            *await run.standby(alone),
+            *[await run.workers(count) for count in plan.workers],
+        ]
+
+
+def _cpu_of(process: psutil.Process) -> float:
+    """CPU of a server and its children, with those that have ended."""
+    used = 0.0
+    for each in [*process.children(), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            used += times.user + times.system + times.children_user + times.children_system
+    return used
 
 
 def _median(rounds: Sequence[_Took]) -> _Took:
@@ -168,8 +184,8 @@ class _Run:
             self._progress(f"{name}: {1 / rounds[-1].wall:,.0f}/s")
         return rounds
 
-    async def machines(self) -> list[Measure]:
-        """One relay, and what happens to it when others follow."""
+    async def machines(self) -> tuple[list[Measure], list[_Took]]:
+        """One relay, and what happens to it when others follow; and what packets took where it was alone."""
         url = await self._server.log()
         with RelayProcess(self._serve, {"database_url": url}) as first:
 
@@ -198,7 +214,74 @@ class _Run:
             self._rate("published at two relays", both, None),
             _cost("a relay that follows", alone, followed, read),
             _cost("a relay that reads by federation", alone, federated, carried),
+        ], alone
+
+    async def bus(self, alone: Sequence[_Took]) -> Measure:
+        """A second relay follows, and both hear of commits over NATS."""
+        nats = NatsServer().start()
+        try:
+            settings = {"database_url": await self._server.log(), "bus_url": nats.url}
+            with RelayProcess(self._serve, settings) as first, RelayProcess(self._serve, settings) as second:
+                await _publish([first], self._parts.pop())
+                before = _cpu_of(psutil.Process(nats.pid))
+                followed, read = await self._followed("over a bus", first, second)
+                used = _cpu_of(psutil.Process(nats.pid)) - before
+        finally:
+            nats.kill()
+        each = used / (self._plan.scaling_packets * len(followed))
+        return _cost("a relay that follows over a bus", alone, followed, read, {"NATS us": each * 1e6})
+
+    async def standby(self, alone: Sequence[_Took]) -> list[Measure]:
+        """What a streaming replica costs, and what reading history costs where it is read."""
+        url = await self._server.log()
+        async with Standby(url) as standby:
+            replica = psutil.Process(standby.pid)
+            with RelayProcess(self._serve, {"database_url": url}) as relay:
+
+                async def at_relay(part: Load) -> None:
+                    await _publish([relay], part)
+
+                await at_relay(self._parts.pop())
+                before = _cpu_of(replica)
+                replicated = await self._rounds("with a standby", [relay], at_relay)
+                length = self._plan.scaling_packets * (len(replicated) + 1)
+                await _caught_up(standby, length)
+                replayed = (_cpu_of(replica) - before) / (length - self._plan.scaling_packets)
+                at_primary = await self._read(relay, length, replica)
+            with RelayProcess(self._serve, {"database_url": url, "read_database_url": standby.url}) as relay:
+                at_standby = await self._read(relay, length, replica)
+        more = statistics.median(each.postgres for each in replicated) - statistics.median(
+            each.postgres for each in alone
+        )
+        return [
+            Measure(
+                "scaling",
+                "a standby: CPU for each packet published",
+                (replayed + max(0.0, more)) * 1e6,
+                "us",
+                details={"standby us": replayed * 1e6, "primary besides us": more * 1e6},
+            ),
+            _page_cost("history from the primary", at_primary),
+            _page_cost("history from the standby", at_standby),
         ]
+
+    async def _read(
+        self, relay: RelayProcess, length: int, replica: psutil.Process
+    ) -> tuple[float, float, float]:
+        """CPU of relay, primary and standby for each packet of history."""
+        (warm,) = await connect_peers(relay.ws_url, 1)
+        await read_stream(warm, length)
+        warm.close()
+        before = relay.cpu_times().relay, self._server.cpu_seconds(), _cpu_of(replica)
+        for _ in range(self._plan.rounds):
+            (peer,) = await connect_peers(relay.ws_url, 1)
+            await read_stream(peer, length)
+            peer.close()
+        after = relay.cpu_times().relay, self._server.cpu_seconds(), _cpu_of(replica)
+        own, primary, standby = (
+            (late - early) / (length * self._plan.rounds) for early, late in zip(before, after, strict=True)
+        )
+        return own, primary, standby
 
     async def _tree(self) -> tuple[list[_Took], float]:
         """A relay that reads from another one of the same owner, each with a log of its own."""
@@ -257,7 +340,27 @@ class _Run:
         )
 
 
-def _cost(name: str, alone: Sequence[_Took], followed: Sequence[_Took], read: float) -> Measure:
+async def _caught_up(standby: Standby, length: int) -> None:
+    async with asyncio.timeout(60):
+        while await standby.execute("SELECT count(*) FROM packets") < length:
+            await asyncio.sleep(0.1)
+
+
+def _page_cost(name: str, cost: tuple[float, float, float]) -> Measure:
+    relay, primary, standby = (each * 1e6 for each in cost)
+    details = {"relay us": relay, "primary us": primary, "standby us": standby}
+    return Measure(
+        "scaling", f"{name}: CPU of PostgreSQL for each packet", primary + standby, "us", details=details
+    )
+
+
+def _cost(
+    name: str,
+    alone: Sequence[_Took],
+    followed: Sequence[_Took],
+    read: float,
+    besides: Mapping[str, float] = MappingProxyType({}),
+) -> Measure:
     """What a packet costs because another relay gets it, in that relay and in the database."""
     relay = statistics.median(took.relays[1] for took in followed)
     database, before = (statistics.median(took.postgres for took in rounds) for rounds in (followed, alone))
@@ -277,6 +380,7 @@ def _cost(name: str, alone: Sequence[_Took], followed: Sequence[_Took], read: fl
             "PostgreSQL besides us": (database - before) * 1e6,
             "the first relay besides us": own * 1e6,
             "bytes that relay reads": read,
+            **besides,
         },
     )
 

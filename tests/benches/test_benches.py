@@ -69,6 +69,10 @@ MEASURES = {
         "published at two relays",
         "a relay that follows: CPU for each packet",
         "a relay that reads by federation: CPU for each packet",
+        "a relay that follows over a bus: CPU for each packet",
+        "a standby: CPU for each packet published",
+        "history from the primary: CPU of PostgreSQL for each packet",
+        "history from the standby: CPU of PostgreSQL for each packet",
     ],
     "federation": [
         "OK upstream to EVENT at the reader, p50",

@@ -46,6 +46,12 @@ class NatsServer:
                 )
                 time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it by SIGKILL."""
         if self._process is not None:

@@ -57,6 +57,12 @@ class Standby:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self._stop)
 
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        assert self._server is not None
+        return self._server.pid
+
     async def execute(self, statement: str) -> Any:
         """Run a statement; its one value."""
         connection = await asyncpg.connect(self.url)

@@ -103,7 +103,7 @@ async def _pair(
         (publisher,) = await connect_peers(upstream.ws_url, 1, Publisher)
         subscriber = await _subscribed(reader, live=True)
         await _lags(publisher, subscriber, single.frames[:warm])
-        lags = await _lags(publisher, subscriber, single.frames[warm:])
+        lags, oks = await _lags(publisher, subscriber, single.frames[warm:])
         publisher.close()
         subscriber.close()
         progress(f"federation: lag {percentile(lags, 0.5) * 1e3:.2f} ms")
@@ -115,6 +115,8 @@ async def _pair(
             "ms",
             target,
             at_most=True,
+            limit=percentile(oks, share / 100) * 1e3,
+            limit_name="PUBLISH to OK upstream",
             details={"worst ms": lags[-1] * 1e3},
         )
         for share, target in _LAG_TARGETS.items()
@@ -122,18 +124,22 @@ async def _pair(
     return [*measures, await _catchup(server, serve, backlog, progress)]
 
 
-async def _lags(publisher: Peer, subscriber: Peer, frames: Sequence[bytes]) -> list[float]:
-    """One packet after the other; how much later than the OK each EVENT came, ascending."""
-    lags = []
+async def _lags(
+    publisher: Peer, subscriber: Peer, frames: Sequence[bytes]
+) -> tuple[list[float], list[float]]:
+    """One packet after the other; how much later than its OK each EVENT came, and the OK; ascending."""
+    lags, oks = [], []
     for frame in frames:
+        sent_at = time.perf_counter()
         stored = publisher.expect(publisher.total + 1)
         seen = subscriber.expect(subscriber.total + 1)
         publisher.send(frame)
         await stored
         stored_at = time.perf_counter()
+        oks.append(stored_at - sent_at)
         await seen
         lags.append(time.perf_counter() - stored_at)
-    return sorted(lags)
+    return sorted(lags), sorted(oks)
 
 
 async def _catchup(server: Server, serve: str | None, backlog: Load, progress: Progress) -> Measure:
@@ -193,6 +199,8 @@ async def _twice(server: Server, serve: str | None, load: Load, group: str, prog
         "%",
         _TWICE_TARGET if group else None,
         at_most=True,
+        limit=100.0,
+        limit_name="each neighbour sends all",
         details={"packets a second in the ring": 3 * share / seconds, "stored": came["stored"]},
     )
 
@@ -281,7 +289,26 @@ def _sets(count: int, progress: Progress) -> list[Measure]:
         progress(f"federation: {what}: {sum(sizes):,} bytes, {len(sizes)} rounds")
         details = {"CPU of both sides ms": statistics.fmean(seconds) * 1e3}
         measures += [
-            Measure("federation", f"{what}: bytes", sum(sizes), "B", most_bytes, True, details=details),
-            Measure("federation", f"{what}: rounds", len(sizes), "", most_rounds, True),
+            Measure(
+                "federation",
+                f"{what}: bytes",
+                sum(sizes),
+                "B",
+                most_bytes,
+                at_most=True,
+                limit=32 * count,
+                limit_name="all ids listed",
+                details=details,
+            ),
+            Measure(
+                "federation",
+                f"{what}: rounds",
+                len(sizes),
+                "rounds",
+                most_rounds,
+                at_most=True,
+                limit=1,
+                limit_name="one",
+            ),
         ]
     return measures

@@ -253,16 +253,19 @@ class _Run:
         more = statistics.median(each.postgres for each in replicated) - statistics.median(
             each.postgres for each in alone
         )
+        publish_cost = statistics.median(took.relays[0] + took.postgres for took in alone)
         return [
             Measure(
                 "scaling",
                 "a standby: CPU for each packet published",
                 (replayed + max(0.0, more)) * 1e6,
                 "us",
+                limit=publish_cost * 1e6,
+                limit_name="CPU of a publish",
                 details={"standby us": replayed * 1e6, "primary besides us": more * 1e6},
             ),
-            _page_cost("history from the primary", at_primary),
-            _page_cost("history from the standby", at_standby),
+            _page_cost("history from the primary", at_primary, publish_cost),
+            _page_cost("history from the standby", at_standby, publish_cost),
         ]
 
     async def _read(
@@ -342,15 +345,20 @@ class _Run:
 
 async def _caught_up(standby: Standby, length: int) -> None:
     async with asyncio.timeout(60):
-        while await standby.execute("SELECT count(*) FROM packets") < length:
+        while await standby.execute("SELECT count(*) FROM packets") < length:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
-def _page_cost(name: str, cost: tuple[float, float, float]) -> Measure:
+def _page_cost(name: str, cost: tuple[float, float, float], publish_cost: float) -> Measure:
     relay, primary, standby = (each * 1e6 for each in cost)
-    details = {"relay us": relay, "primary us": primary, "standby us": standby}
     return Measure(
-        "scaling", f"{name}: CPU of PostgreSQL for each packet", primary + standby, "us", details=details
+        "scaling",
+        f"{name}: CPU of PostgreSQL for each packet",
+        primary + standby,
+        "us",
+        limit=publish_cost * 1e6,
+        limit_name="CPU of a publish",
+        details={"relay us": relay, "primary us": primary, "standby us": standby},
     )
 
 

@@ -17,7 +17,7 @@ from strata.relays.conduct import Aspect, Conduct, HourCount, Saved, Score, Stan
 __all__ = ["JUDGE_SECONDS", "KeptConduct", "Standings", "conduct_of"]
 
 JUDGE_SECONDS = 60.0
-"""How often a peer is judged, and its record written down, where nothing speaks against it."""
+"""How often a peer is judged, and its record written down, where it has done nothing wrong meanwhile."""
 
 
 class KeptConduct(msgspec.Struct, frozen=True):
@@ -98,8 +98,9 @@ class Standings:
         if peer is None:
             return
         peer.conduct.record(now, kind, good, bad, value)
-        if bad and kind in (Aspect.VALIDITY, Aspect.PRESENCE):
+        if bad and kind not in (Aspect.CONNECT, Aspect.PING):
             peer.is_news = True
+        if bad and kind in (Aspect.VALIDITY, Aspect.PRESENCE):
             self._judge(peer, now)
 
     def is_barred(self, peer_id: int, now: float) -> bool:

@@ -98,6 +98,7 @@ def run_benches(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(600)  # ten relays on a machine that others keep busy
 @pytest.mark.parametrize("bench", MEASURES)
 def test_each_benchmark_runs_and_reports(bench: str, capsys: pytest.CaptureFixture[str]) -> None:
     if bench == FROM_SCRATCH:

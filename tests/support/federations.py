@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "federated",
     "holds",
     "ids_at",
+    "noted",
     "peer_comes_to",
     "peer_of",
     "peers_command",
@@ -161,6 +163,13 @@ async def peer_comes_to(relay: RelayProcess, holds: Callable[[dict[str, Any]], o
         while not holds(peer := await peer_of(relay)):  # noqa: ASYNC110 -- another process
             await asyncio.sleep(0.2)
     return peer
+
+
+def noted(relay: RelayProcess, relay_id: str, kind: str) -> tuple[int, int]:
+    """How often a peer did well and ill, as the operator is told."""
+    found = json.loads(peers_command(relay, "show", relay_id, "--json").stdout)["noted"]
+    good, bad = found.get(kind, "0 good, 0 bad").split(", ")
+    return int(good.split()[0]), int(bad.split()[0])
 
 
 def _free_ports(count: int) -> list[int]:

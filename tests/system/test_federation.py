@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from strata.protocol.documents import method_id
 from strata.protocol.ids import Identity
+from strata.protocol.keys import rotate_content
 from strata.protocol.packets import Packet, build
 
 from tests.support.bare_client import open_client
@@ -127,6 +129,40 @@ async def test_what_was_published_while_a_relay_was_away_comes_when_it_is_back(r
     ring["c"].start()
     events = await holds(ring["c"], [author.did], lambda found: len(found) >= 30)
     assert Counter(ids_of(events)) == Counter(packet.packet_id for packet in packets)
+
+
+async def test_keys_that_change_at_one_relay_are_the_same_at_all(ring: Federated):
+    """Each relay has the same chain of an author, wherever the keys and what they sign were published."""
+    first = new_identity()
+    second = new_identity().speaking_for(first.did)
+    now = int(time.time())
+    rotation = build(
+        first,
+        rotate_content(
+            method_id(first.did, "keys-2"),
+            second.public_key,
+            replaces=method_id(first.did, "keys-1"),
+            valid_from=now - 60,
+        ),
+        timestamp=now,
+    )
+    async with open_client(ring["a"].ws) as client:
+        assert (await client.publish(rotation))["type"] == "OK"
+    chains = [
+        await holds(ring[name], [first.did], lambda found: rotation.packet_id in ids_of(found))
+        for name in "abc"
+    ]
+    assert [[(e["packet"], e["received_at"]) for e in chain] for chain in chains] == [
+        [(json.loads(rotation.canonical), chains[0][0]["received_at"])]
+    ] * 3
+    kept = [make(second), make(second)]
+    for name, packet in zip("bc", kept, strict=True):
+        async with open_client(ring[name].ws) as client:
+            assert (await client.publish(packet))["type"] == "OK"
+    everything = {rotation.packet_id, *(packet.packet_id for packet in kept)}
+    for name in "abc":
+        events = await holds(ring[name], [first.did], lambda found: len(found) >= 3)
+        assert set(ids_of(events)) == everything
 
 
 async def test_a_live_subscriber_sees_each_packet_once_wherever_it_listens(ring: Federated):

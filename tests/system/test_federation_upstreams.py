@@ -21,7 +21,7 @@ from strata.protocol.keys import rotate_content
 from strata.protocol.negentropy import ItemSet, Reconciler
 from strata.protocol.packets import Packet, build
 
-from tests.support.federations import holds, ids_at, peer_comes_to, peer_of, peers_command
+from tests.support.federations import eventually, holds, ids_at, noted, peer_comes_to, peer_of, peers_command
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess
 from tests.support.relays import ALL_EXTENSIONS, START, FakeRelay, NaiveRelay, Session
@@ -144,6 +144,9 @@ async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
             assert abs(held[packet.packet_id] - time.time()) < 120, "local time counts"
         # One for the forged packet, one for what is none: nobody maps it here.
         await peer_comes_to(relay.process, lambda peer: peer["offences"] == 2)
+        # And two times that cannot be true: they cost score, and bar nobody.
+        await eventually(lambda: noted(relay.process, upstream.relay_id, "clock") == (0, 2))
+        assert (await peer_of(relay.process))["state"] == "connected"
         (session,) = upstream.sessions
         auth = next(m for m in session.received if isinstance(m, wire.Auth))
         assert (auth.author_id, auth.capabilities) == (READER.did, ["subscribe", "replicate"])

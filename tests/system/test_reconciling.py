@@ -16,7 +16,16 @@ from strata.protocol.negentropy import ItemSet, Reconciler
 from relayd.config import Settings
 from relayd.database import database_beside
 from tests.support.bare_client import open_client
-from tests.support.federations import Federated, federated, holds, ids_at, peer_comes_to, peers_command
+from tests.support.federations import (
+    Federated,
+    eventually,
+    federated,
+    holds,
+    ids_at,
+    noted,
+    peer_comes_to,
+    peers_command,
+)
 from tests.support.forks import RELAYD, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, http_get
@@ -74,6 +83,9 @@ async def test_what_was_lost_although_cursors_have_passed_it_is_brought(pair: Fe
     assert len(await ids_at(pair["a"], [author.did])) <= 21, "the cursor has passed them"
     found = await reconciled(pair)
     assert (found["need"], found["brought"], found["withheld"], found["refused"]) == (10, 10, 0, 0)
+    did = pair.identities["b"].did  # it has sent what it named; and reading had passed that
+    await eventually(lambda: noted(pair["a"], did, "presence") == (1, 0))
+    assert noted(pair["a"], did, "consistency") == (0, 1)
     after = await ids_at(pair["a"], [author.did, other.did])
     assert {packet.packet_id for packet in (*packets, *further)} <= set(ids_of(after))
     assert len(after) == len(set(ids_of(after)))
@@ -85,7 +97,6 @@ async def test_what_was_lost_although_cursors_have_passed_it_is_brought(pair: Fe
     assert (found["need"], found["brought"], found["problem"]) == (0, 0, None)
     assert found["rounds"] == 2, "one for the keys of all times, and one for the rest"
     text = http_get(pair["a"].ready["metrics"])[2].decode()
-    did = pair.identities["b"].did
     assert f'relayd_peer_differences_total{{kind="brought",peer="{did}"}} 10.0' in text
     assert f'relayd_peer_comparisons_total{{outcome="equal",peer="{did}"}} 1.0' in text
 

@@ -74,16 +74,18 @@ def test_a_record_of_numbers_alone_goes_on_as_well():
         assert offended.is_barred(1, T)
 
 
-def test_evidence_is_written_at_once_and_the_rest_now_and_then():
+def test_what_is_wrong_is_written_at_once_and_the_rest_now_and_then():
     standings = made()
     written(standings)
     standings.note(1, Aspect.VALIDITY, T, 9, 0, None)
-    standings.note(1, Aspect.FORM, T, 0, 9, None)
+    standings.note(1, Aspect.CONNECT, T, 0, 9, None)
     assert standings.to_write(1, T + JUDGE_SECONDS - 1) is None
     before = standings.score(1)
     written(standings, T + JUDGE_SECONDS)
     after = standings.score(1)
     assert before is not None and after is not None and after.value < before.value
+    standings.note(1, Aspect.CLOCK, T + JUDGE_SECONDS, 0, 1, None)
+    assert written(standings, T + JUDGE_SECONDS).offences == 0
     forge(standings, 1, T + JUDGE_SECONDS)
     assert written(standings, T + JUDGE_SECONDS).offences == 1
     standings.not_written(1)

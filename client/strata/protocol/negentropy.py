@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final, NamedTuple
 
 from strata.protocol.errors import StrataError
@@ -90,9 +89,9 @@ class ItemSet:
     def __getitem__(self, index: int) -> _Item:
         return self._items[index]
 
-    def ids(self, lower: int, upper: int) -> Iterable[bytes]:
+    def ids(self, lower: int, upper: int) -> list[bytes]:
         """The ids of a range of positions."""
-        return (item[1] for item in islice(self._items, lower, upper))
+        return [item[1] for item in self._items[lower:upper]]  # nothing before it is looked at
 
     def position(self, bound: _Item, lower: int) -> int:
         """The first position from `lower` on whose item is not below the bound."""

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,14 @@ def test_ids_whose_sums_agree_hide_a_difference_from_one_choice_of_borders_alone
 
     assert found(0) == 0
     assert {found(shift) for shift in range(1, 32)} == {0, 2}
+
+
+def test_what_is_asked_of_a_range_costs_nothing_for_what_lies_before_it():
+    class Unwalkable(list[tuple[int, bytes]]):
+        def __iter__(self) -> Iterator[tuple[int, bytes]]:
+            raise AssertionError("from the beginning of the set")
+
+    items = ItemSet([(n, n.to_bytes(32, "big")) for n in range(1000)])
+    expected = (items.fingerprint(900, 950), list(items.ids(998, 1000)))
+    items._items = Unwalkable(items._items)
+    assert (items.fingerprint(900, 950), list(items.ids(998, 1000))) == expected

@@ -9,6 +9,7 @@ attacks      what an enemy does, by name
 crowds       idle and hostile connections, in processes of their own
 honest       publishers with a timetable and a live reader, beside an attack
 besieged     what each attack costs the attacker, the relay and the honest
-publish, fanout, latency, catchup, idle, checks, identities, hostile      one measurement each
+publish, fanout, latency, catchup, idle, checks, identities, opening,
+hostile      one measurement each
 measures     values, targets and the table
 """

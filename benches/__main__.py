@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import platform
@@ -28,6 +29,7 @@ from benches import (
     identities,
     idle,
     latency,
+    opening,
     publish,
     scaling,
 )
@@ -47,6 +49,7 @@ NAMES = (
     "idle",
     "checks",
     "identities",
+    "opening",
     "hostile",
     "channels",
     "absence",
@@ -78,6 +81,9 @@ async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: st
             module = scaling if name == "scaling" else federation
             work = module.measure(plan, progress, serve)
             measures += await _in_time(name, work, 4 * plan.timeout)  # four relays, and a server
+            continue
+        if name == "opening":
+            measures += await _in_time(name, opening.measure(plan, progress, serve), 6 * plan.timeout)
             continue
         progress(f"{name}: starting a relay")
         with RelayProcess(serve, _SETTINGS.get(name)) as relay:
@@ -166,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, help="hostile: how long each attack goes on (default: 2, with --brief none)"
     )
+    parser.add_argument("--identities", type=int, metavar="N", help="opening: how many the log has")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -173,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     names = [name for name in NAMES if not options.names or name in options.names]
     plan = BRIEF if options.brief else FULL
+    if options.identities is not None:
+        plan = dataclasses.replace(plan, opening_identities=options.identities)
     seconds = plan.attack_seconds if options.seconds is None else options.seconds
     costs: list[besieged.Cost] = []
     try:

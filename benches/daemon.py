@@ -118,6 +118,10 @@ class RelayProcess:
             if not process.name().startswith("postgres")
         )
 
+    def has_logged(self, event: str) -> bool:
+        """Whether it has said this on stderr."""
+        return event in (self._folder / "stderr.log").read_text(errors="replace")
+
     def resident_bytes(self) -> int:
         """Memory of the relay without PostgreSQL."""
         return sum(

@@ -32,6 +32,8 @@ class Plan:
     identities: int
     """Authors with a key chain, and as many without."""
     identity_rounds: int
+    opening_identities: int
+    """In the log that a relay opens."""
     honest_publishes: int
     """By each of the honest connections, in each round."""
     idle_crowd: int
@@ -62,6 +64,7 @@ FULL = Plan(
     idle_connections=2_000,
     identities=10_000,
     identity_rounds=6,
+    opening_identities=1_000_000,
     honest_publishes=40,
     idle_crowd=5_000,
     hostile_crowd=500,
@@ -83,6 +86,7 @@ BRIEF = Plan(
     idle_connections=50,
     identities=300,
     identity_rounds=1,
+    opening_identities=2_000,
     honest_publishes=6,
     idle_crowd=100,
     hostile_crowd=56,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -34,6 +35,7 @@ from relayd import failpoints
 from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
+from relayd.identity.names import Names
 from relayd.logs import problem_of
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
@@ -51,6 +53,8 @@ _AUTHORS_PER_READ: Final = 32
 """A read brings at most so many chains into memory at once."""
 _START_PATIENCE: Final = 5.0
 """Seconds that a start waits for the names of all identities; after that the relay serves without them."""
+_NAMES_PER_STEP: Final = 500
+"""So many names are learned in a step of the loop: a millisecond or two."""
 _RETRY_SECONDS: Final = (0.1, 5.0)
 _REMEMBERED_CHANGES: Final = 4096
 
@@ -122,8 +126,8 @@ class Identities:
         self._on_change = on_change
         self._faults = faults or Faults()
         # The DIDs whose keys cannot be read from the DID alone.
-        self._special: set[str] = set(bootstrap.names())
-        self._publishers: set[str] = set()
+        self._special = Names(bootstrap.names())
+        self._publishers = Names()
         """The DIDs that have published a client manifest."""
         # The generation in which each DID's chain changed last, in that order; the first goes.
         self._changes: dict[str, int] = {}
@@ -158,7 +162,10 @@ class Identities:
             place: int | None = 0
             while place is not None:
                 page = await self._names(type_, place)
-                names |= page.names
+                left = iter(page.names)
+                while some := list(itertools.islice(left, _NAMES_PER_STEP)):
+                    names.update(some)
+                    await asyncio.sleep(0)
                 place = page.next
         self._is_complete = True
         _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))

@@ -54,6 +54,12 @@ MEASURES = {
         "each one's first packet after a restart",
         "memory of a chain",
     ],
+    "opening": [
+        "ready line",
+        "all identities known",
+        "PUBLISH to OK right after the ready line, p50",
+        "memory of an identity",
+    ],
     "hostile": [
         "p50 beside 100 idle",
         "p99 beside 100 idle",

@@ -12,7 +12,7 @@ shell moves bytes, keeps deadlines, and applies pressure:
   line. Its handler says how long the peer then has to wait, having used its share of the loop. A peer that
   sends many pings or tiny fragments is closed with 1008.
 
-A `SocketHandler` gives the messages their meaning.
+A `SocketHandler` (`socket_handler`) gives the messages their meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import asyncio
 import http
 import time
 from collections.abc import Generator, Hashable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
 from websockets.exceptions import PayloadTooBig
@@ -38,8 +38,9 @@ from relayd.relay import Relay
 from relayd.sessions.answers import frame_too_large_payload
 from relayd.sessions.http_requests import rejection
 from relayd.sessions.liveness import Liveness, PeerState
+from relayd.sessions.socket_handler import NOBODY, SocketHandler
 
-__all__ = ["SocketHandler", "WebSocket"]
+__all__ = ["WebSocket"]
 
 _Received: TypeAlias = bytes | Event
 """A whole text message, or anything else as the library gives it."""
@@ -61,79 +62,6 @@ _END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
 
-class SocketHandler(Protocol):
-    """The owner of a socket, which hears of its events; they stand here in the order of a socket's life."""
-
-    def accepted(self, peer: str | None) -> bool:
-        """A socket was accepted from this address. False drops it without a word."""
-
-    def requested(self, request: Request, now: float) -> None:
-        """The opening handshake, or a plain HTTP request: answer it with `accept`, `reject` or `respond`."""
-
-    def received(self, data: bytes, is_text: bool, now: float) -> None:
-        """One whole message; text is known to be UTF-8."""
-
-    def review(self) -> None:
-        """About once a second while open: what the peer was let in by must still hold."""
-
-    def tick(self) -> None:
-        """About once a second while open, unless the peer reads too slowly."""
-
-    def worked(self, seconds: float, now: float) -> float:
-        """A step's work for the peer took so long. How long nothing is to be read from it now, in seconds."""
-
-    @property
-    def account(self) -> Hashable:
-        """Whose bytes the socket holds."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept for the peer besides what the socket holds."""
-
-    def refuse_publishes(self, refuse: bool) -> None:
-        """Whether the peer may publish nothing now."""
-
-    def closing(self) -> None:
-        """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
-
-    def ended(self, reason: str) -> None:
-        """The socket is gone."""
-
-
-class _Nobody:
-    """The owner of a socket that has ended: nothing that comes late concerns anybody."""
-
-    account: Hashable = None
-    held_bytes = 0
-
-    def accepted(self, peer: str | None) -> bool:
-        return False
-
-    def requested(self, request: Request, now: float) -> None:
-        pass
-
-    def received(self, data: bytes, is_text: bool, now: float) -> None:
-        pass
-
-    def review(self) -> None:
-        pass
-
-    def tick(self) -> None:
-        pass
-
-    def worked(self, seconds: float, now: float) -> float:
-        return 0.0
-
-    def refuse_publishes(self, refuse: bool) -> None:
-        pass
-
-    def closing(self) -> None:
-        pass
-
-    def ended(self, reason: str) -> None:
-        pass
-
-
 def _ignoring() -> Generator[None, None, None]:
     while True:
         yield
@@ -148,7 +76,6 @@ class _ServerProtocol(ServerProtocol):
         super().send_response(response)
 
 
-_NOBODY: Final[SocketHandler] = _Nobody()
 _IGNORES: Final = _ignoring()
 
 
@@ -410,7 +337,7 @@ class WebSocket(asyncio.Protocol):
 
         Of a flood of sockets the collector would have a million objects to look at, in one step of the loop.
         """
-        self._handler = _NOBODY
+        self._handler = NOBODY
         self._protocol.parser = _IGNORES  # the parser's own frame holds the protocol
         self._protocol.handshake_exc = self._protocol.parser_exc = None  # and these hold frames
 

@@ -54,7 +54,8 @@ _AUTHORS_PER_READ: Final = 32
 _START_PATIENCE: Final = 5.0
 """Seconds that a start waits for the names of all identities; after that the relay serves without them."""
 _NAMES_PER_STEP: Final = 500
-"""So many names are learned in a step of the loop: a millisecond or two."""
+_STEP_PAUSE: Final = 0.001
+"""So many names are learned in a step of the loop, for half a millisecond; then others have their turn."""
 _RETRY_SECONDS: Final = (0.1, 5.0)
 _REMEMBERED_CHANGES: Final = 4096
 
@@ -165,7 +166,7 @@ class Identities:
                 left = iter(page.names)
                 while some := list(itertools.islice(left, _NAMES_PER_STEP)):
                     names.update(some)
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(_STEP_PAUSE)
                 place = page.next
         self._is_complete = True
         _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))

@@ -15,9 +15,9 @@ RUN PATH=/opt/build/bin:$PATH /opt/build/bin/python -m pip wheel --quiet --no-de
 
 FROM python:3.11-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY locks/relay.txt /locks/
+COPY locks/image.txt /locks/
 RUN python -m venv /opt/relayd \
- && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r /locks/relay.txt
+ && /opt/relayd/bin/python -m pip install --quiet --require-hashes -r /locks/image.txt
 COPY --from=wheel /wheels /wheels
 RUN /opt/relayd/bin/python -m pip install --quiet --no-deps /wheels/*.whl \
  && /opt/relayd/bin/python -m compileall -q /opt/relayd/lib

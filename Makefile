@@ -126,7 +126,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
 lock: $(DEV) ## Renew the lock files (LOCKFLAGS="--upgrade" takes the newest versions)
 	$(COMPILE) --extra dev --output-file locks/dev.txt pyproject.toml
-	$(COMPILE) --extra relay --extra bus --constraint locks/dev.txt --output-file locks/relay.txt pyproject.toml
+	$(COMPILE) --extra relay --constraint locks/dev.txt --output-file locks/relay.txt pyproject.toml
+	$(COMPILE) --extra relay --extra bus --extra tracing --constraint locks/dev.txt --output-file locks/image.txt pyproject.toml
 	$(COMPILE) --extra pipeline --constraint locks/dev.txt --output-file locks/pipeline.txt pyproject.toml
 	$(COMPILE) --extra docs --constraint locks/dev.txt --output-file locks/docs.txt pyproject.toml
 	$(COMPILE) --constraint locks/dev.txt --output-file locks/build.txt locks/build.in

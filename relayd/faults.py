@@ -28,6 +28,7 @@ FAULT_PLACES: Final = (
     "backlog",
     "http",
     "write",
+    "tracing",
     "background",
 )
 """Where a fault is caught; the label of its metric."""

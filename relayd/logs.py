@@ -35,7 +35,7 @@ _NEVER_LOGGED = frozenset(
         "password",
         "token",
     }
-    | {"challenge", "bus_url", "database_url", "read_database_url", "identity_seed"}
+    | {"challenge", "bus_url", "tracing_url", "database_url", "read_database_url", "identity_seed"}
 )
 _ADDRESS_FIELDS = frozenset({"peer", "remote", "client_address"})
 

@@ -398,6 +398,13 @@ class Metrics:
             "outcome",
             ("sent", "heard", "doubted", "refused"),
         )
+        self.trace_spans = Counters(
+            registry,
+            "relayd_trace_spans_total",
+            "Spans of traces; those made, and neither sent nor lost, wait or found the queue full.",
+            "outcome",
+            ("made", "sent", "lost"),
+        )
         self.log_bytes = _gauge(
             registry, "relayd_log_bytes", "Packets in the database, with their indexes.", "livemax"
         )

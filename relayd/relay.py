@@ -24,6 +24,7 @@ from relayd.sessions.comparisons import Comparisons
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
 from relayd.store import Store, Writer
+from relayd.tracing.reading import ReadTraces
 
 __all__ = ["Relay"]
 
@@ -52,4 +53,6 @@ class Relay:
     registry: Registry
     slices: Slices
     faults: Faults
+    read_traces: ReadTraces | None = None
+    """Where reading from the store is traced, if it is."""
     comparisons: Comparisons = field(default_factory=Comparisons)

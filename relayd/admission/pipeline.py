@@ -127,7 +127,8 @@ class Admission:
     """Takes publishes from all sessions of a process; passes valid packets to the writer.
 
     `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
-    `trust` may be replaced while running.
+    `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
+    that is not stored.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Admission:
         on_verified: Callable[[float], None],
         on_flush: Callable[[], None],
         faults: Faults,
+        on_refused: Callable[[PublishRequest, InvalidPacket], None] | None = None,
     ) -> None:
         self.policy = policy
         self.trust = trust
@@ -161,6 +163,7 @@ class Admission:
         self._clock = clock
         self._on_verified = on_verified
         self._on_flush = on_flush
+        self._on_refused = on_refused
         self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._held: set[Publisher] = set()
@@ -540,6 +543,8 @@ class Admission:
         """The packet is refused, or could not be stored, or may have been stored. Never raises."""
         if not self._end(request):
             return
+        if self._on_refused is not None:
+            self._on_refused(request, error)
         try:
             request.lane.publisher.publish_refused(request, error)
         except Exception as fault:

@@ -66,6 +66,11 @@ def contradictions(settings: Settings) -> list[str]:
             problems.append("bus_url: expected a nats:// or tls:// URL")
         if importlib.util.find_spec("nats") is None:
             problems.append("bus_url needs the client of NATS: install relayd[bus]")
+    if settings.tracing_url is not None:
+        if not _is_url(settings.tracing_url, {"http", "https"}):
+            problems.append("tracing_url: expected an http:// or https:// URL")
+        if importlib.util.find_spec("opentelemetry") is None:
+            problems.append("tracing_url needs OpenTelemetry: install relayd[tracing]")
     if settings.metrics_listen is not None and not _is_address(settings.metrics_listen):
         problems.append("metrics_listen: expected host:port")
     elif settings.metrics_listen is not None and _is_main_port(settings):

@@ -128,6 +128,18 @@ class Settings:
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level logged.")
 
+    tracing_url: str | None = _setting(
+        None,
+        "Collector that takes OpenTelemetry traces over OTLP/HTTP, as `http://host:4318/v1/traces`; without"
+        " it none are made. Needs `relayd[tracing]`.",
+        secret=True,
+    )
+    tracing_ratio: Annotated[float, Meta(ge=0, le=1)] = _setting(
+        0.01,
+        "Part of all packets and of all subscriptions that is traced, with `tracing_url`.",
+        unit="of one",
+    )
+
     max_packet_bytes: Annotated[int, Meta(ge=1024)] = _setting(
         262_144, "Largest packet, as canonical JSON; more than 1048576 counts as 1048576.", unit="bytes"
     )

@@ -35,7 +35,9 @@ from relayd.relay import Relay
 from relayd.sessions.registry import Registry
 from relayd.slices import Slices
 from relayd.store import Store, Writer
-from relayd.store.types import LogEntry
+from relayd.store.types import Appended, LogEntry, NewPacket
+from relayd.tracing.publishes import Batch
+from relayd.tracing.traces import Seams, Traces, TracesTarget
 
 __all__ = ["build_relay", "relay_identity"]
 
@@ -60,9 +62,11 @@ def build_relay(
     plugins: Plugins | None = None,
     clock: Callable[[], int] = lambda: int(time.time()),
     peers: Mapping[str, int] | None = None,
+    target: TracesTarget | None = None,
 ) -> Relay:
     """Put a relay together on the running loop; `head` is the log's last sequence, `peers` the numbers of the
-    relays that this one has read from.
+    relays that this one has read from, `target` where traces go. Without one, nothing on the way of a packet
+    knows of traces.
 
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
@@ -70,12 +74,6 @@ def build_relay(
     slices = Slices(faults)
     tally, registry = Tally(), Registry(faults, slices)
     cursors = CursorCodec(store.secrets.cursor_key, store.known)
-    fanout = Fanout(
-        cursors,
-        head,
-        form=settings.provenance_downgrade,
-        on_fault=lambda error: faults.caught("feed", error),
-    )
 
     def dispatched(delivered: int) -> None:
         tally.live_events += delivered
@@ -96,17 +94,34 @@ def build_relay(
         identities.observe(entries)
         budgets.observe(entries)
 
+    def enqueue(packet: NewPacket, request: PublishRequest) -> None:
+        writer.put(packet, request)
+
+    def committed(appended: Appended, batch: Batch, seconds: float) -> None:
+        commits.committed(appended, batch, seconds)
+
+    seams = Seams(store, passed, dispatched, enqueue, committed)
+    traces = None if target is None else Traces(target, settings, store.secrets.cursor_key, faults)
+    if traces is not None:
+        seams = traces.around(seams)
+    make_fanout: Callable[..., Fanout] = Fanout if traces is None else traces.feed.fanout
+    fanout = make_fanout(
+        cursors,
+        head,
+        form=settings.provenance_downgrade,
+        on_fault=lambda error: faults.caught("feed", error),
+    )
     tail = Tail(
         fanout,
-        store,
+        seams.log,
         clock=clock,
-        on_entries=passed,
+        on_entries=seams.passed,
         is_dear=lambda entry: entry.packet.content_type in DECISIVE_TYPES,
-        on_dispatch=dispatched,
+        on_dispatch=seams.dispatched,
         faults=faults,
     )
     admission = Admission(
-        enqueue=lambda packet, request: writer.put(packet, request),
+        enqueue=seams.enqueue,
         find=store.find,
         identities=identities,
         budgets=budgets,
@@ -119,11 +134,12 @@ def build_relay(
         on_verified=metrics.verify_seconds.observe,
         on_flush=registry.flush,
         faults=faults,
+        on_refused=None if traces is None else traces.publishes.refused,
     )
     commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
     writer: Writer[PublishRequest] = Writer(
         store,
-        on_commit=commits.committed,
+        on_commit=seams.committed,
         on_failed=commits.not_stored,
         # Twice over: connections stop reading before this, but packets they have read must fit too.
         max_pending_bytes=2 * settings.publish_queue_bytes,
@@ -151,6 +167,7 @@ def build_relay(
         registry=registry,
         slices=slices,
         faults=faults,
+        read_traces=None if traces is None else traces.reading,
     )
     apply_policy(relay, Policy.from_settings(settings))
     return relay

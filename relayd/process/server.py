@@ -33,6 +33,7 @@ from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
 from relayd.store.types import StoreUnavailable
 from relayd.tls import ServerTls, make_certificate, read_tls_files
+from relayd.tracing.traces import open_target
 
 __all__ = ["print_ready", "serve"]
 
@@ -149,6 +150,7 @@ async def _serve(
         upstreams = read_peers(settings.peers_file, own_id=identity.did)
         named = [(peer.relay_id, peer.url) for peer in upstreams]
         numbers = await register_peers(database_url, named)
+        target = open_target(settings, identity.did, lambda what, n: metrics.trace_spans[what].inc(n))
         relay = build_relay(
             settings,
             store,
@@ -158,6 +160,7 @@ async def _serve(
             bootstrap=bootstrap,
             trust=trust_of(settings, bootstrap),
             plugins=plugins,
+            target=target,
         )
         await relay.identities.open()
         federation = None
@@ -183,5 +186,7 @@ async def _serve(
         finally:
             await relay.admission.close()
             await relay.identities.close()
+            if target is not None:
+                await asyncio.to_thread(target.close)
     finally:
         await store.close()

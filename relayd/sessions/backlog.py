@@ -64,6 +64,7 @@ class Backlog:
 
     def __init__(self, relay: Relay, connection: StoreReader, socket: WebSocket) -> None:
         self._relay = relay
+        self._traces = relay.read_traces
         self._connection = connection
         self._socket = socket
         self._behind: dict[Subscription, None] = {}
@@ -76,6 +77,8 @@ class Backlog:
         if subscription not in self._behind:
             self._behind[subscription] = None
             self._relay.metrics.subscriptions_behind.inc()
+            if self._traces is not None:
+                self._traces.began(subscription)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"backlog-{self._connection.id}")
 
@@ -84,13 +87,17 @@ class Backlog:
         if subscription in self._behind:
             del self._behind[subscription]
             self._relay.metrics.subscriptions_behind.dec()
+            if self._traces is not None:
+                self._traces.ended(subscription, "ended")
         if not self._behind:
             self.close()
 
     def close(self) -> None:
         """Stop; a read under way is cancelled in the database."""
-        for _ in range(len(self._behind)):
+        for subscription in self._behind:
             self._relay.metrics.subscriptions_behind.dec()
+            if self._traces is not None:
+                self._traces.ended(subscription, "ended")
         self._behind.clear()
         if self._task is not None:
             self._task.cancel()
@@ -178,7 +185,7 @@ class Backlog:
         relay = self._relay
         if failpoints.ARMED:
             await failpoints.reached("sessions.page")
-        started = time.perf_counter()
+        started = time.monotonic()
         page = await relay.store.page(
             read.query,
             read.limit,
@@ -188,13 +195,15 @@ class Backlog:
             payer=self._connection.payer,
         )
         relay.metrics.store_reads["ok"].inc()
-        relay.metrics.store_read_seconds.observe(time.perf_counter() - started)
+        relay.metrics.store_read_seconds.observe(time.monotonic() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
         frames, events = subscription.rows_read(
             read, page.rows, page.exhausted, relay.fanout.form, page.reached
         )
         self._connection.backfilled(len(frames))
         self._send(frames, events)
+        if self._traces is not None:
+            self._traces.read(subscription, page, started, len(frames))
 
     def _from_memory(self, subscription: Subscription) -> bool:
         """Close the last gap from the feed's memory, so that a busy log cannot outrun a read."""
@@ -210,6 +219,8 @@ class Backlog:
     def _go_live(self, subscription: Subscription) -> None:
         del self._behind[subscription]
         self._relay.metrics.subscriptions_behind.dec()
+        if self._traces is not None:
+            self._traces.ended(subscription, "live")
         self._relay.fanout.join(subscription, self._connection)
 
     def _send(self, frames: bytes, events: int) -> None:

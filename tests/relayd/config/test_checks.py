@@ -22,6 +22,8 @@ from tests.relayd.settings_files import problems
         ({"RELAYD_DATABASE_URL": "mysql://h/d"}, "database_url: expected a postgresql://"),
         ({"RELAYD_READ_DATABASE_URL": "postgresql://h/d"}, "read_database_url needs database_url"),
         ({"RELAYD_BUS_URL": "http://h:4222"}, "bus_url: expected a nats:// or tls:// URL"),
+        ({"RELAYD_TRACING_URL": "grpc://h:4317"}, "tracing_url: expected an http:// or https:// URL"),
+        ({"RELAYD_TRACING_RATIO": "2"}, "RELAYD_TRACING_RATIO: "),
         ({"RELAYD_METRICS_LISTEN": "9000"}, "metrics_listen: expected host:port"),
         ({"RELAYD_METRICS_LISTEN": "h:99999"}, "metrics_listen: expected host:port"),
         ({"RELAYD_PATH": "strata"}, "RELAYD_PATH: "),

@@ -26,6 +26,7 @@ def test_every_setting_can_be_given_in_each_way(toml):
         "database_url": "postgresql://u:p@h/d",
         "read_database_url": "postgres://u:p@r/d",
         "bus_url": "nats://bus:4222",
+        "tracing_url": "http://collector:4318/v1/traces",
         "identity_seed": SECRET,
         "bootstrap_file": "bootstrap.json",
         "archive_manifests": "lake/_manifests",

@@ -1,0 +1,72 @@
+"""All that a relay traces, and how it is opened."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from relayd.admission.request import PublishRequest
+from relayd.config import Settings
+from relayd.faults import Faults
+from relayd.feed.tail import LogReader
+from relayd.store.types import Appended, LogEntry, NewPacket
+from relayd.tracing.feed import FeedTraces, TracedLog
+from relayd.tracing.publishes import Batch, PublishTraces
+from relayd.tracing.reading import ReadTraces
+from relayd.tracing.spans import Sample, Span
+
+__all__ = ["Seams", "Traces", "TracesTarget", "open_target"]
+
+
+class TracesTarget(Protocol):
+    """Takes spans until it is closed."""
+
+    def emit(self, span: Span) -> None:
+        """Take a span. Never waits."""
+
+    def close(self) -> None:
+        """Send what waits, for a moment. Blocks."""
+
+
+def open_target(settings: Settings, relay_id: str, count: Callable[[str, int], None]) -> TracesTarget | None:
+    """The collector of these settings, if they name one."""
+    if settings.tracing_url is None:
+        return None
+    otel = importlib.import_module("relayd.tracing.otel")  # takes a while: not beside open connections
+    instance = f"{relay_id}/{os.uname().nodename}/{os.getpid()}"
+    target: TracesTarget = otel.Collector(settings.tracing_url, instance=instance, count=count)
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """Where the parts of a relay meet, and traces can look on."""
+
+    log: LogReader
+    passed: Callable[[Sequence[LogEntry]], None]
+    dispatched: Callable[[int], None]
+    enqueue: Callable[[NewPacket, PublishRequest], None]
+    committed: Callable[[Appended, Batch, float], None]
+
+
+class Traces:
+    """The traces of one process. `log_key` is a secret that all processes of its log have."""
+
+    def __init__(self, target: TracesTarget, settings: Settings, log_key: bytes, faults: Faults) -> None:
+        sample = Sample(settings.tracing_ratio, log_key)
+        self.publishes = PublishTraces(target, sample, faults)
+        self.feed = FeedTraces(target, sample, faults)
+        self.reading = ReadTraces(target, settings.tracing_ratio, faults)
+
+    def around(self, seams: Seams) -> Seams:
+        """The same with a look at the time."""
+        return Seams(
+            TracedLog(seams.log, self.feed.read),
+            self.feed.passing(seams.passed),
+            self.feed.dispatching(seams.dispatched),
+            self.publishes.queueing(seams.enqueue),
+            self.publishes.committing(seams.committed),
+        )

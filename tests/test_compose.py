@@ -105,23 +105,3 @@ def test_the_relay_believes_the_proxy_of_the_profile_and_nobody_else():
 def _networks(name: str) -> str:
     found = re.search(r"^    networks:((?: .*\n)|\n(?:      .*\n)+)", _service(name), re.MULTILINE)
     return found[1] if found else ""
-
-
-def test_the_manifests_for_kubernetes_have_probes_replicas_and_a_budget(tmp_path):
-    text = (ROOT / "deploy" / "kubernetes" / "relayd.yaml").read_text()
-    kinds = re.findall(r"^kind: (\w+)$", text, re.MULTILINE)
-    assert kinds == ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]
-    [config] = re.findall(r"  config\.toml: \|\n((?:    .*\n)+)", text)
-    (tmp_path / "config.toml").write_text(re.sub("^    ", "", config, flags=re.MULTILINE))
-    settings = load(tmp_path)
-    assert f"containerPort: {settings.port} }}" in text
-    assert settings.metrics_listen == "0.0.0.0:9464" and "containerPort: 9464 }" in text
-    probes = re.findall(
-        r"^          (\w+)Probe:\n            httpGet: { path: (\S+), port: relay }", text, re.MULTILINE
-    )
-    assert probes == [("startup", "/healthz"), ("liveness", "/healthz"), ("readiness", "/readyz")]
-    [grace] = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
-    assert int(grace) > settings.drain_spread + settings.drain_timeout
-    variables = set(re.findall(r"name: (RELAYD_\w+)", text))
-    assert variables == {"RELAYD_CONFIG", "RELAYD_DATABASE_URL_FILE"}
-    assert "replicas: 2\n" in text and "minAvailable: 1\n" in text

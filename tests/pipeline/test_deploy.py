@@ -88,7 +88,7 @@ def test_the_reader_is_not_made_without_a_password(log_url):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_units_are_what_systemd_understands(tmp_path):
-    assert len(UNITS) == 8
+    assert len(UNITS) == 10
     for unit in UNITS:
         (tmp_path / unit.name).write_text(unit.read_text())
     units = [tmp_path / unit.name for unit in UNITS]
@@ -114,6 +114,9 @@ def _told_commands() -> list[tuple[str, str, list[str]]]:
     [command] = re.findall(r"    command:\n((?:      - .*\n)+)", block)
     name, *arguments = re.findall(r"- (\S+)", command)
     found.append(("docker-compose.yml", name, [argument.partition("=")[0] for argument in arguments]))
+    [keeper] = re.findall(r"^  lake-keeper:\n(?:    .*\n|\n)+", compose, re.MULTILINE)
+    for command, options in re.findall(r"strata-pipeline ([a-z]+) (--.*) &", keeper):
+        found.append(("lake-keeper", command, re.findall(r"--[a-z]+", options)))
     return found
 
 
@@ -123,9 +126,11 @@ def test_commands_told_exist():
     commands = group.commands
     told = _told_commands()
     assert {where for where, _, _ in told} == {
-        "README.md", "docker-compose.yml", "strata-pipeline-archive.service", "strata-pipeline-audit.service",
-        "strata-pipeline-audit-since.service", "strata-pipeline-compact.service",
+        "README.md", "docker-compose.yml", "lake-keeper", "strata-pipeline-archive.service",
+        "strata-pipeline-audit.service", "strata-pipeline-audit-since.service",
+        "strata-pipeline-compact.service", "strata-pipeline-erase.service",
     }  # fmt: skip
+    assert [command for where, command, _ in told if where == "lake-keeper"] == ["compact", "erase"]
     for where, command, options in told:
         known = {option for parameter in commands[command].params for option in parameter.opts}
         assert set(options) <= known, f"{where}: {command}"
@@ -150,7 +155,7 @@ def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():
     )
     bounded = {name for name, body in services if "mem_limit:" in body or "<<: *spark" in body}
     assert bounded == {name for name, body in services if "image:" in body or "<<: *spark" in body}
-    assert len(bounded) == 11
+    assert len(bounded) == 12
     # No account with a password that everybody knows.
     assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: ${GRAFANA_WITHOUT_ADMIN:-true}" in compose
     assert '"127.0.0.1:${GRAFANA_PORT:-3000}:3000"' in compose

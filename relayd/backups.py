@@ -55,6 +55,9 @@ _OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(".s.PGSQL.*", "postmaster.p
 """The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster."""
 _HBA_LINE: Final = "local replication all trust\n"
 """Only the owner of the folder and root can reach the socket, and they may do everything as it is."""
+_HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_HBA_LINE}"
+_OURS: Final = "relayd@relayd"
+"""Role and database of the servers that this program starts itself."""
 _HBA_TRIES: Final = 50
 
 
@@ -67,6 +70,8 @@ class _Record(msgspec.Struct):
     head: int
     epoch: int
     version: str
+    owner: str | None = None
+    """`role@database` of a server of the operator's own; None for an embedded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,8 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
                 raise
             await asyncio.sleep(0.1)  # the server has not read its file again yet
     await _run("pg_verifybackup", str(base))
-    record = _Record(taken_at=taken_at, head=log.head, epoch=log.epoch, version=str(log.major))
+    owner = _owner(url) if data_dir is None else None
+    record = _Record(taken_at, log.head, log.epoch, str(log.major), owner)
     await asyncio.to_thread(_write_record, target, record)
     return record.head
 
@@ -200,6 +206,11 @@ async def _started(
             f"the backup is of PostgreSQL {record.version}, and this program can start {_MAJOR} alone:"
             f" copy {backup / _BASE} to your server's data folder and start that"
         )
+    if record.owner not in (None, _OURS):
+        raise BackupFailed(
+            f"the backup has the log of {record.owner}, and a server of this program has that of {_OURS}:"
+            f" copy {backup / _BASE} to your server's data folder and start that"
+        )
     cluster = data_dir / f"postgres-{_MAJOR}"
     fresh = cluster.with_name(f"{cluster.name}.new")
     owner = server_owner(cluster)
@@ -210,6 +221,8 @@ async def _started(
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER)
+        if record.owner is not None:
+            _adopt(fresh)
         if (backup / _WAL).is_dir():
             _replay(backup, fresh, until)
         elif until is not None:
@@ -225,6 +238,20 @@ async def _started(
     async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
         yield server.url
     await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
+
+
+def _adopt(cluster: Path) -> None:
+    """Take the ways of the server that was copied away: its passwords, certificates, libraries, and whatever
+    else its settings name that is not here."""
+    (cluster / "pg_hba.conf").write_text(_HBA)
+    for name in ("postgresql.conf", "postgresql.auto.conf", "pg_ident.conf"):
+        (cluster / name).write_text("")
+
+
+def _owner(url: str) -> str:
+    parts = urlsplit(url)
+    role = unquote(parts.username or "")
+    return f"{role}@{unquote(parts.path.lstrip('/')) or role}"
 
 
 def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:

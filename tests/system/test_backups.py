@@ -14,6 +14,7 @@ import pytest
 
 from relayd.postgres.running import running_server
 from tests.support.bare_client import open_client
+from tests.support.external_postgres import ExternalPostgres
 from tests.support.forks import RELAYD, ForkedProcess, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
@@ -140,3 +141,53 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     assert (found["packets"], found["is_whole"]) == (3, True)
     found = relayd(data_dir, "backup", "verify", backup)
     assert (found["packets"], found["is_whole"]) == (6, True)
+
+
+@pytest.mark.req("R-155")
+async def test_a_server_of_the_operators_own_is_backed_up_drilled_and_put_back_by_its_own_tools(
+    tmp_path: Path,
+):
+    author = new_identity()
+    packets = [make(author, n=n) for n in range(10)]
+    backup = tmp_path / "backup"
+    with ExternalPostgres() as server:
+        # The commands are given the URL alone, in a file as the guide advises.
+        (tmp_path / "url").write_text(server.url)
+
+        def run(*arguments: str | Path) -> Any:
+            env = environment({"database_url_file": tmp_path / "url"})
+            code, out, err = run_fork(RELAYD, [*map(str, arguments), "--json"], env=env)
+            assert code == 0, err.decode()
+            return json.loads(out)
+
+        with running(RelayProcess(tmp_path / "relay", database_url=server.url, data_dir=tmp_path)) as relay:
+            async with open_client(relay.ws) as client:
+                await client.publish_all(packets[:7])
+                await asyncio.to_thread(run, "backup", "create", backup)
+                assert {answer["type"] for answer in await client.publish_all(packets[7:])} == {"OK"}
+                events, _ = await client.subscribe("s", {"authors": [author.did], "order": "asc"})
+            found = await asyncio.to_thread(run, "backup", "verify", backup)
+            assert (found["packets"], found["behind"], found["is_whole"]) == (7, 3, True)
+            assert relay.stop() == 0
+            server.stop()
+            server.put_back(backup / "base")
+            server.start()
+            relay.start()
+            async with open_client(relay.ws) as reader:
+                kept, _ = await reader.subscribe("s", {"authors": [author.did], "order": "asc"})
+                assert ids_of(kept) == [packet.packet_id for packet in packets[:7]]
+                _, lost = await reader.subscribe("lost", {"cursor": events[-1]["cursor"]}, gapless=True)
+                assert (lost["code"], lost["detail"]) == ("invalid_cursor", "log_reset")
+            assert relay.logged("log_epoch_begins") == 1
+    # Where that server is gone for good, the relay's own takes over.
+    data_dir = tmp_path / "own" / "data"
+    restored = relayd(data_dir, "backup", "restore", backup, "--verify")
+    assert (restored["packets"], restored["is_whole"]) == (7, True)
+    with running(RelayProcess(tmp_path / "own", from_scratch=True, data_dir=data_dir)) as again:
+        async with open_client(again.ws) as reader:
+            kept, _ = await reader.subscribe("s", {"authors": [author.did], "order": "asc"})
+            assert ids_of(kept) == [packet.packet_id for packet in packets[:7]]
+    record = json.loads((backup / "relayd.json").read_text())
+    (backup / "relayd.json").write_text(json.dumps({**record, "owner": "strata@strata"}))
+    elsewhere = tmp_path / "elsewhere"
+    assert "the log of strata@strata" in relayd(elsewhere, "backup", "restore", backup, exit_code=3)

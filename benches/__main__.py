@@ -13,6 +13,8 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 
 import uvloop
+from rich.console import Console
+from rich.progress import Progress as Bar
 
 from benches import (
     besieged,
@@ -32,6 +34,7 @@ from benches import (
     opening,
     publish,
     scaling,
+    soak,
 )
 from benches.attacks import ATTACKS, TLS_ATTACKS
 from benches.bare import SignatureCost, StoreCost, signature_cost, store_cost
@@ -59,7 +62,10 @@ NAMES = (
     "pace",
     "scaling",
     "federation",
+    "soak",
 )
+_ASKED_FOR = frozenset({"soak"})
+"""Benchmarks that run only where they are named: they take long."""
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
 """Of the relay that a benchmark runs on, where they differ from the defaults."""
@@ -152,9 +158,12 @@ async def _one(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, run, print. 0: done, 1: a measurement was void."""
+    """Parse the command line, run, print. 0: done, 1: a measurement was void, or a soak found
+    something that grows."""
     parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all")
+    parser.add_argument(
+        "names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all but soak"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument(
         "--brief", action="store_true", help="see that everything works; figures mean nothing"
@@ -169,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=[*ATTACKS, *TLS_ATTACKS, besieged.ALL],
         help="hostile: make this attack alone; may be repeated",
     )
+    parser.add_argument("--minutes", type=float, help="soak: how long it goes on (default: 20)")
+    parser.add_argument("--seed", type=int, default=1, help="soak: what its clients do (default: 1)")
     parser.add_argument(
         "--seconds", type=float, help="hostile: how long each attack goes on (default: 2, with --brief none)"
     )
@@ -178,14 +189,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    names = [name for name in NAMES if not options.names or name in options.names]
+    names = [name for name in NAMES if (name in options.names if options.names else name not in _ASKED_FOR)]
     plan = BRIEF if options.brief else FULL
     if options.identities is not None:
         plan = dataclasses.replace(plan, opening_identities=options.identities)
     seconds = plan.attack_seconds if options.seconds is None else options.seconds
     costs: list[besieged.Cost] = []
     try:
-        measures = [] if options.attack else uvloop.run(run(names, plan, _progress, serve=options.serve))
+        others = [] if options.attack else [name for name in names if name != "soak"]
+        measures = uvloop.run(run(others, plan, _progress, serve=options.serve)) if others else []
+        if "soak" in names:
+            measures += _soak(options)
         if "hostile" in names and sys.platform == "linux" and (seconds or options.attack):
             costs = uvloop.run(
                 besieged.besiege(
@@ -199,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"void: {error}", file=sys.stderr)
         return 1
+    # What a soak has found is no figure to compare: it holds or not.
+    code = int(any(measure.bench == "soak" and measure.met is False for measure in measures))
     if options.json:
         machine = {
             "cores": os.cpu_count(),
@@ -207,12 +223,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         report: dict[str, object] = {"machine": machine, "measures": as_json(measures)}
         print(json.dumps(report | (besieged.as_json(costs) if costs else {}), indent=2))
-        return 0
+        return code
     if measures:
         print_table(measures)
     if costs:
         besieged.print_costs(costs)
-    return 0
+    return code
+
+
+def _soak(options: argparse.Namespace) -> list[Measure]:
+    minutes = options.minutes or (0.1 if options.brief else 20.0)
+    plan = soak.SoakPlan(60.0 * minutes, places=8 if options.brief else 40, seed=options.seed)
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("soak", total=1.0)
+        work = soak.measure(plan, _progress, options.serve, lambda share: bar.update(task, completed=share))
+        return uvloop.run(work)
 
 
 def _progress(what: str) -> None:

@@ -60,15 +60,24 @@ class CpuTimes:
 class RelayProcess:
     """`relayd serve` with its embedded PostgreSQL, as a context manager; on any port without `port`.
 
-    `command` replaces `python -m relayd`, for a profiler or another build; `settings` are those that differ
-    from the defaults, by name. Raises `BenchError` with the end of its log when it does not come up.
+    `command` replaces `python -m relayd`, for a profiler or another build. `settings` are those that differ
+    from the defaults, by name, and `config` is the text of its settings file. Raises `BenchError` with the
+    end of its log when it does not come up.
     """
 
-    def __init__(self, command: str | None = None, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        command: str | None = None,
+        settings: Mapping[str, object] | None = None,
+        *,
+        config: str | None = None,
+    ) -> None:
         self._command = shlex.split(command) if command else [sys.executable, "-m", "relayd"]
         self._settings = dict(settings or {})
         self._port = self._settings.pop("port", 0)
         self._folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
+        if config is not None:
+            self.write_config(config)
         self._process: subprocess.Popen[str] | None = None
         self.ws_url = ""
         self.metrics_url = ""
@@ -86,6 +95,18 @@ class RelayProcess:
     ) -> None:
         self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def write_config(self, text: str) -> None:
+        """Write its settings file, if it was started with one; SIGHUP makes it read that again."""
+        config = self._folder / "relayd.toml"
+        config.write_text(text)
+        self._settings["config"] = config
 
     def restart(self) -> None:
         """Stop the relay and start it again on the same folder, hence at another address."""

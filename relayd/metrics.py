@@ -259,6 +259,7 @@ class Metrics:
             "0: fine; 1: the dearest may not publish; 2: nobody may connect; 3: many are closed.",
             "livemax",
         )
+        self.tasks = _gauge(registry, "relayd_tasks", "Tasks of the event loop.", "livesum")
         self.address_share = _gauge(
             registry,
             "relayd_address_share",

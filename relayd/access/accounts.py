@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from relayd.access.ledger import Ledger
 from relayd.access.limits import Limits, Quota, Quotas
 from relayd.addresses import Address, address_key, wider_keys
 
@@ -25,9 +26,10 @@ _MAX_IDLE: Final = (20_000, 5_000, 1_000)
 class AddressAccounts:
     """The quotas of addresses, with these limits for each address."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, ledger: Ledger | None = None, name: str = "") -> None:
         self._tiers = [
-            Quotas(limits.times(share), max_idle=most) for share, most in zip(_SHARES, _MAX_IDLE, strict=True)
+            Quotas(limits.times(share), max_idle=most, ledger=ledger, name=f"{name}/{share}")
+            for share, most in zip(_SHARES, _MAX_IDLE, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -50,7 +52,9 @@ class AddressAccounts:
         for quotas, held in zip(self._tiers, quota.line, strict=False):
             quotas.release(held, now)
 
-    @staticmethod
-    def crowded(quota: Quota, most: int) -> bool:
+    def crowded(self, quota: Quota, most: int) -> bool:
         """Whether more than `most` connections of one address hold it, or as many more of a network."""
-        return any(held.holders > most * share for held, share in zip(quota.line, _SHARES, strict=False))
+        return any(
+            tier.everywhere(held) > most * share
+            for tier, held, share in zip(self._tiers, quota.line, _SHARES, strict=False)
+        )

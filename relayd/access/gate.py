@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from relayd.access.accounts import AddressAccounts
 from relayd.access.auth import Grants
+from relayd.access.ledger import Ledger
 from relayd.access.limits import Limits, Quota, Quotas, purse
 from relayd.access.sources import Sources
 from relayd.addresses import (
@@ -168,9 +169,12 @@ def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -
 
 
 class Access:
-    """The doors of one process: quotas of addresses and of identities, origins, grants."""
+    """The doors of one process: quotas of addresses and of identities, origins, grants.
 
-    def __init__(self, settings: Settings) -> None:
+    With a `ledger`, processes beside this one charge the same accounts.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger | None = None) -> None:
         window = settings.limit_window_seconds
         anonymous = Limits(
             publishes=settings.anonymous_publish_limit,
@@ -190,14 +194,18 @@ class Access:
             read_share=settings.read_share,
             window_seconds=window,
         )
-        self.addresses = AddressAccounts(anonymous)
-        self.identities = Quotas(authenticated)
+        self.addresses = AddressAccounts(anonymous, ledger=ledger, name="address")
+        self.identities = Quotas(authenticated, ledger=ledger, name="identity")
         ceiling = authenticated.times(settings.identities_per_address)
-        self._ceilings = AddressAccounts(ceiling) if settings.identities_per_address else None
+        self._ceilings = (
+            AddressAccounts(ceiling, ledger=ledger, name="ceiling")
+            if settings.identities_per_address
+            else None
+        )
         self.revision = 0
         """Rises with every change that open sessions must follow."""
         self._restricted: frozenset[str] = frozenset()
-        self._restricted_quotas = Quotas(anonymous)
+        self._restricted_quotas = Quotas(anonymous, ledger=ledger, name="restricted")
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
         """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
         self.sources = Sources()

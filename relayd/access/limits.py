@@ -6,8 +6,9 @@ and one comparison (the generic cell rate algorithm).
 
 A `Quota` is every budget of one holder: an authenticated identity, an address, a network of addresses.
 All sockets of a holder share the very same object, and it lives on one event loop, where nothing happens
-between looking and taking: however many frames arrive together, no more than the limit pass. Each process
-has its own: `limit` holds for each of `--workers N`. A quota may have a `parent`, which pays as well.
+between looking and taking: however many frames arrive together, no more than the limit pass. Of several
+workers each has its own, and hears from the others what was taken there (`ledger`). A quota may have a
+`parent`, which pays as well.
 
 A `Purse` is what one request takes from: a budget of each quota that pays for it, all of them or none.
 
@@ -22,9 +23,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from relayd.access.ledger import Ledger, Share
 
 __all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLimits", "purse"]
 
@@ -128,6 +131,30 @@ class Budget:
         return Excess(int(self._limit), int(self._window), max(1, seconds))
 
 
+class _SharedBudget(Budget):
+    """A budget of which other processes have their own, and are told what was taken from this one."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self, limit: float, window_seconds: float, taken: Callable[[float], None]) -> None:
+        super().__init__(limit, window_seconds)
+        self._taken = taken
+
+    def take(self, now: float) -> bool:
+        if not super().take(now):
+            return False
+        self._taken(1.0)
+        return True
+
+    def spend(self, units: float, now: float) -> None:
+        super().spend(units, now)
+        self._taken(units)
+
+    def hear(self, units: float, now: float) -> None:
+        """So much was taken elsewhere."""
+        super().spend(units, now)
+
+
 class Purse:
     """The budgets that pay for one kind of request together."""
 
@@ -168,6 +195,7 @@ class Quota:
 
     __slots__ = (
         "_limits",
+        "_share",
         "auth",
         "backfill",
         "connect",
@@ -181,21 +209,22 @@ class Quota:
         "subscribe",
     )
 
-    def __init__(self, key: str, limits: Limits = NO_LIMITS) -> None:
+    def __init__(self, key: str, limits: Limits = NO_LIMITS, share: Share | None = None) -> None:
         self.key = key
+        self._share = share
         self.holders = 0
         self.parent: Quota | None = None
         """The holder of which this one is a part, and which pays for all that this one does."""
         self._limits = limits
-        self.publish = self._budget(limits.publishes)
-        self.subscribe = self._budget(limits.subscribes)
-        self.backfill = self._budget(limits.backfill_bytes)
-        self.auth = self._budget(limits.auths)
-        self.connect = self._budget(limits.connects)
-        self.knock = self._budget(limits.connects)
+        self.publish = self._budget("publish", limits.publishes)
+        self.subscribe = self._budget("subscribe", limits.subscribes)
+        self.backfill = self._budget("backfill", limits.backfill_bytes)
+        self.auth = self._budget("auth", limits.auths)
+        self.connect = self._budget("connect", limits.connects)
+        self.knock = self._budget("knock", limits.connects)
         """Connections beyond `connect` that still hear why they are refused."""
-        self.loop = self._share(limits.loop_share)
-        self.read = self._share(limits.read_share)
+        self.loop = self._part(limits.loop_share)
+        self.read = self._part(limits.read_share)
 
     @property
     def line(self) -> tuple[Quota, ...]:
@@ -233,11 +262,23 @@ class Quota:
         )
         return all(budget is None or budget.is_full(now) for budget in budgets)
 
-    def _budget(self, limit: int) -> Budget | None:
-        return Budget(limit, self._limits.window_seconds) if limit else None
+    def hear(self, kind: str, units: float, now: float) -> None:
+        """So much was taken from this holder's budget elsewhere."""
+        budget = getattr(self, kind, None)
+        if isinstance(budget, _SharedBudget):
+            budget.hear(units, now)
+
+    def _budget(self, kind: str, limit: int) -> Budget | None:
+        if not limit:
+            return None
+        window = self._limits.window_seconds
+        if self._share is None:
+            return Budget(limit, window)
+        return _SharedBudget(limit, window, self._share.taker(self.key, kind))
 
     @staticmethod
-    def _share(share: float) -> Budget | None:
+    def _part(share: float) -> Budget | None:
+        """Of the time of this process, which no other one has."""
         return Budget(share * _SHARE_WINDOW, _SHARE_WINDOW) if share else None
 
 
@@ -248,10 +289,16 @@ def purse(kind: str, quotas: Iterable[Quota]) -> Budget | Purse | None:
 
 
 class Quotas:
-    """The quotas of one kind of holder, by key. At most `max_idle` are kept that no connection holds."""
+    """The quotas of one kind of holder, by key. At most `max_idle` are kept that no connection holds.
 
-    def __init__(self, limits: Limits, *, max_idle: int = 20_000) -> None:
+    With a `ledger` other processes charge the same holders, and have these quotas by the same `name`.
+    """
+
+    def __init__(
+        self, limits: Limits, *, max_idle: int = 20_000, ledger: Ledger | None = None, name: str = ""
+    ) -> None:
         self._limits = limits
+        self._share = None if ledger is None else ledger.share(name, self)
         self._max_idle = max_idle
         self._held: dict[str, Quota] = {}
         self._idle: OrderedDict[str, Quota] = OrderedDict()
@@ -263,10 +310,33 @@ class Quotas:
         """The quota of this holder, for one more connection; `release` gives it back."""
         quota = self._held.get(key)
         if quota is None:
-            quota = self._idle.pop(key, None) or Quota(key, self._limits)
+            quota = self._idle.pop(key, None) or Quota(key, self._limits, self._share)
             self._held[key] = quota
         quota.holders += 1
+        if self._share is not None:
+            self._share.holds(key, quota.holders)
         return quota
+
+    def holders(self) -> Iterable[tuple[str, int]]:
+        """Each holder that has connections here, and how many."""
+        return [(key, quota.holders) for key, quota in self._held.items()]
+
+    def count(self, key: str) -> int:
+        """How many connections this holder has here."""
+        quota = self._held.get(key)
+        return 0 if quota is None else quota.holders
+
+    def everywhere(self, quota: Quota) -> int:
+        """How many connections hold it, here and at other processes."""
+        return quota.holders + (0 if self._share is None else self._share.elsewhere(quota.key))
+
+    def hear(self, key: str, kind: str, units: float, now: float) -> None:
+        """Another process let this holder take so much."""
+        quota = self._held.get(key) or self._idle.get(key)
+        if quota is None:
+            quota = self._idle[key] = Quota(key, self._limits, self._share)
+        quota.hear(kind, units, now)
+        self._forget_idle(now)
 
     def holds(self, quota: Quota) -> bool:
         """Whether this quota is one that `hold` has given and `release` has not taken back."""
@@ -275,12 +345,17 @@ class Quotas:
     def release(self, quota: Quota, now: float) -> None:
         """A connection that held it has ended."""
         quota.holders -= 1
+        if self._share is not None:
+            self._share.holds(quota.key, quota.holders)
         if quota.holders:
             return
         del self._held[quota.key]
-        idle = self._idle
         if not quota.is_full(now):
-            idle[quota.key] = quota
+            self._idle[quota.key] = quota
+        self._forget_idle(now)
+
+    def _forget_idle(self, now: float) -> None:
+        idle = self._idle
         while idle and (len(idle) > self._max_idle or next(iter(idle.values())).is_full(now)):
             idle.popitem(last=False)
 

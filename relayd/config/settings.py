@@ -332,7 +332,9 @@ class Settings:
         "off", "Whether log lines name the address of a client; `truncated` keeps its /24 or /48."
     )
     max_connections_per_address: _Limit = _setting(
-        256, "Sessions open at once from one IPv4 address or IPv6 /64, for each process.", unit="connections"
+        256,
+        "Sessions open at once from one IPv4 address or IPv6 /64, at all workers together.",
+        unit="connections",
     )
     unlimited_addresses: tuple[str, ...] = _setting(
         ("127.0.0.0/8", "::1/128"),
@@ -344,7 +346,7 @@ class Settings:
     )
     publish_limit: _Limit = _setting(
         12_000,
-        "PUBLISHes of an authenticated identity in each window, for each process; 0 means no limit.",
+        "PUBLISHes of an authenticated identity in each window, at all workers together; 0 means no limit.",
         unit="messages",
     )
     subscribe_limit: _Limit = _setting(

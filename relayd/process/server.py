@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from relayd import failpoints
+from relayd.access.ledger import Ledger
 from relayd.config import Settings
 from relayd.federation.peers_file import read_peers
 from relayd.federation.service import Federation
@@ -27,6 +28,7 @@ from relayd.lineage import Claim
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.process.builder import build_relay, relay_identity
+from relayd.process.neighbours import Neighbourhood, Neighbours
 from relayd.process.serving import Announce, Serving
 from relayd.store import Store
 from relayd.store.guard import Guard
@@ -55,11 +57,13 @@ async def serve(
     stop: asyncio.Event,
     shared_port: int | None = None,
     leaves_port: Callable[[], bool] = lambda: False,
+    place: Neighbourhood | None = None,
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
     `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
     `leaves_port` is asked when it drains: True leaves new connections to the others on that port at once.
+    `place` is its own among the workers of a machine.
     When the database is replaced by an older copy meanwhile, the relay begins anew with that.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
@@ -85,6 +89,7 @@ async def serve(
                     shared_port=shared_port,
                     leaves_port=leaves_port,
                     ports=ports,
+                    place=place,
                 )
             except StoreUnavailable:
                 if served is None:
@@ -121,6 +126,7 @@ async def _serve(
     shared_port: int | None,
     leaves_port: Callable[[], bool],
     ports: dict[str, int],
+    place: Neighbourhood | None,
 ) -> _Served:
     """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
     then, so the caller makes everything anew, in the same process and on the same port."""
@@ -150,6 +156,7 @@ async def _serve(
         upstreams = read_peers(settings.peers_file, own_id=identity.did)
         named = [(peer.relay_id, peer.url) for peer in upstreams]
         numbers = await register_peers(database_url, named)
+        ledger = None if place is None else Ledger(place.number)
         target = open_target(settings, identity.did, lambda what, n: metrics.trace_spans[what].inc(n))
         relay = build_relay(
             settings,
@@ -161,6 +168,7 @@ async def _serve(
             trust=trust_of(settings, bootstrap),
             plugins=plugins,
             target=target,
+            ledger=ledger,
         )
         await relay.identities.open()
         federation = None
@@ -180,6 +188,8 @@ async def _serve(
                 reconcile_max_items=settings.reconcile_max_items,
             )
         serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation)
+        if place is not None and ledger is not None:
+            serving.neighbours = Neighbours(place, ledger, relay.faults)
         try:
             await serving.run(announce, stop, shared_port, leaves_port)
             return _Served(serving.settings, store.known.claim)

@@ -35,6 +35,7 @@ from relayd.process.draining import drain
 from relayd.process.gauges import Gauges
 from relayd.process.listening import Ports
 from relayd.process.loop_watch import LoopWatch
+from relayd.process.neighbours import Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
 from relayd.process.reloading import read_again, report
 from relayd.relay import Relay
@@ -87,6 +88,7 @@ class Serving:
         self._settings = settings
         self._federation = federation
         self._announcer = Announcer(lambda: self._settings, identity, relay.admission, relay.clock)
+        self.neighbours: Neighbours | None = None
         self._guard = GuardKeeper(guard, store)
         self._bootstrap = bootstrap
         self._store = store
@@ -143,6 +145,8 @@ class Serving:
         if self._federation is not None:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
+        if self.neighbours is not None:
+            jobs.append(asyncio.create_task(self.neighbours.run(), name="neighbours"))
         if self._settings.announce_seconds:
             jobs.append(asyncio.create_task(self._announcer.run(), name="announcing"))
         try:

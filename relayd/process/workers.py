@@ -37,6 +37,7 @@ from relayd.config import ConfigurationError, Origin, Settings, setting_table
 from relayd.database import database
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
 from relayd.process.listening import PortTaken
+from relayd.process.neighbours import Neighbourhood
 from relayd.process.reloading import read_again
 from relayd.process.server import serve
 from relayd.process.signals import stop_on_signals
@@ -68,8 +69,12 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     stop = stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as port:
         share_between_processes(Path(folder))
+        neighbours = Path(folder) / "neighbours"
+        neighbours.mkdir(mode=0o700)
         async with database(settings, stop) as url:
-            workers = [_Worker(settings, url, port) for _ in range(settings.workers)]
+            count = settings.workers
+            places = [Neighbourhood(neighbours, number, count) for number in range(count)]
+            workers = [_Worker(settings, url, port, place) for place in places]
             crew = _Crew(workers, stop)
             try:
                 addresses = [await worker.ready() for worker in workers]
@@ -191,11 +196,12 @@ class _Crew:
 class _Worker:
     """One child process, which may be started again."""
 
-    def __init__(self, settings: Settings, database_url: str, port: int) -> None:
+    def __init__(self, settings: Settings, database_url: str, port: int, place: Neighbourhood) -> None:
         self.settings = settings
         """The settings for the next start of the process."""
         self._database_url = database_url
         self._port = port
+        self._place = place
         self.start()
 
     def start(self, *, is_revived: bool = False) -> None:
@@ -209,7 +215,7 @@ class _Worker:
         origin = None if self.settings.origin is None else tuple(self.settings.origin)
         self._process: BaseProcess = context.Process(
             target=_work,
-            args=(values, origin, self._database_url, self._port, theirs, is_revived),
+            args=(values, origin, self._database_url, self._port, theirs, is_revived, self._place),
             name="relayd-worker",
         )
         # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
@@ -297,8 +303,9 @@ def _work(
     port: int,
     pipe: Pipe,
     is_revived: bool,
+    place: Neighbourhood | None = None,
 ) -> None:
-    """The child process."""
+    """The child process. What a parent of an earlier release does not pass has a default."""
     known = {name: value for name, value in values.items() if name in setting_table()}
     settings = Settings(**known, origin=None if origin is None else Origin(*origin))
     logs.configure(settings.log_format, settings.log_level)
@@ -331,6 +338,7 @@ def _work(
                         stop=stop,
                         shared_port=port,
                         leaves_port=way.is_set,
+                        place=place,
                     )
                     return
                 except StoreError as error:

@@ -189,3 +189,35 @@ async def test_this_machine_is_free_of_limits_unless_told_otherwise(tmp_path: Pa
         # Whoever comes through a proxy is not from this machine.
         async with come_from(process, "198.51.100.1") as client:
             assert [answer["type"] for answer in await publish(client, 2)] == ["OK", "ERROR"]
+
+
+@pytest.mark.req("R-316", "R-321")
+async def test_workers_of_a_machine_have_one_limit(tmp_path: Path):
+    """Whichever worker the kernel gives a connection to, and whatever it was that the other one let pass."""
+    here: dict[str, Any] = {**LIMITS, "unlimited_addresses": NOWHERE, "connection_limit": 0}
+    relay = RelayProcess(tmp_path, workers=2, max_connections_per_address=6, **here)
+    author = new_identity()
+    with running(relay):
+        async with open_client(relay.ws) as first:
+            answers = await first.publish_all([make(author, n=n) for n in range(5)])
+            assert {answer["type"] for answer in answers} == {"OK"}
+        async with AsyncExitStack() as stack:
+            clients: list[BareClient] = []
+            refused = 0
+            async with asyncio.timeout(60):
+                # Six get in, and no more, when each worker knows of all of them.
+                while refused < 16 or len(clients) < 6:
+                    try:
+                        client = await stack.enter_async_context(open_client(relay.ws))
+                    except InvalidStatus as error:
+                        assert error.response.status_code == 429
+                        refused += 1
+                        continue
+                    refused = 0
+                    if len(clients) < 6:
+                        clients.append(client)
+                    else:
+                        await client.socket.close()
+            for client in clients:
+                assert_limited(await client.publish(make(author)), 5, "publish_limit")
+        assert not relay.complaints()

@@ -201,7 +201,7 @@ async def test_recovery_by_two_of_three(tmp_path):
         assert not relay.complaints()
 
 
-@pytest.mark.req("R-047", "R-048", "R-056", "R-064")
+@pytest.mark.req("R-047", "R-048", "R-056", "R-057", "R-064")
 async def test_the_bootstrap_file_gives_names_their_keys(tmp_path):
     device, named = Holder(new_identity(), "did:device:cam-1"), Holder(new_identity(), "did:strata:news_desk")
     document = build_document(

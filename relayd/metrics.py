@@ -85,6 +85,7 @@ CLOSE_REASONS = (
     "banned",
     "auth_failures",
     "withdrawn",
+    "operator",
     "protocol_error",
     "too_large",
     "malformed",

@@ -15,7 +15,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
@@ -26,9 +26,11 @@ from relayd.addresses import Address, Network, parse_network
 __all__ = [
     "MAX_REASON_CHARACTERS",
     "MAX_SUBJECT_CHARACTERS",
+    "SESSION",
     "Act",
     "Ban",
     "Bans",
+    "Closed",
     "Kind",
     "Ruled",
     "check_reason",
@@ -53,6 +55,10 @@ class Kind(enum.StrEnum):
     NETWORK = "network"
 
 
+SESSION: Final = "session"
+"""What a ruling is about that closes a session: no kind of ban, for a closed session is not kept out."""
+
+
 class Act(enum.StrEnum):
     """What was done to a ban. Of a packet one says that it is removed and restored."""
 
@@ -60,6 +66,8 @@ class Act(enum.StrEnum):
     UNBAN = "unban"
     EXPIRE = "expire"
     ERASE = "erase"
+    CLOSE = "close"
+    """A session, and no ban, was ended."""
 
 
 class Ban(NamedTuple):
@@ -80,6 +88,13 @@ class Ban(NamedTuple):
         return self.expires_at is None or self.expires_at >= now
 
 
+class Closed(NamedTuple):
+    """What the log keeps of a session that an operator closed. Addresses are not kept."""
+
+    identity: str | None
+    opened_at: int
+
+
 class Ruled(NamedTuple):
     """One line of the moderation log, which only grows."""
 
@@ -89,11 +104,11 @@ class Ruled(NamedTuple):
     via: str
     """`command` or `wire`, or `relay` for what came with time."""
     act: Act
-    kind: Kind
+    kind: Kind | Literal["session"]
     subject: str
     reason: str
-    before: Ban | None
-    """The ban as it was, None where there was none."""
+    before: Ban | Closed | None
+    """The ban as it was, None where there was none; of a session, what it was."""
     after: Ban | None
     """The ban as it is from then on, None where there is none."""
 

@@ -23,6 +23,7 @@ from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
 from relayd.cli.backup import add_backup_commands
 from relayd.cli.moderate import add_commands
 from relayd.cli.peers import peers
+from relayd.cli.sessions import sessions
 from relayd.config import ConfigurationError, Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_INCOMPLETE
 from relayd.version import VERSION
@@ -398,6 +399,7 @@ def _summarise(summary: Any, json: bool, *, to_stdout: bool) -> None:
 add_commands(app)
 add_backup_commands(app)
 app.add_typer(peers, name="peers")
+app.add_typer(sessions, name="sessions")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -25,7 +25,7 @@ from relayd.config import Settings
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_INCOMPLETE
 from relayd.moderation import Act, Ban, Kind, Ruled, check_reason, kind_of, subject_of
 
-__all__ = ["add_commands"]
+__all__ = ["actor_of", "add_commands", "opened_store", "time_text"]
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
@@ -165,7 +165,7 @@ def add_commands(app: typer.Typer) -> None:
         kind = Kind.AUTHOR if authors else Kind.PACKET
         wanted = [subject for _, subject in _subjects(authors or packet_ids or [], kind)]
         try:
-            why, actor = check_reason(reason), _actor(by)
+            why, actor = check_reason(reason), actor_of(by)
         except ValueError as error:
             console.fail(EXIT_CONFIGURATION, str(error))
         done = console.run(_erase(settings, kind, wanted, why, actor))
@@ -223,8 +223,8 @@ def add_commands(app: typer.Typer) -> None:
         for line in lines:
             until = "" if line.after is None else _until(line.after.expires_at)
             typer.echo(
-                f"{line.number}  {_time(line.at)}  {line.actor} ({line.via})  {_word(line.act, line.kind)}"
-                f" {line.kind} {line.subject}{until}: {_short(line.reason)}"
+                f"{line.number}  {time_text(line.at)}  {line.actor} ({line.via})"
+                f"  {_word(line.act, line.kind)} {line.kind} {line.subject}{until}: {_short(line.reason)}"
             )
 
 
@@ -243,13 +243,13 @@ def _rule(
     now = int(time.time())
     try:
         expires_at = None if lasting is None else now + _seconds(lasting)
-        reason, actor = check_reason(reason), _actor(by)
+        reason, actor = check_reason(reason), actor_of(by)
     except ValueError as error:
         console.fail(EXIT_CONFIGURATION, str(error))
     rulings = [Ruling(*each, bans, reason, actor, "command", expires_at) for each in wanted]
 
     async def run() -> list[bool]:
-        async with _store(settings) as store:
+        async with opened_store(settings) as store:
             changed: list[bool] = await store.moderation.rule(rulings, now)
             return changed
 
@@ -294,7 +294,7 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
 
 
 @contextlib.asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[Any]:
+async def opened_store(settings: Settings) -> AsyncIterator[Any]:
     """The store, also while a relay runs on its own PostgreSQL. Raises `StoreError`."""
     from relayd.postgres.running import running_server
     from relayd.transfer.files import open_store
@@ -309,7 +309,7 @@ async def _store(settings: Settings) -> AsyncIterator[Any]:
 
 async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:
     now, found, after = int(time.time()), list[Ban](), ("", "")
-    async with _store(settings) as store:
+    async with opened_store(settings) as store:
         while page := await store.moderation.bans(now, kind=kind, after=after, limit=_PAGE):
             found += page
             after = (found[-1].kind, found[-1].subject)
@@ -320,7 +320,7 @@ async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str,
     from relayd.process.builder import relay_identity
     from relayd.store.erasing import Eraser
 
-    async with _store(settings) as store:
+    async with opened_store(settings) as store:
         eraser = Eraser(store.url, relay_identity(settings, store))
         return await eraser.erase(
             kind, wanted, reason=reason, actor=actor, via="command", now=int(time.time())
@@ -328,12 +328,13 @@ async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str,
 
 
 async def _ruled(settings: Settings, subject: str | None, limit: int) -> list[Ruled]:
-    async with _store(settings) as store:
+    async with opened_store(settings) as store:
         lines: list[Ruled] = await store.moderation.log(subject=subject, limit=limit)
         return lines
 
 
-def _actor(by: str | None) -> str:
+def actor_of(by: str | None) -> str:
+    """Who is to stand in the log. Raises ValueError."""
     name = by
     if name is None:
         try:
@@ -353,21 +354,24 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _word(act: Act, kind: Kind) -> str:
+def _word(act: Act, kind: Kind | Literal["session"]) -> str:
+    if act is Act.CLOSE:
+        return "closed"
     if kind is Kind.PACKET:
         return {Act.BAN: "removed", Act.UNBAN: "restored", Act.EXPIRE: "restored"}.get(act, "erased")
     return {Act.BAN: "banned", Act.UNBAN: "unbanned", Act.EXPIRE: "unbanned"}.get(act, "erased")
 
 
 def _ban_text(ban: Ban) -> str:
-    return f"{ban.kind}  {ban.subject}  since {_time(ban.created_at)}{_until(ban.expires_at)}"
+    return f"{ban.kind}  {ban.subject}  since {time_text(ban.created_at)}{_until(ban.expires_at)}"
 
 
 def _until(expires_at: int | None) -> str:
-    return "" if expires_at is None else f" until {_time(expires_at)}"
+    return "" if expires_at is None else f" until {time_text(expires_at)}"
 
 
-def _time(at: int) -> str:
+def time_text(at: int) -> str:
+    """A Unix second for a person to read."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):

@@ -31,10 +31,13 @@ class _Rulings(Protocol):
 
     async def read(self, since: int) -> tuple[int, list[Ban], bool]: ...
 
+    async def closed(self, since: int) -> list[str]: ...
+
 
 class BanFollower:
     """The bans of now. `on_change` is called when they have become others, and after an erasure: then with
-    True, for what this process has in memory of the log may have been erased."""
+    True, for what this process has in memory of the log may have been erased. `on_close` is called with the
+    ids of the sessions that operators have closed since this process began to follow."""
 
     def __init__(
         self,
@@ -42,12 +45,14 @@ class BanFollower:
         *,
         clock: Callable[[], int],
         on_change: Callable[[bool], None],
+        on_close: Callable[[list[str]], None] = lambda sessions: None,
         faults: Faults,
     ) -> None:
         self.bans = Bans()
         self._rulings = rulings
         self._clock = clock
         self._on_change = on_change
+        self._on_close = on_close
         self._faults = faults
         self._rows: Sequence[Ban] = ()
         self._last = -1
@@ -62,7 +67,12 @@ class BanFollower:
         """Read what there is to read, and follow. Raises `StoreError`."""
         erased = False
         if await self._rulings.last() != self._last:
-            self._last, self._rows, erased = await self._rulings.read(self._last)
+            last, rows, erased = await self._rulings.read(self._last)
+            # Older ones were for processes of their own time. What is read here twice is closed already.
+            closed = await self._rulings.closed(self._last) if self._last >= 0 else []
+            self._last, self._rows = last, rows
+            if closed:
+                self._on_close(closed)
             bans = Bans.at(self._clock(), self._rows)
         elif self.bans.changes_at is not None and self._clock() >= self.bans.changes_at:
             bans = Bans.at(self._clock(), self._rows)

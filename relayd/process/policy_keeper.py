@@ -12,6 +12,7 @@ from relayd.logs import problem_of
 from relayd.moderation import Bans
 from relayd.policy import BanFollower, Policy, apply_policy
 from relayd.relay import Relay
+from relayd.sessions.registry import OpenSocket
 from relayd.store.types import AbuseEntry, StoreError
 
 __all__ = ["PolicyKeeper"]
@@ -27,7 +28,11 @@ class PolicyKeeper:
         self._settings = settings
         self._abuse: list[AbuseEntry] = []
         self.rulings = BanFollower(
-            relay.store.moderation, clock=relay.clock, on_change=self._ruled, faults=relay.faults
+            relay.store.moderation,
+            clock=relay.clock,
+            on_change=self._ruled,
+            on_close=self._close,
+            faults=relay.faults,
         )
 
     @property
@@ -51,6 +56,16 @@ class PolicyKeeper:
             else:
                 self.apply()
             await asyncio.sleep(self._settings().abuse_refresh_interval)
+
+    def _close(self, sessions: list[str]) -> None:
+        registry, process, wanted = self._relay.registry, self._relay.store.roll.process, frozenset(sessions)
+
+        def close(socket: OpenSocket) -> None:
+            session = socket.described(process)
+            if session is not None and session.id in wanted:
+                socket.expel()
+
+        registry.each(list(registry.sockets), close)
 
     def _ruled(self, erased: bool) -> None:
         if erased:

@@ -38,6 +38,7 @@ from relayd.process.loop_watch import LoopWatch
 from relayd.process.neighbours import Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
 from relayd.process.reloading import read_again, report
+from relayd.process.roll_keeper import RollKeeper
 from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.guard import Guard
@@ -99,6 +100,7 @@ class Serving:
         self._database_up = True
         self._is_serving = asyncio.Event()
         self._policy = PolicyKeeper(relay, lambda: self._settings)
+        self._roll = RollKeeper(relay)
         self._ports = Ports(settings, relay, ports)
         self._scrapes = Scrapes(self._count, metrics.render)
         self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
@@ -122,7 +124,11 @@ class Serving:
         relay, rulings = self._relay, self._policy.rulings
         bus_url = self._settings.bus_url
         await self._store.listen(
-            relay.tail.ring, rulings.ring, bus_url=bus_url, on_bus=self._metrics.told_of_bus(bus_url)
+            relay.tail.ring,
+            rulings.ring,
+            self._roll.ask,
+            bus_url=bus_url,
+            on_bus=self._metrics.told_of_bus(bus_url),
         )
         await rulings.look()  # nobody is served before it is known what is banned
         jobs: list[asyncio.Task[object]] = [
@@ -136,6 +142,7 @@ class Serving:
                 ("maintenance", maintain(self._settings, self._store, relay.faults)),
                 ("policy", self._policy.refresh()),
                 ("rulings", rulings.run()),
+                ("roll", self._roll.run()),
                 ("memory", watch_memory(self._settings, relay.registry, self._metrics)),
                 ("guard", self._guard.run()),
                 ("gauges", self._gauges.run()),

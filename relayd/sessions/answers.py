@@ -19,6 +19,7 @@ from relayd.access.limits import Excess
 
 __all__ = [
     "auth_ok_payload",
+    "closed_by_operator_payload",
     "error_payload",
     "fault_payload",
     "filters_too_large_payload",
@@ -110,6 +111,12 @@ def error_payload(error: InvalidMessage) -> bytes:
             subscription_id=error.subscription_id,
         )
     )
+
+
+def closed_by_operator_payload() -> bytes:
+    """The last ERROR of a session that an operator ends."""
+    reason, code = "an operator has closed this session", ErrorCode.POLICY_REJECTED
+    return encode(Error(code=code, reason=reason, detail="closed_by_operator"))
 
 
 def missing_payload(capability: str, client_msg_id: str | None, subscription_id: str | None = None) -> bytes:

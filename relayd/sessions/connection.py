@@ -33,6 +33,7 @@ from relayd.admission.pipeline import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
 from relayd.relay import Relay
+from relayd.roll import OpenSession, session_id
 from relayd.sessions.actions import (
     Action,
     Answer,
@@ -46,7 +47,12 @@ from relayd.sessions.actions import (
     SubscriptionOpened,
     UnknownUnsubscribe,
 )
-from relayd.sessions.answers import fault_payload, ok_payload, refusal_payload
+from relayd.sessions.answers import (
+    closed_by_operator_payload,
+    fault_payload,
+    ok_payload,
+    refusal_payload,
+)
 from relayd.sessions.auth_exchange import AuthExchange
 from relayd.sessions.backlog import Backlog
 from relayd.sessions.comparing import Comparer
@@ -292,6 +298,25 @@ class Connection:
         values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
         pending = self._pending_bytes + self._comparer.held_bytes
         return pending + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
+
+    def described(self, process: str) -> OpenSession | None:
+        if not self._is_websocket:
+            return None
+        address, age = self._visitor.address, time.monotonic() - self.socket.opened_at
+        return OpenSession(
+            session_id(process, self.id),
+            int(self._relay.clock() - age),
+            None if address is None else str(address),
+            self._session.identity,
+            len(self._session.subscriptions),
+            self._publishes,
+            self.socket.events_sent,
+            self.socket.held_bytes,
+        )
+
+    def expelled(self) -> None:
+        self.answer(closed_by_operator_payload(), ErrorCode.POLICY_REJECTED)
+        self.socket.close(1008, "an operator has closed this session", "operator")
 
     def refuse_publishes(self, refuse: bool) -> None:
         self._session.is_short_of_memory = refuse

@@ -15,8 +15,9 @@ from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import Moderate, Moderated, encode
 
 from relayd.frames import text_frame
-from relayd.moderation import Ban, Kind, Ruled, check_reason, subject_of
+from relayd.moderation import Ban, Closed, Kind, Ruled, check_reason, subject_of
 from relayd.relay import Relay
+from relayd.roll import MAX_SESSIONS, Question, session_id
 from relayd.sessions.answers import error_payload, fault_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
@@ -92,6 +93,10 @@ class Desk:
                 return await self._rule(message)
             case "list":
                 return await self._list(message)
+            case "sessions":
+                return await self._sessions(message)
+            case "close":
+                return await self._close_session(message)
             case _:
                 return await self._log(message)
 
@@ -131,6 +136,46 @@ class Desk:
         )
         return _page(message, [ban._asdict() for ban in found], last)
 
+    async def _sessions(self, message: Moderate) -> Moderated:
+        store, kind = self._relay.store, message.kind
+        if kind not in (None, "author", "network") or (kind is None) is not (message.subject is None):
+            raise _refused(message, "sessions are of an author or of a network, with its subject, or all")
+        try:
+            question = Question(
+                limit=min(message.limit or _PAGE, MAX_SESSIONS),
+                after=message.after,
+                identity=message.subject if kind == "author" else None,
+                network=message.subject if kind == "network" else None,
+            )
+        except ValueError as error:
+            raise _refused(message, str(error)) from None
+        roll = await store.roll.ask(question)
+        own = session_id(store.roll.process, self._connection.id)
+        entries = [{**msgspec.structs.asdict(each), "own": each.id == own} for each in roll.sessions]
+        page = _page(message, entries, roll.next)
+        return msgspec.structs.replace(page, total=roll.total, silent=roll.silent)
+
+    async def _close_session(self, message: Moderate) -> Moderated:
+        actor, store = self._session.identity, self._relay.store
+        assert actor is not None
+        try:
+            question = Question(session=message.subject or "")
+            reason = check_reason(message.reason or "")
+        except ValueError as error:
+            raise _refused(message, str(error)) from None
+        roll = await store.roll.ask(question)
+        if roll.silent:
+            late = "the process of that session does not answer now"
+            raise _refused(message, late, ErrorCode.INTERNAL_ERROR)
+        for session in roll.sessions:
+            if session.identity != actor and session.identity in self._relay.access.grants.operators:
+                whose = "an operator's session is not closed over the wire"
+                raise _refused(message, whose, ErrorCode.POLICY_REJECTED)
+            now = self._relay.clock()
+            await store.moderation.close(session, reason=reason, actor=actor, via="wire", now=now)
+        changed = bool(roll.sessions)
+        return Moderated(action=message.action, client_msg_id=message.client_msg_id, changed=changed)
+
     async def _log(self, message: Moderate) -> Moderated:
         limit = message.limit or _PAGE
         try:
@@ -147,7 +192,7 @@ def _page(message: Moderate, entries: list[dict[str, object]], last: str | None)
 
 
 def _plain(line: Ruled) -> dict[str, object]:
-    def plain(ban: Ban | None) -> dict[str, object] | None:
+    def plain(ban: Ban | Closed | None) -> dict[str, object] | None:
         return None if ban is None else ban._asdict()
 
     return {**line._asdict(), "before": plain(line.before), "after": plain(line.after)}

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from relayd.access.memory import HOLDS_MUCH, Pressure, dearest
 from relayd.faults import Faults
+from relayd.roll import OpenSession
 from relayd.slices import SLICE_SECONDS, Slices
 
 __all__ = ["OpenSocket", "Registry"]
@@ -54,6 +55,12 @@ class OpenSocket(Protocol):
     @property
     def held_bytes(self) -> int:
         """What is kept for the peer, about: unsent answers, unfinished frames, publishes, subscriptions."""
+
+    def described(self, process: str) -> OpenSession | None:
+        """The session as operators see it, in the process of this name; None where there is none."""
+
+    def expel(self) -> None:
+        """An operator ends the session: tell the peer so, and close."""
 
     def refuse_publishes(self, refuse: bool) -> None:
         """Whether the peer may publish nothing now, for want of memory."""

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 from websockets.http11 import Request
 
+from relayd.roll import OpenSession
+
 __all__ = ["NOBODY", "SocketHandler"]
 
 
@@ -38,6 +40,12 @@ class SocketHandler(Protocol):
     @property
     def held_bytes(self) -> int:
         """What is kept for the peer besides what the socket holds."""
+
+    def described(self, process: str) -> OpenSession | None:
+        """The session as operators see it; None before it is one."""
+
+    def expelled(self) -> None:
+        """An operator ends the session."""
 
     def refuse_publishes(self, refuse: bool) -> None:
         """Whether the peer may publish nothing now."""
@@ -72,6 +80,12 @@ class _Nobody:
 
     def worked(self, seconds: float, now: float) -> float:
         return 0.0
+
+    def described(self, process: str) -> OpenSession | None:
+        return None
+
+    def expelled(self) -> None:
+        pass
 
     def refuse_publishes(self, refuse: bool) -> None:
         pass

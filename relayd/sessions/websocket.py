@@ -35,6 +35,7 @@ from relayd.access.gate import Turnaway
 from relayd.access.limits import Budget
 from relayd.frames import FrameReader, text_frame
 from relayd.relay import Relay
+from relayd.roll import OpenSession
 from relayd.sessions.answers import frame_too_large_payload
 from relayd.sessions.http_requests import rejection
 from relayd.sessions.liveness import Liveness, PeerState
@@ -187,6 +188,14 @@ class WebSocket(asyncio.Protocol):
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
         here = self._frames.held_bytes + len(self._fragments) + len(self._unread) + held
         return here + self._outbox_bytes + waiting + self._handler.held_bytes
+
+    def described(self, process: str) -> OpenSession | None:
+        """The session as operators see it, in the process of this name; None where there is none."""
+        return self._handler.described(process) if self.is_open else None
+
+    def expel(self) -> None:
+        """An operator ends the session: tell the peer so, and close."""
+        self._handler.expelled()
 
     def refuse_publishes(self, refuse: bool) -> None:
         """Whether the peer may publish nothing now."""

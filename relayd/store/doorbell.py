@@ -14,6 +14,7 @@ from relayd import failpoints
 from relayd.pauses import Pauses
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.queries import CHANNEL
+from relayd.store.roll import ROLL_CHANNEL, RollCall
 from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = ["Doorbell"]
@@ -43,12 +44,18 @@ class Doorbell:
         connect_timeout: float,
         others: Mapping[str, Callable[[], None]] = MappingProxyType({}),
         has_bus: bool = False,
+        roll: RollCall | None = None,
+        on_question: Callable[[str], None] = lambda question: None,
     ) -> None:
         """`others` are called back for notifications on further channels; these may be lost.
 
         With `has_bus` nothing is listened to: something else rings, and all are called at every look. (A
-        session that listens to one channel is woken for all of them.)
+        session that listens to one channel is woken for all of them.) Questions of a roll call have no other
+        way, so they are listened to for as long as somebody is asking.
         """
+        self._roll = roll
+        self._on_question = on_question
+        self._hears_questions = False
         self._has_bus = has_bus
         self._url = url
         self._callback = callback
@@ -88,6 +95,10 @@ class Doorbell:
                     await connection.add_listener(CHANNEL, self._ring)
                     for channel in self._others:
                         await connection.add_listener(channel, self._ring_other)
+                self._hears_questions = False
+                if self._roll is not None:
+                    await self._hear_questions(connection, not self._has_bus)
+                    await self._roll.attend(connection)
                 # Only now: what is committed after this rings, what was before is below this head.
                 head = await self._read_head(connection)
         self._callback(head)
@@ -106,11 +117,22 @@ class Doorbell:
             with translate_errors():
                 async with asyncio.timeout(_PROBE_TIMEOUT):
                     head = await self._read_head(connection)
+                    if self._has_bus and self._roll is not None:
+                        await self._hear_questions(connection, await self._roll.is_asking(connection))
             self._callback(head)
         raise StoreUnavailable("the connection was lost")
 
     def _ring_other(self, connection: object, pid: int, channel: str, payload: object) -> None:
         self._others[channel]()
+
+    async def _hear_questions(self, connection: asyncpg.Connection[Any], wanted: bool) -> None:
+        if wanted is not self._hears_questions:
+            change = connection.add_listener if wanted else connection.remove_listener
+            await change(ROLL_CHANNEL, self._asked)
+            self._hears_questions = wanted
+
+    def _asked(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        self._on_question(str(payload))
 
     def _ring(self, connection: object, pid: int, channel: str, payload: object) -> None:
         if failpoints.ARMED:

@@ -8,13 +8,15 @@ it look sooner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
 
-from relayd.moderation import Act, Ban, Kind, Ruled
+from relayd.moderation import SESSION, Act, Ban, Closed, Kind, Ruled
+from relayd.roll import OpenSession
 from relayd.store.connection import Pool, close_quietly, connect, translate_errors
 
 __all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
@@ -27,6 +29,7 @@ _COLUMNS: Final = "kind, subject, reason, actor, expires_at, created_at"
 _LAST: Final = "SELECT coalesce(max(number), 0) FROM moderation_log"
 _ALL: Final = f"SELECT {_COLUMNS} FROM moderation"
 _ERASED_SINCE: Final = f"SELECT EXISTS (SELECT FROM moderation_log WHERE number > $1 AND act = '{Act.ERASE}')"
+_CLOSED_SINCE: Final = f"SELECT subject FROM moderation_log WHERE number > $1 AND act = '{Act.CLOSE}'"
 _PAGE: Final = (
     f"SELECT {_COLUMNS} FROM moderation WHERE (expires_at IS NULL OR expires_at >= $1)"
     " AND ($2::text IS NULL OR kind = $2) AND (kind, subject) > ($3, $4)"
@@ -106,23 +109,42 @@ class Moderation:
             with translate_errors():
                 return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
 
+    async def closed(self, since: int) -> list[str]:
+        """The sessions that were to be closed after the ruling `since`."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                return [subject for (subject,) in await connection.fetch(_CLOSED_SINCE, since)]
+
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         """Put these into effect, all or none; for each, whether it changed anything.
 
         A ban that is there already is replaced. Bans whose time is over are cleared away on the way.
         """
+        async with self._turn() as connection:
+            for row in await connection.fetch(_OVER, now):
+                await _write_over(connection, _ban(row), now)
+            return [await _apply(connection, ruling, now) for ruling in rulings]
+
+    async def close(self, session: OpenSession, *, reason: str, actor: str, via: str, now: int) -> None:
+        """Have the process that holds this session end it."""
+        was = _json(Closed(session.identity, session.opened_at))
+        async with self._turn() as connection:
+            await connection.execute(
+                _WRITE, now, actor, via, Act.CLOSE, SESSION, session.id, reason, was, None
+            )
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """A transaction that rules; every process looks once it is committed."""
         connection = await connect(self._url, name="relayd moderation", connect_timeout=self._connect_timeout)
         try:
             with translate_errors():
                 async with connection.transaction():
                     await take_turn(connection)
-                    for row in await connection.fetch(_OVER, now):
-                        await _write_over(connection, _ban(row), now)
-                    changed = [await _apply(connection, ruling, now) for ruling in rulings]
+                    yield connection
                     await ring(connection)
         finally:
             await close_quietly(connection)
-        return changed
 
 
 async def take_turn(connection: asyncpg.Connection[Any]) -> None:
@@ -192,8 +214,8 @@ async def _write(
     )
 
 
-def _json(ban: Ban | None) -> str | None:
-    return None if ban is None else msgspec.json.encode(ban._asdict()).decode()
+def _json(was: Ban | Closed | None) -> str | None:
+    return None if was is None else msgspec.json.encode(was._asdict()).decode()
 
 
 def _ban(row: asyncpg.Record) -> Ban:
@@ -202,6 +224,9 @@ def _ban(row: asyncpg.Record) -> Ban:
 
 def _ruled(row: asyncpg.Record) -> Ruled:
     number, at, actor, via, act, kind, subject, reason, before, after = row
+    if kind == SESSION:
+        closed = Closed(**msgspec.json.decode(before))
+        return Ruled(number, at, actor, via, Act(act), SESSION, subject, reason, closed, None)
     return Ruled(
         number, at, actor, via, Act(act), Kind(kind), subject, reason, _from_json(before), _from_json(after)
     )

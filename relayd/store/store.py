@@ -25,6 +25,7 @@ from relayd.store.moderation import MODERATION_CHANNEL, Moderation
 from relayd.store.queries import CANDIDATES
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
+from relayd.store.roll import RollCall
 from relayd.store.safety import check_safety
 from relayd.store.sizes import Sizes, read_sizes
 from relayd.store.terms import Reason, Reset, agree, read_head
@@ -84,11 +85,14 @@ class Store:
         known: KnownLog,
         lost: asyncio.Event,
         moderation: Moderation,
+        roll: RollCall,
     ) -> None:
         self.identities = identities
         """The identity packets of the log, for admission."""
         self.moderation = moderation
         """What operators have ruled."""
+        self.roll = roll
+        """Which sessions are open, in all processes."""
         self._log = log
         self._reader = reader
         self._pools = pools
@@ -170,6 +174,7 @@ class Store:
             known,
             lost,
             Moderation(url, lookups, connect_timeout=connect_timeout),
+            RollCall(url, lookups, connect_timeout=connect_timeout),
         )
         try:
             store._reader.on_replica = on_replica
@@ -345,6 +350,7 @@ class Store:
         self,
         callback: Callable[[int], None],
         on_ruling: Callable[[], None] = lambda: None,
+        on_question: Callable[[str], None] = lambda question: None,
         *,
         bus_url: str | None = None,
         on_bus: Callable[[str], None] = lambda what: None,
@@ -352,9 +358,9 @@ class Store:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
         With `bus_url` NATS says so, and otherwise the database; `on_bus` hears how that goes (`BUS_EVENTS`).
-        `on_ruling` is called when an operator has ruled, and may miss that. Returns when it listens; the
-        first call, with the head, has then been made. The callbacks must not raise or block. Cancelling
-        stops listening.
+        `on_ruling` is called when an operator has ruled, and may miss that; `on_question` with each question
+        of a roll call. Returns when it listens; the first call, with the head, has then been made. The
+        callbacks must not raise or block. Cancelling stops listening.
         """
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
@@ -370,6 +376,8 @@ class Store:
             connect_timeout=self._connect_timeout,
             others={MODERATION_CHANNEL: on_ruling},
             has_bus=bus_url is not None,
+            roll=self.roll,
+            on_question=on_question,
         )
         if bus_url is not None:
             self._bus = Bus(

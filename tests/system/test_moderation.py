@@ -308,6 +308,96 @@ async def test_an_operator_rules_over_the_wire_and_nobody_else(moderated: Modera
     ]
 
 
+async def sessions_of(moderator: Moderator, *of: Any) -> dict[str, dict[str, Any]]:
+    """The open sessions by the DID that they speak for."""
+    return {str(entry["identity"]): entry async for entry in moderator.sessions(*of)}
+
+
+@pytest.mark.req("R-287", "R-289")
+async def test_an_operator_sees_the_sessions_of_both_relays_and_closes_one(moderated: Moderated):
+    alice, bob, carol = new_identity(), new_identity(), new_identity()
+    names = (alice.did, bob.did, carol.did)
+    elsewhere = {"X-Forwarded-For": "198.51.100.7"}
+    async with (
+        open_client(moderated.one.ws) as first,
+        open_client(moderated.other.ws, additional_headers=elsewhere) as second,
+        open_client(moderated.other.ws) as third,
+        Moderator(moderated.one.ws, OPERATOR) as moderator,
+    ):
+        for client, who in ((first, alice), (second, bob), (third, carol)):
+            assert (await client.authenticate(who))["type"] == "AUTH_OK"
+        await second.subscribe("s", {"authors": [bob.did]})
+        assert (await second.publish(make(bob)))["type"] == "OK"
+        found = await sessions_of(moderator)
+        assert set(found) >= {*names, OPERATOR.did}
+        assert [found[OPERATOR.did]["own"], found[bob.did]["own"]] == [True, False]
+        counted = {name: found[bob.did][name] for name in ("address", "subscriptions", "publishes")}
+        assert counted == {"address": "198.51.100.7", "subscriptions": 1, "publishes": 1}
+        assert len({str(found[name]["id"])[:8] for name in names}) == 2, "of two processes"
+        for kind, subject in (("author", bob.did), ("network", "198.51.100.0/24")):
+            assert set(await sessions_of(moderator, kind, subject)) == {bob.did}
+        # The same from the machine, page by page where there are many.
+        told = moderated.command("sessions", "list")
+        assert {each["identity"] for each in told} >= {*names, OPERATOR.did}
+        page = await third.ask({"type": "MODERATE", "action": "sessions"})
+        assert (page["code"], page["detail"]) == ("unauthenticated", "missing_capability")
+        # What is closed over the wire may be open at the other relay.
+        session = str(found[bob.did]["id"])
+        for subject, code in (("somebody", "invalid_schema"), (session[:8], "invalid_schema")):
+            with pytest.raises(RequestRefused) as refused:
+                await moderator.close_session(subject, reason="x")
+            assert refused.value.code == code
+        assert await moderator.close_session(session, reason="a test") is True
+        assert await closing(second) == ("policy_rejected", "closed_by_operator", 1008)
+        assert await moderator.close_session(session, reason="a test") is False
+        done = moderated.command("sessions", "close", str(found[alice.did]["id"]), "--reason", "a test")
+        assert done["changed"] is True
+        assert await closing(first) == ("policy_rejected", "closed_by_operator", 1008)
+        moderated.command("sessions", "close", str(found[alice.did]["id"]), "--reason", "x", exit_code=1)
+        assert (await third.publish(make(carol)))["type"] == "OK", "the others go on"
+        async with open_client(moderated.other.ws) as again:
+            assert (await again.authenticate(bob))["type"] == "AUTH_OK", "it is no ban"
+        (line,) = [each async for each in moderator.log(session)]
+        assert (line["act"], line["kind"], line["actor"], line["via"]) == (
+            "close",
+            "session",
+            OPERATOR.did,
+            "wire",
+        )
+        opened_at = found[bob.did]["opened_at"]
+        assert line["before"] == {"identity": bob.did, "opened_at": opened_at}
+        assert moderated.command("log", session)[0]["reason"] == "a test"
+        assert session not in {ban["subject"] for ban in moderated.command("list")}
+
+
+async def test_sessions_come_in_pages_and_no_operator_closes_another(moderated: Moderated, tmp_path: Path):
+    rival = new_identity()
+    url = moderated.other.settings["database_url"]
+    relay = RelayProcess(tmp_path, database_url=url, operators=[OPERATOR.did, rival.did])
+    with running(relay):
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(3):
+                await stack.enter_async_context(open_client(relay.ws))
+            client = await stack.enter_async_context(open_client(relay.ws))
+            await client.authenticate(OPERATOR)
+            other = await stack.enter_async_context(open_client(relay.ws))
+            await other.authenticate(rival)
+            ask = {"type": "MODERATE", "action": "sessions", "limit": 2}
+            ids: list[str] = []
+            page: dict[str, Any] = {}
+            while not ids or page.get("next") is not None:
+                page = await client.ask(ask | ({"after": page["next"]} if page else {}))
+                assert len(page["entries"]) <= 2
+                assert (page["silent"], page["total"]) == (0, 5)
+                ids += [entry["id"] for entry in page["entries"]]
+            assert len(set(ids)) == len(ids) == 5
+            page = await client.ask(ask | {"kind": "author", "subject": rival.did})
+            (entry,) = page["entries"]
+            close = {"type": "MODERATE", "action": "close", "subject": entry["id"], "reason": "rivalry"}
+            assert (await client.ask(close))["code"] == "policy_rejected"
+        assert relay.stop() == 0
+
+
 async def test_a_relay_without_operators_knows_no_such_message(relay: RelayProcess):
     async with open_client(relay.ws) as client:
         answer = await client.ask({"type": "MODERATE", "action": "list"})

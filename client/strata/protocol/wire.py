@@ -141,10 +141,12 @@ class Moderate(_Message, frozen=True, kw_only=True, tag="MODERATE"):
     capability `operate` may send it. Answered by one `Moderated` or `Error`.
 
     `ban` and `unban` need `kind`, `subject` and `reason`; `list` and `log` give pages of `limit` entries,
-    from behind `after`, the `next` of the page before.
+    from behind `after`, the `next` of the page before. So does `sessions`, which lists the open sessions of
+    every process of the relay, 200 at a time at most; with `kind` `author` or `network` those of `subject`
+    alone. `close` needs the id of a session as `subject`, and `reason`.
     """
 
-    action: Literal["ban", "unban", "list", "log"]
+    action: Literal["ban", "unban", "list", "log", "sessions", "close"]
     kind: Literal["author", "packet", "media", "type", "network"] | None = None
     subject: str | None = None
     reason: str | None = None
@@ -254,7 +256,11 @@ class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
     """The answer to `Moderate`: whether a ruling changed anything, or a page of entries.
 
     An entry of `list` has kind, subject, reason, actor, expires_at and created_at; one of `log` number, at,
-    actor, via, act, kind, subject, reason, before and after.
+    actor, via, act, kind, subject, reason, before and after; one of `sessions` id, opened_at, address,
+    identity, subscriptions, publishes, events, held_bytes, and own for the session that asks.
+
+    With `sessions`, `total` counts all open sessions and `silent` the processes that gave no answer: their
+    sessions are in neither.
     """
 
     action: str
@@ -262,6 +268,8 @@ class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
     changed: bool | None = None
     entries: list[dict[str, object]] | None = None
     next: str | None = None
+    total: int | None = None
+    silent: int | None = None
 
 
 class Reconciled(_Message, frozen=True, kw_only=True, tag="RECONCILED"):

@@ -33,6 +33,7 @@ __all__ = ["ModeratedKind", "Moderator"]
 ModeratedKind = Literal["author", "packet", "media", "type", "network"]
 
 _PAGE: Final = 500
+_SESSIONS: Final = 200
 _CLOSE_SECONDS: Final = 5.0
 _OPERATE: Final = "operate"
 
@@ -112,6 +113,23 @@ class Moderator:
         """The log of rulings, the newest first. Raises as `ban` does."""
         async for entry in self._pages(wire.Moderate(action="log", subject=subject, limit=_PAGE)):
             yield entry
+
+    async def sessions(
+        self, kind: Literal["author", "network"] | None = None, subject: str | None = None
+    ) -> AsyncIterator[dict[str, object]]:
+        """The open sessions, of all processes of the relay; of a DID or a network alone with `kind` and
+        `subject`. A process that does not answer in time is left out. Raises as `ban` does."""
+        message = wire.Moderate(action="sessions", kind=kind, subject=subject, limit=_SESSIONS)
+        async for entry in self._pages(message):
+            yield entry
+
+    async def close_session(self, session: str, *, reason: str) -> bool:
+        """Close the session of this id, whichever process has it; whether there was one.
+
+        It ends within two seconds, and its client may come back: a ban keeps it out. Raises as `ban` does.
+        """
+        message = wire.Moderate(action="close", subject=session, reason=reason)
+        return bool((await self._ask(message)).changed)
 
     async def _pages(self, message: wire.Moderate) -> AsyncIterator[dict[str, object]]:
         after: str | None = None

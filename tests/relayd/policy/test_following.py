@@ -20,6 +20,7 @@ class Rulings:
         self.number = 0
         self.rows: list[Ban] = []
         self.erased_at = -1
+        self.closings: list[tuple[int, str]] = []
         self.is_away = False
         self.reads = 0
 
@@ -36,6 +37,13 @@ class Rulings:
         self.reads += 1
         return self.number, self.rows, self.erased_at > since
 
+    async def closed(self, since: int) -> list[str]:
+        return [session for number, session in self.closings if number > since]
+
+    def close(self, session: str) -> None:
+        self.number += 1
+        self.closings.append((self.number, session))
+
 
 def ban(subject: str, expires_at: int | None = None) -> Ban:
     return Ban(Kind.AUTHOR, subject, "because", "root", expires_at, NOW)
@@ -46,10 +54,12 @@ class Rig:
         self.now = NOW
         self.rulings = Rulings()
         self.changes: list[tuple[set[str], bool]] = []
+        self.closed: list[list[str]] = []
         self.follower = BanFollower(
             self.rulings,
             clock=lambda: self.now,
             on_change=lambda erased: self.changes.append((set(self.follower.bans.authors), erased)),
+            on_close=self.closed.append,
             faults=Faults(),
         )
 
@@ -68,6 +78,20 @@ async def test_it_reads_when_something_was_ruled_and_not_otherwise():
     rig.rulings.rule()
     await rig.follower.look()
     assert rig.changes[1:] == [(set(), False)]
+
+
+async def test_sessions_are_to_be_closed_once_and_none_of_the_time_before():
+    rig = Rig()
+    rig.rulings.close("before-1")
+    await rig.follower.look()
+    rig.rulings.close("one-1")
+    rig.rulings.close("one-2")
+    await rig.follower.look()
+    await rig.follower.look()
+    rig.rulings.close("one-3")
+    await rig.follower.look()
+    assert rig.closed == [["one-1", "one-2"], ["one-3"]]
+    assert rig.changes == []
 
 
 async def test_a_ban_ends_by_time_without_any_reading():

@@ -43,6 +43,7 @@ from relayd.moderation import Act as ActOnABan
 from relayd.moderation import Ban, Kind, Ruled
 from relayd.policy import Plugins
 from relayd.process.builder import build_relay
+from relayd.roll import OpenSession, Question, Roll
 from relayd.sessions.connection import Connection
 from relayd.store import Store
 from relayd.store.moderation import Ruling
@@ -190,7 +191,8 @@ class MemoryLog:
         self.entries: list[LogEntry] = []
         self.places: dict[bytes, LogEntry] = {}
         self.identities = self
-        self.moderation = self
+        self.moderation = self.roll = self
+        self.process = "0000000a"
         self.declined: Any = None
         self.slow: list[Exception] = []
         """What reading the packets of some authors raises, the last first."""
@@ -207,6 +209,14 @@ class MemoryLog:
         await asyncio.sleep(0)
         (ban,) = await self.bans(NOW)
         return [Ruled(1, NOW, "root", "command", ActOnABan.BAN, ban.kind, ban.subject, ban.reason, None, ban)]
+
+    async def ask(self, question: Question) -> Roll:
+        await asyncio.sleep(0)
+        session = OpenSession(f"{self.process}-1", NOW, None, None, 0, 0, 0, 0)
+        return Roll([session], None, 1, 0)
+
+    async def close(self, session: OpenSession | None = None, **_: object) -> None:
+        await asyncio.sleep(0)
 
     async def append(self, batch: Sequence[NewPacket], now: int, *_: object) -> Appended:
         await asyncio.sleep(0)
@@ -603,8 +613,11 @@ async def moderating(world: World) -> None:
     client.say(ban | {"subject": PLAIN.did, "client_msg_id": "o"})
     client.say({"type": "MODERATE", "action": "list", "limit": 1, "client_msg_id": "l"})
     client.say({"type": "MODERATE", "action": "log", "client_msg_id": "g"})
+    client.say({"type": "MODERATE", "action": "sessions", "client_msg_id": "s"})
+    close = {"type": "MODERATE", "action": "close", "subject": f"{world.log.process}-1", "reason": "x"}
+    client.say({**close, "client_msg_id": "c"})
     client.publish(world.post(), "behind")
-    await ends(world, client, ["auth", "b", "o", "l", "g", "behind"])
+    await ends(world, client, ["auth", "b", "o", "l", "g", "s", "c", "behind"])
 
 
 async def subscribing(world: World) -> None:
@@ -747,7 +760,15 @@ ACTS: dict[Act, set[str]] = {
         "Session.authenticated",
     },
     failing_to_authenticate: {"Session.auth_failed", "AuthExchange._apply"},
-    moderating: {"Desk._answer", "Desk._rule", "Desk._list", "Desk._log", "Session._moderate"},
+    moderating: {
+        "Desk._answer",
+        "Desk._rule",
+        "Desk._list",
+        "Desk._log",
+        "Desk._sessions",
+        "Desk._close_session",
+        "Session._moderate",
+    },
     subscribing: {"Backlog._serve", "Backlog._step", "Backlog._read_page", "Backlog._send", "compile_filter"},
     live: {"WebSocket.deliver", "Fanout.join"},
     resuming: {"Backlog._is_lost", "lost_place_payload"},

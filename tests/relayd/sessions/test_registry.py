@@ -40,6 +40,10 @@ class Socket:
     def dismiss(self, code: int, reason: str, cause: str) -> None:
         self.closed.append(code)
 
+    def described(self, process: str) -> None: ...
+
+    def expel(self) -> None: ...
+
     def refuse_publishes(self, refuse: bool) -> None:
         self.refused = refuse
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, Literal, cast
 
 import typer
 
@@ -33,6 +33,10 @@ app = typer.Typer(
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
+_COLUMNS: Final = (
+    ("act", "kind", "subject", "actor", "reason"),
+    ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events"),
+)
 _KINDS: Final = ("author", "packet", "media", "type", "network")
 
 _Kind = Annotated[
@@ -111,6 +115,41 @@ def log(
     _print("log", None, subject, relay, identity, timeout, yes, json)
 
 
+@app.command()
+def sessions(
+    subject: Annotated[
+        str | None, typer.Argument(metavar="SUBJECT", help="Only of this DID or network.")
+    ] = None,
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
+    timeout: TimeoutOption = 30.0,
+    yes: YesOption = False,
+    context: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the open sessions of all processes."""
+    kind = None if subject is None else _kind(None, subject)
+    _print("sessions", kind, subject, relay, identity, timeout, yes, json)
+
+
+@app.command()
+def close(
+    session: Annotated[str, typer.Argument(metavar="ID", help="As `sessions` prints it.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")],
+    relay: RelayOption = DEFAULT_RELAY,
+    identity: IdentityOption = DEFAULT_IDENTITY,
+    timeout: TimeoutOption = 30.0,
+    yes: YesOption = False,
+    context: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Close a session; its client may come back.
+
+    Exit code 1 if there was none.
+    """
+    _rule("close", session, "session", reason, None, relay, identity, timeout, yes, json)
+
+
 def _rule(
     action: str,
     subject: str,
@@ -128,19 +167,24 @@ def _rule(
     from strata.tools.cli.commands import run
     from strata.tools.cli.target import load_identity, relay_url
 
-    which = cast("ModeratedKind", _kind(kind, subject))
+    which = "session" if action == "close" else _kind(kind, subject)
     signer, url = load_identity(identity.expanduser()), relay_url(relay, yes=yes)
 
     async def work() -> int:
         async with Moderator(url, signer, timeout=timeout) as moderator:
-            if action == "ban":
-                changed = await moderator.ban(which, subject, reason=reason, expires_at=expires_at)
+            if action == "close":
+                changed = await moderator.close_session(subject, reason=reason)
+            elif action == "ban":
+                changed = await moderator.ban(
+                    cast("ModeratedKind", which), subject, reason=reason, expires_at=expires_at
+                )
             else:
-                changed = await moderator.unban(which, subject, reason=reason)
+                changed = await moderator.unban(cast("ModeratedKind", which), subject, reason=reason)
         if as_json:
             output.write_record({"action": action, "kind": which, "subject": subject, "changed": changed})
         else:
-            word = {"ban": "banned", "unban": "unbanned"}[action] if changed else "nothing to change:"
+            done = {"ban": "banned", "unban": "unbanned", "close": "closed"}[action]
+            word = done if changed else "nothing to change:"
             output.write_line(f"{word} {which} {output.harmless(subject)}")
         return 0 if changed or action == "ban" else 1
 
@@ -168,12 +212,15 @@ def _print(
     async def work() -> int:
         async with Moderator(url, signer, timeout=timeout) as moderator:
             entries: AsyncIterator[dict[str, object]]
-            entries = moderator.bans(which) if action == "list" else moderator.log(subject)
+            if action == "sessions":
+                entries = moderator.sessions(cast("Literal['author', 'network'] | None", kind), subject)
+            else:
+                entries = moderator.bans(which) if action == "list" else moderator.log(subject)
             async for entry in entries:
                 if as_json:
                     output.write_record(entry)
                 else:
-                    shown = [entry.get(name) for name in ("act", "kind", "subject", "actor", "reason")]
+                    shown = [entry.get(name) for name in _COLUMNS[action == "sessions"]]
                     line = "  ".join(str(value) for value in shown if value is not None)
                     output.write_line(output.harmless(line))
         return 0

@@ -1,0 +1,107 @@
+"""How a question about open sessions reaches every process, and how the answers come back: by NOTIFY.
+
+Questions and answers are gone once they are read, so there is no table of them and nothing to clean up. A
+process that can be asked holds a shared advisory lock on the connection by which it hears: whoever asks sees
+in `pg_locks` whose answers to wait for, and a process that dies is not waited for.
+
+Whoever asks holds another lock meanwhile, and asks those again that have not answered: a process that hears
+of commits over a bus listens to nothing, looks for that lock once a second, and listens while it is there. A
+process that has not answered within three seconds counts as silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from relayd.roll import Answers, Question, Roll
+from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+
+__all__ = ["ROLL_CHANNEL", "RollCall"]
+
+ROLL_CHANNEL: Final = "relayd_roll"
+"""The LISTEN/NOTIFY channel of questions; the payload is the question."""
+# "roll" and "asks": the first halves of the advisory locks' keys.
+_THERE: Final = 0x726F6C6C
+_ASKING: Final = 0x61736B73
+_TIMEOUT: Final = 3.0
+_ASK_AGAIN_AFTER: Final = 0.3
+_HOLDERS: Final = (
+    "SELECT DISTINCT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND classid = $1::bigint::oid AND objsubid = 2"
+)
+_HOLD: Final = "SELECT pg_try_advisory_lock_shared($1, $2)"
+
+
+class RollCall:
+    """Asks all processes, and gives the answers of this one. Every method raises `StoreUnavailable`."""
+
+    def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
+        self._url = url
+        self._lookups = lookups
+        self._connect_timeout = connect_timeout
+        self._number = secrets.randbelow(2**31)  # what PostgreSQL takes for half of a key
+        self.process = f"{self._number:08x}"
+        """The name of this process: the first half of its sessions' ids."""
+
+    async def attend(self, connection: asyncpg.Connection[Any]) -> None:
+        """Let others see that this process answers, for as long as this connection lasts."""
+        await connection.execute(_HOLD, _THERE, self._number)
+
+    async def is_asking(self, connection: asyncpg.Connection[Any]) -> bool:
+        """Whether somebody is waiting for answers."""
+        return bool(await connection.fetch(_HOLDERS, _ASKING))
+
+    async def ask(self, question: Question, timeout: float = _TIMEOUT) -> Roll:
+        """The sessions that are wanted, of every process that answers within `timeout` seconds."""
+        reply = f"{ROLL_CHANNEL}_{secrets.token_hex(8)}"
+        connection = await connect(self._url, name="relayd roll", connect_timeout=self._connect_timeout)
+        try:
+            with translate_errors():
+                await connection.execute(_HOLD, _ASKING, 0)
+                there = await connection.fetch(_HOLDERS, _THERE)
+                answers = Answers(question, frozenset(f"{number:08x}" for (number,) in there))
+                came = asyncio.Event()
+
+                def receive(connection: object, pid: int, channel: str, payload: object) -> None:
+                    answers.receive(str(payload))
+                    came.set()
+
+                await connection.add_listener(reply, receive)
+                with contextlib.suppress(TimeoutError):  # the roll says how many have not answered
+                    async with asyncio.timeout(timeout):
+                        while answers.awaited:
+                            asked = msgspec.structs.replace(question, reply=reply, of=answers.awaited)
+                            await _notify(connection, ROLL_CHANNEL, msgspec.json.encode(asked))
+                            await _wait(answers, came)
+        finally:
+            await close_quietly(connection)
+        return answers.roll()
+
+    async def answer(self, reply: str, parts: Sequence[bytes]) -> None:
+        """Give this process's answer."""
+        async with self._lookups.lease() as connection:
+            with translate_errors():
+                async with connection.transaction():
+                    for part in parts:
+                        await _notify(connection, reply, part)
+
+
+async def _wait(answers: Answers, came: asyncio.Event) -> None:
+    """Until all have answered, or it is time to ask again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ASK_AGAIN_AFTER):
+            while answers.awaited:
+                await came.wait()
+                came.clear()
+
+
+async def _notify(connection: asyncpg.Connection[Any], channel: str, payload: bytes) -> None:
+    await connection.execute("SELECT pg_notify($1, $2)", channel, payload.decode())

@@ -1,19 +1,24 @@
-"""Pictures of every page of the console, with real traffic: `python -m tests.support.screens`.
+"""Pictures of every page of the console and of the chat page: `python -m tests.support.screens`.
 
-They go to build/screens: light and dark, wide and narrow. Look at them before you call a change done.
+With real traffic, and without any, and when the relay is away. They go to build/screens: light and dark, wide
+and narrow. Look at them before you call a change done.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
+import strata
 from strata.protocol import packets
 from strata.protocol.documents import method_id
 from strata.protocol.ids import Identity
@@ -21,12 +26,13 @@ from strata.protocol.keys import rotate_content
 from strata.protocol.packets import Packet
 
 from tests.support.bare_client import BareClient, open_client
-from tests.support.browsers import browser, watched
+from tests.support.browsers import SCHEMES, browser, watched
+from tests.support.chat_site import chat_site
 from tests.support.made_packets import make, new_identity
 from tests.support.relay_process import ROOT, RelayProcess
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Browser, Page, ViewportSize
 
 __all__ = ["publish_samples"]
 
@@ -40,7 +46,13 @@ _TEXTS = (
     "Water temperature 11.4 °C, wind north-west 4, visibility good.",
     "I have put the scans of the 1931 log book where they can be read.",
 )
-_SIZES = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 390, "height": 844}}
+_SIZES: dict[str, ViewportSize] = {
+    "wide": {"width": 1280, "height": 800},
+    "narrow": {"width": 390, "height": 844},
+}
+
+
+Act = Callable[["Page"], Awaitable[None]]
 
 
 def publish_samples(count: int, authors: Sequence[Identity]) -> list[Packet]:
@@ -73,39 +85,84 @@ async def _trickle(client: BareClient, authors: Sequence[Identity]) -> None:
         await asyncio.sleep(0.5)
 
 
-class _Tour:
-    """What is done on a page before its picture is taken."""
+async def _nothing(page: Page) -> None:
+    """Nothing is done on the page."""
 
-    def __init__(self, operator: Identity, packet: Packet, rotated: Identity) -> None:
-        self.operator = operator
-        self.places = {
-            "live": "",
-            "search": "search?q=SENSOR_READING",
-            "packet": f"packet/{packet.packet_id}",
-            "identity": f"identity/{rotated.did}",
-            "overview": "overview",
-            "topics": "topics",
-            "publish": "publish",
-            "operator": "operator",
-        }
 
-    async def prepare(self, title: str, page: Page) -> None:
-        if title == "publish":
-            if not await page.locator(".card .did").count():
-                await page.get_by_role("button", name="Make a new identity").click()
-            await page.get_by_label("Text", exact=True).fill(_TEXTS[2])
-            await page.get_by_role("button", name="Show what will be sent").click()
-            await page.get_by_role("button", name="Publish", exact=True).click()
-            await page.get_by_label("Text", exact=True).fill(_TEXTS[5])
-            await page.get_by_role("button", name="Show what will be sent").click()
-        elif title == "operator":
+async def _draft(page: Page) -> None:
+    if not await page.locator(".card .did").count():
+        await page.get_by_role("button", name="Make a new identity").click()
+    await page.get_by_label("Text", exact=True).fill(_TEXTS[2])
+    await page.get_by_role("button", name="Show what will be sent").click()
+    await page.get_by_role("button", name="Publish", exact=True).click()
+    await page.get_by_label("Text", exact=True).fill(_TEXTS[5])
+    await page.get_by_role("button", name="Show what will be sent").click()
+
+
+async def _pause(page: Page) -> None:
+    await page.get_by_role("button", name="Pause").click()
+    await page.wait_for_timeout(1500)
+
+
+async def _filter(page: Page) -> None:
+    await page.get_by_label("Filter").fill("no such words")
+
+
+def _operate(operator: Identity) -> Act:
+    async def act(page: Page) -> None:
+        if not await page.get_by_label("Log of rulings").count():
             await page.get_by_role("button", name="Use a key file…").click()
-            key = json.dumps({"did": self.operator.did, "seed": f"0x{self.operator.seed.hex()}"})
+            key = json.dumps({"did": operator.did, "seed": f"0x{operator.seed.hex()}"})
             file: Any = {"name": "key.json", "mimeType": "application/json", "buffer": key.encode()}
             await page.locator("input[type=file]").set_input_files(file)
-            await page.locator(".card .did", has_text=self.operator.did).wait_for()
+            await page.locator(".card .did", has_text=operator.did).wait_for()
             await page.get_by_role("button", name="Authenticate").click()
-            await page.get_by_label("Log of rulings").wait_for()
+        await page.get_by_label("Log of rulings").wait_for()
+        await page.get_by_text("open in all").wait_for()
+
+    return act
+
+
+def _close(operator: Identity) -> Act:
+    async def act(page: Page) -> None:
+        await _operate(operator)(page)
+        await page.get_by_role("button", name="Close the session").first.click()
+
+    return act
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """A page, and what is done on it before its picture is taken."""
+
+    title: str
+    place: str
+    act: Act = _nothing
+    is_whole: bool = True
+    """Whether the picture is as long as the page; a list that fills the window is not."""
+
+
+def _stops(operator: Identity, packet: Packet, rotated: Identity) -> list[_Stop]:
+    return [
+        _Stop("live", "", is_whole=False),
+        _Stop("live-none-match", "", _filter, is_whole=False),
+        _Stop("live-paused", "", _pause, is_whole=False),
+        _Stop("search", "search?q=SENSOR_READING", is_whole=False),
+        _Stop("search-not-understood", "search?q=0x12+yesterday"),
+        _Stop("search-nothing", "search?q=NO_SUCH_TYPE"),
+        _Stop("packet", f"packet/{packet.packet_id}"),
+        _Stop("packet-unknown", "packet/0x" + "00" * 32),
+        _Stop("identity", f"identity/{rotated.did}"),
+        _Stop("identity-unknown", f"identity/{new_identity().did}"),
+        _Stop("overview", "overview"),
+        _Stop("topics", "topics"),
+        _Stop("publish-first", "publish"),
+        _Stop("operator-first", "operator"),
+        _Stop("publish", "publish", _draft),
+        _Stop("operator", "operator", _operate(operator)),
+        _Stop("operator-closing", "operator", _close(operator)),
+        _Stop("nowhere", "nowhere"),
+    ]
 
 
 async def _rule(relay: RelayProcess, operator: Identity, samples: Sequence[Packet]) -> None:
@@ -136,33 +193,117 @@ async def _rotate(client: BareClient) -> Identity:
     return who
 
 
+class _Camera:
+    """Takes pictures in every size and scheme."""
+
+    def __init__(self, chromium: Browser, folder: Path, only: str | None) -> None:
+        self._chromium = chromium
+        self._folder = folder
+        self._only = only
+
+    def wants(self, title: str) -> bool:
+        return self._only is None or title.startswith(self._only)
+
+    async def tour(self, url: str, stops: Sequence[_Stop], **options: Any) -> None:
+        """Each stop in each size and scheme; a profile's identities go from stop to stop."""
+        for scheme in SCHEMES:
+            for name, size in _SIZES.items():
+                async with watched(self._chromium, url, viewport=size, color_scheme=scheme, **options) as (
+                    page,
+                    watch,
+                ):
+                    for stop in stops:
+                        if self.wants(stop.title):
+                            await page.goto(f"{url}/#/{stop.place}")
+                            await stop.act(page)
+                            await page.wait_for_timeout(9000 if stop.title == "overview" else 1200)
+                            await self.shoot(page, f"{stop.title}-{scheme}-{name}", whole=stop.is_whole)
+                    for problem in (*watch.errors, *watch.foreign):
+                        print(f"{scheme} {name}: {problem}")
+
+    async def shoot(self, page: Page, title: str, *, whole: bool = False) -> None:
+        size = page.viewport_size
+        assert size is not None
+        if whole:
+            rest: int = await page.evaluate(
+                "(({ scrollHeight, clientHeight }) => scrollHeight - clientHeight)"
+                "(document.querySelector('main'))"
+            )
+            await page.set_viewport_size({"width": size["width"], "height": size["height"] + rest})
+            await page.wait_for_timeout(200)
+        await page.screenshot(path=self._folder / f"{title}.png")
+        await page.set_viewport_size(size)
+
+    async def away(self, relay: RelayProcess) -> None:
+        """What is seen when the relay is killed, in every size and scheme; it stays away."""
+        async with contextlib.AsyncExitStack() as stack:
+            pages = []
+            for scheme in SCHEMES:
+                for name, size in _SIZES.items():
+                    way = watched(self._chromium, relay.http, viewport=size, color_scheme=scheme)
+                    page, _ = await stack.enter_async_context(way)
+                    await page.goto(relay.http)
+                    await page.get_by_text("Connected").first.wait_for()
+                    pages.append((f"offline-{scheme}-{name}", page))
+            relay.kill()
+            for title, page in pages:
+                await page.get_by_text("Offline").first.wait_for()
+                await self.shoot(page, title)
+
+    async def chat(self, relay: RelayProcess) -> None:
+        """The page of the example, and a program that it talks with."""
+        me = new_identity()
+        with chat_site() as site:
+            where = urlencode({"relay": relay.ws, "room": "harbour"})
+            async with (
+                strata.connect(relay.ws, identity=me) as connection,
+                connection.channel("harbour", topic="/chat/1/harbour/proto") as room,
+            ):
+                for scheme in SCHEMES:
+                    for name, size in _SIZES.items():
+                        way = watched(self._chromium, site, viewport=size, color_scheme=scheme)
+                        async with way as (page, watch):
+                            await page.goto(site)
+                            await page.wait_for_timeout(500)
+                            await self.shoot(page, f"chat-join-{scheme}-{name}")
+                            await page.goto(f"{site}/?{where}")
+                            await page.locator("#link.good").wait_for()
+                            for text in _TEXTS[:4]:
+                                await room.send(text.encode())
+                                await page.locator("#text").fill(f"{text.split(',')[0]}? Noted.")
+                                await page.keyboard.press("Enter")
+                            await page.wait_for_timeout(3000)
+                            await self.shoot(page, f"chat-{scheme}-{name}")
+                            for problem in watch.errors:
+                                print(f"chat {scheme} {name}: {problem}")
+
+
 async def _take(relay: RelayProcess, operator: Identity, folder: Path, only: str | None) -> None:
     authors = [new_identity() for _ in range(7)]
     samples = publish_samples(160, authors)
-    async with open_client(relay.ws) as client, browser() as chromium:
-        await client.publish_all(samples)
-        rotated = await _rotate(client)
-        await _rule(relay, operator, samples)
-        tour = _Tour(operator, samples[0], rotated)
-        traffic = asyncio.create_task(_trickle(client, authors))
-        for scheme in ("light", "dark"):
-            for name, size in _SIZES.items():
-                async with watched(chromium, relay.http, viewport=size, color_scheme=scheme) as (page, watch):
-                    for title, place in tour.places.items():
-                        if only is None or title == only:
-                            await page.goto(f"{relay.http}/#/{place}")
-                            await tour.prepare(title, page)
-                            await page.wait_for_timeout(9000 if title == "overview" else 1500)
-                            await page.screenshot(path=folder / f"{title}-{scheme}-{name}.png")
-                    for problem in (*watch.errors, *watch.foreign):
-                        print(f"{scheme} {name}: {problem}")
-        traffic.cancel()
+    async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as chromium:
+        camera = _Camera(chromium, folder, only)
+        empty = [_Stop(f"empty-{place}", place) for place in ("live", "topics", "search")]
+        await camera.tour(relay.http, empty)
+        async with open_client(relay.ws) as client:
+            await client.publish_all(samples)
+            rotated = await _rotate(client)
+            await _rule(relay, operator, samples)
+            traffic = asyncio.create_task(_trickle(client, authors))
+            await camera.tour(relay.http, _stops(operator, samples[0], rotated))
+            insecure = relay.http.replace("127.0.0.1", "relay.test")
+            await camera.tour(insecure, [_Stop("insecure", "publish")])
+            traffic.cancel()
+        if camera.wants("chat"):
+            await camera.chat(relay)
+        if camera.wants("offline"):
+            await camera.away(relay)
 
 
 def main() -> None:
     """Make them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", help="only this page")
+    parser.add_argument("--page", help="only pages whose title begins so")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/screens")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import pytest_asyncio
 from strata.protocol import packets
 from strata.protocol.documents import RecoveryPolicy, VerificationMethod, build_document, method_id
 from strata.protocol.keys import document_content, rotate_content
+from websockets.exceptions import ConnectionClosed
 
 from relayd.http.console import FOLDER
 from tests.support.bare_client import open_client
@@ -513,7 +514,7 @@ async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: Ho
         assert not await page.get_by_role("button", name="Ban", exact=True).count()
         await take_key(page, key_file(OPERATOR))
         await page.get_by_role("button", name="Authenticate").click()
-        await page.get_by_label("DID").fill(author.did)
+        await page.get_by_label("DID", exact=True).fill(author.did)
         await page.get_by_label("Reason, as you would tell the author").fill("a test of the desk")
         await page.get_by_role("button", name="Ban", exact=True).click()
         await says(page, "is banned. Every process follows")
@@ -525,6 +526,37 @@ async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: Ho
         await says(page, "is no longer banned")
         await until(lambda: house.relay.get(f"/packets/{packet.packet_id}")[0] == 200)
         assert "a test of the desk" in await page.get_by_label("Log of rulings").inner_text()
+
+
+async def test_an_operator_sees_who_is_connected_and_closes_a_session(house: House, chromium: Browser):
+    other = new_identity()
+    async with console(house, chromium, "operator") as (page, _), open_client(house.relay.ws) as client:
+        await client.authenticate(other)
+        await client.subscribe("s", {"authors": [other.did]})
+        await take_key(page, key_file(OPERATOR))
+        await page.get_by_role("button", name="Authenticate").click()
+        sessions = page.get_by_role("region", name="Open sessions")
+        await sessions.get_by_label("Of a DID, an address or a network").fill(other.did)
+        await sessions.get_by_role("button", name="Look again").click()
+        await page.get_by_text(re.compile(r"^1 shown, \d+ open in all$")).wait_for()
+        (row,) = await sessions.get_by_role("listitem").all_inner_texts()
+        assert "127.0.0.1" in row
+        assert "1 subscription " in row
+        await sessions.get_by_role("button", name="Close the session").click()
+        await page.keyboard.press("Escape")
+        assert not await sessions.get_by_label("Reason for closing it").count(), "nothing is done by a slip"
+        await sessions.get_by_role("button", name="Close the session").click()
+        await sessions.get_by_label("Reason for closing it").fill("a test of the desk")
+        await sessions.get_by_role("button", name="Close the session").click()
+        await says(page, "Its client may come back")
+        with pytest.raises(ConnectionClosed):
+            while True:
+                await client.receive()
+        await says(page, "No such session is open")
+        await page.get_by_label("Log of rulings").get_by_text("session closed").first.wait_for()
+        await sessions.get_by_label("Of a DID, an address or a network").fill("")
+        await sessions.get_by_role("button", name="Look again").click()
+        await says(page, "this page")
 
 
 async def test_origins_that_are_listed_do_not_shut_the_console_out(house: House, chromium: Browser):

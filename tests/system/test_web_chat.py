@@ -8,10 +8,7 @@ RELAYD_REQUIRE_NODE and RELAYD_REQUIRE_CHROMIUM turn their absence into a failur
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -21,7 +18,8 @@ import strata
 from strata.protocol.ids import Identity
 
 from tests.support.browsers import SCHEMES, axe_missing, missing, violations, watched
-from tests.support.node_package import WEB, alone, require_node, run_node
+from tests.support.chat_site import chat_site
+from tests.support.node_package import require_node
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, running
 
@@ -39,10 +37,6 @@ EACH = 6
 """What each says in each of the three parts: before the reload, before the kill, and after it."""
 LOSS = 0.25
 SEED = 7
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: http:; "
-    "require-trusted-types-for 'script'"
-)
 PYTHON: dict[str, Any] = {
     "acknowledgement_timeout_ms": 1_000,
     "max_retransmissions": 50,
@@ -52,28 +46,11 @@ PYTHON: dict[str, Any] = {
 }
 
 
-class Pages(SimpleHTTPRequestHandler):
-    """Serves the built page under a strict policy."""
-
-    def end_headers(self) -> None:
-        self.send_header("Content-Security-Policy", POLICY)
-        super().end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
     require_node()
-    with alone():
-        run_node("build.mjs", "chat", cwd=WEB)
-    handler = functools.partial(Pages, directory=str(WEB / "build/chat"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with chat_site() as address:
+        yield address
 
 
 async def say(page: Page, words: str) -> None:

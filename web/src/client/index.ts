@@ -59,22 +59,13 @@ export { ORIGIN_TYPES, type OriginType, restore, type Restored } from "./protoco
 export type { Moderated } from "./protocol/wire.js";
 export { indexedDbOutbox } from "./outbox/indexeddb.js";
 export { memoryOutbox } from "./outbox/memory.js";
-export {
-  MAX_OUTBOX_PACKETS,
-  Outbox,
-  type OutboxEntry,
-  type OutboxNews,
-  type OutboxStore,
-  type Queued,
-  type Refusal,
-  type Send,
-  type StoredEntry,
-} from "./outbox/outbox.js";
+export { MAX_OUTBOX_PACKETS, Outbox, type OutboxEntry, type Queued, type Send } from "./outbox/outbox.js";
+export type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./outbox/store.js";
 export type { WebSocketConstructor, WebSocketLike } from "./relays/driver.js";
 export type { Anchors } from "./relays/keyring.js";
 export { DEFAULT_OPTIONS, type Options } from "./relays/options.js";
 export { addressOf, localStoragePins, memoryPins, type Pins } from "./relays/pins.js";
-export { connect, type ConnectOptions, type PublishOptions, Relay } from "./relays/relay.js";
+export { connect, type ConnectOptions, Relay } from "./relays/relay.js";
 export { Subscription } from "./relays/subscription.js";
 export type {
   Announced,
@@ -84,6 +75,7 @@ export type {
   LogReset,
   PacketSelection,
   Published,
+  PublishOptions,
   Query,
   Statistics,
   SubscribeOptions,

@@ -81,7 +81,7 @@ function Frame(): JSX.Element {
       </header>
       <main ref={main} id="main" tabIndex={-1}>
         <Notices />
-        {View === undefined ? <h1>There is no such page</h1> : <View key={`${page}/${subject}`} />}
+        {View === undefined ? <h1 class="page">There is no such page</h1> : <View key={`${page}/${subject}`} />}
       </main>
     </>
   );

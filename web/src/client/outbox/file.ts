@@ -5,7 +5,7 @@ import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, unlink } f
 import { join } from "node:path";
 
 import { OutboxError } from "../protocol/errors.js";
-import type { OutboxStore, Refusal, StoredEntry } from "./outbox.js";
+import type { OutboxStore, Refusal, StoredEntry } from "./store.js";
 
 const NAME = /^(\d{16})-([0-9a-f]{64})\.json$/;
 const POLL_MS = 1_000;

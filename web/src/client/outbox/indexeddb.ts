@@ -1,7 +1,7 @@
 /** An outbox in the browser's IndexedDB: durable over reloads and restarts, shared by the tabs of an origin. */
 
 import { OutboxError } from "../protocol/errors.js";
-import type { OutboxNews, OutboxStore, StoredEntry } from "./outbox.js";
+import type { OutboxNews, OutboxStore, StoredEntry } from "./store.js";
 
 const STORE = "packets";
 

@@ -1,6 +1,6 @@
 /** An outbox that lasts as long as the program. */
 
-import type { OutboxStore, StoredEntry } from "./outbox.js";
+import type { OutboxStore, StoredEntry } from "./store.js";
 
 /** Keep packets in memory: they survive cuts of the connection, and no restart. */
 export function memoryOutbox(): OutboxStore {

@@ -94,6 +94,8 @@ export interface Moderated {
   readonly changed?: boolean;
   readonly entries?: readonly JsonObject[];
   readonly next?: string;
+  readonly total?: number;
+  readonly silent?: number;
 }
 
 /** Whatever a relay sends. */
@@ -137,6 +139,8 @@ const SHAPES: Readonly<Record<string, Shape>> = {
     changed: "boolean?",
     entries: "objects?",
     next: "text?",
+    total: "integer?",
+    silent: "integer?",
   },
 };
 

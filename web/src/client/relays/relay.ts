@@ -1,8 +1,9 @@
 /** A relay as a program sees it: publish, subscribe, look packets up. */
 
 import { build } from "../building.js";
-import { Outbox, type OutboxStore } from "../outbox/outbox.js";
 import { memoryOutbox } from "../outbox/memory.js";
+import { Outbox } from "../outbox/outbox.js";
+import type { OutboxStore } from "../outbox/store.js";
 import { Closed, ConnectionFailed, InvalidPacket, RequestTimeout } from "../protocol/errors.js";
 import type { Signer } from "../protocol/ids.js";
 import type { KeyChain } from "../protocol/keys/chain.js";
@@ -23,6 +24,7 @@ import {
   type Delivery,
   type FetchOptions,
   type Published,
+  type PublishOptions,
   Query,
   type Statistics,
   type SubscribeOptions,
@@ -42,14 +44,6 @@ export interface ConnectOptions extends Partial<Options> {
   readonly webSocket?: WebSocketConstructor;
   /** Called when a connection came or went, or a session was authenticated. */
   readonly onChange?: () => void;
-}
-
-/** What one publish may be given. */
-export interface PublishOptions {
-  /** Seconds in all; default `publishTimeout`. */
-  readonly timeout?: number | undefined;
-  /** Aborting forgets the publish; the relay may store the packet all the same. */
-  readonly signal?: AbortSignal | undefined;
 }
 
 /**

@@ -238,3 +238,11 @@ export class Statistics {
 function asList(values: readonly string[] | string | undefined): readonly string[] {
   return values === undefined ? [] : typeof values === "string" ? [values] : [...new Set(values)];
 }
+
+/** What one publish may be given. */
+export interface PublishOptions {
+  /** Seconds in all; default `publishTimeout`. */
+  readonly timeout?: number | undefined;
+  /** Aborting forgets the publish; the relay may store the packet all the same. */
+  readonly signal?: AbortSignal | undefined;
+}

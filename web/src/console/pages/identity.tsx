@@ -146,9 +146,9 @@ function Keys({ keys }: { keys: readonly KeyWindow[] }): JSX.Element {
                 <span aria-hidden="true">{MARKS[key.standing] ?? "?"}</span> {line(key.standing.replaceAll("_", " "), 40)}
                 {isEnding(key) && " a little longer: clocks may differ"}
               </td>
-              <td>{key.validFrom > 0 ? moment(key.validFrom) : "the beginning"}</td>
-              <td>{key.revokedAt !== null ? moment(key.revokedAt) : key.validUntil > 0 ? moment(key.validUntil) : "open"}</td>
-              <td>{key.recovery ? "recovery" : "signing"}</td>
+              <td data-label="From">{key.validFrom > 0 ? moment(key.validFrom) : "the beginning"}</td>
+              <td data-label="Until">{key.revokedAt !== null ? moment(key.revokedAt) : key.validUntil > 0 ? moment(key.validUntil) : "open"}</td>
+              <td data-label="For">{key.recovery ? "recovery" : "signing"}</td>
             </tr>
           ))}
         </tbody>

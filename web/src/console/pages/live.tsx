@@ -3,13 +3,12 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 
-import { Note } from "../parts/bits.js";
+import { Copy, Note } from "../parts/bits.js";
 import { PacketList } from "../parts/list.js";
 import { phase, wantsAuth } from "../state/link.js";
 import { matches, type Row } from "../state/rows.js";
 import { announced, behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped, tally } from "../state/tail.js";
 import { openingUrl } from "../state/messages.js";
-import { Copy } from "../parts/bits.js";
 import { to } from "../route.js";
 import { count, span } from "../text.js";
 
@@ -41,12 +40,10 @@ export function Live(): JSX.Element {
       {!isEmpty && <Counters found={words.length > 0 ? found.length : null} />}
       {isBehind.value && (
         <Note tone="warn" title={`${span(behind.value)} behind`}>
-          <p>
-            The page is catching up: what it shows arrived a while ago.{" "}
-            <button type="button" onClick={jump}>
-              Jump to now
-            </button>
-          </p>
+          <p>The page is catching up: what it shows arrived a while ago.</p>
+          <button type="button" onClick={jump}>
+            Jump to now
+          </button>
         </Note>
       )}
       {!ready.value && phase.value !== "offline" && !wantsAuth.value && <p class="hint">Reading the last packets…</p>}

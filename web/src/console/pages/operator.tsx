@@ -1,15 +1,17 @@
-// Operator: what this relay does not serve, who decided so, and the way back.
+// Operator: who is connected, what this relay does not serve, who decided so, and the way back.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Did, Note, PacketLink } from "../parts/bits.js";
 import { IdentityCard } from "../parts/identity-card.js";
+import { WithReason } from "../parts/with-reason.js";
 import { route } from "../route.js";
 import { request, RequestFailed } from "../state/link.js";
 import { manifest } from "../state/relay.js";
 import { capabilities, speaksFor } from "../state/session.js";
 import { line, moment } from "../text.js";
+import { Sessions } from "./sessions.js";
 
 const KINDS = { author: "an author", packet: "a packet", media: "a media hash", type: "a type", network: "a network" } as const;
 const SPANS = { "": "until it is lifted", "3600": "for an hour", "86400": "for a day", "604800": "for a week", "2592000": "for 30 days" } as const;
@@ -25,7 +27,9 @@ interface Ban {
   readonly created_at: number;
 }
 
-interface Ruled extends Omit<Ban, "expires_at" | "created_at"> {
+interface Ruled extends Omit<Ban, "kind" | "expires_at" | "created_at"> {
+  readonly kind: Kind | "session";
+  readonly before: { readonly identity?: string | null } | null;
   readonly number: number;
   readonly at: number;
   readonly via: string;
@@ -116,6 +120,7 @@ function Desk(): JSX.Element {
           <p role="alert">{line(failed, 300)}</p>
         </Note>
       )}
+      <Sessions attempt={attempt} say={say} ruled={refresh} />
       <h2>In force</h2>
       {bans.entries.length === 0 && <p class="hint">Nothing is banned or removed.</p>}
       <ul class="rulings">
@@ -196,15 +201,13 @@ function Form({ rule }: { rule: Rule }): JSX.Element {
   );
 }
 
-function Subject({ kind, subject }: { kind: Kind; subject: string }): JSX.Element {
+function Subject({ kind, subject }: { kind: Kind | "session"; subject: string }): JSX.Element {
   if (kind === "author") return <Did did={subject} />;
   if (kind === "packet") return <PacketLink id={subject} />;
   return <span class="mono">{line(subject, 100)}</span>;
 }
 
 function InForce({ ban, rule }: { ban: Ban; rule: Rule }): JSX.Element {
-  const [isUndoing, setUndoing] = useState(false);
-  const [reason, setReason] = useState("");
   return (
     <li>
       <span class="type">{KINDS[ban.kind] ?? line(ban.kind, 20)}</span>
@@ -212,33 +215,18 @@ function InForce({ ban, rule }: { ban: Ban; rule: Rule }): JSX.Element {
       <span class="hint">
         {line(ban.reason, 200)} · {ban.expires_at === null ? "until it is lifted" : `until ${moment(ban.expires_at)}`}
       </span>
-      {!isUndoing && (
-        <button type="button" onClick={() => setUndoing(true)} aria-label={`Undo: ${KINDS[ban.kind]} ${line(ban.subject, 40)}`}>
-          Undo…
-        </button>
-      )}
-      {isUndoing && (
-        <form
-          class="undo"
-          onSubmit={(event) => {
-            event.preventDefault();
-            void rule("unban", ban.kind, ban.subject, reason.trim());
-          }}
-        >
-          <label>
-            <span class="label">Reason for undoing it</span>
-            <input required autofocus value={reason} onInput={({ currentTarget: { value } }) => setReason(value)} />
-          </label>
-          <button type="submit" class="primary">
-            {ban.kind === "packet" ? "Restore" : "Lift the ban"}
-          </button>
-        </form>
-      )}
+      <WithReason
+        word="Undo"
+        name={`Undo: ${KINDS[ban.kind]} ${line(ban.subject, 40)}`}
+        question="Reason for undoing it"
+        doing={ban.kind === "packet" ? "Restore" : "Lift the ban"}
+        run={(reason) => rule("unban", ban.kind, ban.subject, reason)}
+      />
     </li>
   );
 }
 
-const ACTS: Readonly<Record<string, string>> = { ban: "banned", unban: "lifted", expire: "ended by itself", erase: "erased" };
+const ACTS: Readonly<Record<string, string>> = { ban: "banned", unban: "lifted", expire: "ended by itself", erase: "erased", close: "session closed" };
 const OF_PACKETS: Readonly<Record<string, string>> = { ban: "removed", unban: "restored" };
 
 function Log({ log }: { log: Book<Ruled> }): JSX.Element {
@@ -261,10 +249,10 @@ function Log({ log }: { log: Book<Ruled> }): JSX.Element {
               <td>{moment(entry.at)}</td>
               <td>{(entry.kind === "packet" ? OF_PACKETS[entry.act] : undefined) ?? ACTS[entry.act] ?? line(entry.act, 20)}</td>
               <td>
-                <Subject kind={entry.kind} subject={entry.subject} />
+                {entry.kind === "session" && entry.before?.identity ? <Did did={entry.before.identity} /> : <Subject kind={entry.kind} subject={entry.subject} />}
               </td>
-              <td>{line(entry.reason, 300)}</td>
-              <td>
+              <td data-label="Reason">{line(entry.reason, 300)}</td>
+              <td data-label="By">
                 {entry.actor.startsWith("did:") ? <Did did={entry.actor} /> : line(entry.actor, 60)} ({line(entry.via, 20)})
               </td>
             </tr>

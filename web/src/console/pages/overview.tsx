@@ -92,8 +92,8 @@ function Described(): JSX.Element | null {
     ["Address", said.ws_endpoint],
     ["Software", `${said.software.name} ${said.software.version}`],
     ["Keeps packets", typeof days === "number" ? `${days} days` : "for ever"],
-    ["Takes packets from", said.policy["accepts_public_packets"] === true ? "anybody" : "listed authors"],
-    ["Authentication", required.length === 0 ? "for nothing" : `to ${required.join(" and ")}`],
+    ["Open to", said.policy["accepts_public_packets"] === true ? "anybody" : "listed authors"],
+    ["Authentication", required.length === 0 ? "not needed" : `needed to ${required.join(" and ")}`],
     ["Largest packet", typeof size === "number" ? bytes(size) : "—"],
   ];
   return (

@@ -91,7 +91,7 @@ export function Search(): JSX.Element {
         </Note>
       )}
       <p role="status" class="hint">
-        {found.busy ? "Reading…" : found.failed === null && counted(found)}
+        {found.busy ? "Reading…" : found.failed === null && found.rows.length > 0 && counted(found)}
       </p>
       {found.rows.length > 0 && <PacketList rows={found.rows} label="Packets found, newest first" />}
       {found.cursor !== null && !found.busy && (
@@ -99,10 +99,8 @@ export function Search(): JSX.Element {
           Older packets
         </button>
       )}
-      {!found.busy && found.failed === null && found.rows.length === 0 && query !== "" && (
-        <p>
-          Nothing stored here matches. <a href={to("search")}>Show everything</a>
-        </p>
+      {!found.busy && found.failed === null && found.rows.length === 0 && (
+        <p>{query === "" ? "Nothing is stored here yet." : <>Nothing stored here matches. <a href={to("search")}>Show everything</a></>}</p>
       )}
     </section>
   );

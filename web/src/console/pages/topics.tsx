@@ -118,13 +118,13 @@ function Table({ title, topics, all }: { title: string; topics: readonly Topic[]
                 <td>
                   <a href={to("search", "", { q: `type:${topic.name}` })}>{line(topic.name, 100) || "(empty)"}</a>
                 </td>
-                <td class="number">{count(topic.packets)}</td>
-                <td class="number">
-                  <meter min={0} max={1} value={topic.packets / all} aria-hidden="true" /> {share(topic.packets / all)}
+                <td class="number" data-label="Packets">{count(topic.packets)}</td>
+                <td class="number share" data-label="Share">
+                  <meter min={0} max={1} value={topic.packets / all} aria-hidden="true" /> <span>{share(topic.packets / all)}</span>
                 </td>
-                <td class="number">{count(topic.authors.size)}</td>
-                <td class="number">{bytes(topic.bytes)}</td>
-                <td>{clock(topic.last)}</td>
+                <td class="number" data-label="Authors">{count(topic.authors.size)}</td>
+                <td class="number" data-label="Size">{bytes(topic.bytes)}</td>
+                <td data-label="Last">{clock(topic.last)}</td>
               </tr>
             ))}
           </tbody>

@@ -38,12 +38,12 @@ export function Notices(): JSX.Element {
         <Note tone="warn" title="No connection to the relay">
           <p>
             {heardAt.value > 0 ? `Last heard ${span((Date.now() - heardAt.value) / 1000)} ago, at ${clock(heardAt.value / 1000)}. ` : ""}
-            The page keeps trying, and will pick up where it left off.{" "}
+            The page keeps trying, and will go on where it was cut off.{" "}
             {heardAt.value === 0 && "If this lasts, the relay may not take connections from this page (allowed_origins, public_url). "}
-            <button type="button" onClick={hurry}>
-              Try now
-            </button>
           </p>
+          <button type="button" onClick={hurry}>
+            Try now
+          </button>
         </Note>
       )}
       {phase.value === "draining" && (

@@ -24,6 +24,8 @@ export interface Message {
   readonly changed?: boolean;
   readonly entries?: readonly Readonly<Record<string, unknown>>[];
   readonly next?: string;
+  readonly total?: number;
+  readonly silent?: number;
 }
 
 const PACKET = ',"packet":';

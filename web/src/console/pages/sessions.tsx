@@ -1,0 +1,136 @@
+// Operator: who is connected, in every process of the relay, and the way to end a session.
+
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Did, Note } from "../parts/bits.js";
+import { WithReason } from "../parts/with-reason.js";
+import { request } from "../state/link.js";
+import { bytes, count, line, span } from "../text.js";
+
+interface Session {
+  readonly id: string;
+  readonly opened_at: number;
+  readonly address: string | null;
+  readonly identity: string | null;
+  readonly subscriptions: number;
+  readonly publishes: number;
+  readonly events: number;
+  readonly held_bytes: number;
+  readonly own: boolean;
+}
+
+interface Roll {
+  readonly sessions: readonly Session[];
+  readonly next: string | undefined;
+  readonly total: number;
+  readonly silent: number;
+}
+
+/** Tells the page what failed; whether nothing did. */
+type Attempt = (act: () => Promise<unknown>) => Promise<boolean>;
+
+const PAGE = 50;
+const LOOKS = 8;
+const BETWEEN = 400;
+
+/** Sessions of a DID or of a network, or all; those behind `before` are added to it. */
+async function ask(subject: string, before?: Roll): Promise<Roll> {
+  const of = subject === "" ? {} : { kind: subject.startsWith("did:") ? "author" : "network", subject };
+  const after = before?.next === undefined ? {} : { after: before.next };
+  const { entries, next, total, silent } = await request({ type: "MODERATE", action: "sessions", limit: PAGE, ...of, ...after });
+  const sessions = [...(before?.sessions ?? []), ...((entries ?? []) as unknown as Session[])];
+  return { sessions, next, total: total ?? sessions.length, silent: silent ?? 0 };
+}
+
+export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (words: string) => void; ruled: () => Promise<unknown> }): JSX.Element {
+  const [roll, setRoll] = useState<Roll | null>(null);
+  const [subject, setSubject] = useState("");
+  const [isAsking, setAsking] = useState(false);
+  const look = async (of = subject.trim(), before?: Roll): Promise<void> => {
+    setAsking(true);
+    await attempt(async () => setRoll(await ask(of, before)));
+    setAsking(false);
+  };
+  useEffect(() => void look(""), []);
+  const close = async (session: Session, reason: string): Promise<void> => {
+    const isDone = await attempt(async () => {
+      const { changed } = await request({ type: "MODERATE", action: "close", subject: session.id, reason });
+      say(changed === true ? `Session ${session.id} is closed. Its client may come back: a ban keeps it out.` : `Session ${session.id} had ended already.`);
+      let found = await ask(subject.trim());
+      for (let looks = 1; looks < LOOKS && found.sessions.some((each) => each.id === session.id); looks++) {
+        await new Promise((done) => setTimeout(done, BETWEEN));
+        found = await ask(subject.trim());
+      }
+      setRoll(found);
+    });
+    if (isDone) await ruled();
+  };
+  return (
+    <section aria-labelledby="sessions" aria-busy={isAsking}>
+      <h2 id="sessions">Open sessions</h2>
+      <form
+        role="search"
+        aria-label="Open sessions"
+        onSubmit={(event) => {
+          event.preventDefault();
+          void look();
+        }}
+      >
+        <label class="find">
+          <span class="label">Of a DID, an address or a network</span>
+          <input value={subject} spellcheck={false} placeholder="all" onInput={({ currentTarget: { value } }) => setSubject(value)} />
+        </label>
+        <button type="submit" disabled={isAsking}>
+          {isAsking ? "Asking every process…" : "Look again"}
+        </button>
+        {roll !== null && (
+          <p class="hint">
+            {count(roll.sessions.length)} shown, {count(roll.total)} open in all
+          </p>
+        )}
+      </form>
+      {roll !== null && roll.silent > 0 && (
+        <Note tone="warn" title="Some sessions are missing">
+          <p>{roll.silent === 1 ? "One process has" : `${roll.silent} processes have`} given no answer in time. What they hold is not in this list.</p>
+        </Note>
+      )}
+      {roll?.sessions.length === 0 && <p class="hint">No such session is open.</p>}
+      <ul class="rulings">
+        {roll?.sessions.map((session) => <OpenSession key={session.id} session={session} close={close} />)}
+      </ul>
+      {roll?.next !== undefined && (
+        <button type="button" class="more" disabled={isAsking} onClick={() => void look(subject.trim(), roll)}>
+          More sessions
+        </button>
+      )}
+    </section>
+  );
+}
+
+function OpenSession({ session, close }: { session: Session; close: (session: Session, reason: string) => Promise<void> }): JSX.Element {
+  const { id, identity, address, own } = session;
+  const age = span(Math.max(0, Date.now() / 1000 - session.opened_at));
+  return (
+    <li>
+      <span class="whose">{identity === null ? <span class="hint">anonymous</span> : <Did did={identity} />}</span>
+      <span class="mono place">{address === null ? "—" : line(address, 60)}</span>
+      <span class="hint" title={id}>
+        open for {age} · {count(session.subscriptions)} {session.subscriptions === 1 ? "subscription" : "subscriptions"} · {count(session.publishes)} in ·{" "}
+        {count(session.events)} out · holds {bytes(session.held_bytes)}
+      </span>
+      {own ? (
+        <span class="hint own">this page</span>
+      ) : (
+        <WithReason
+          word="Close"
+          name={`Close the session ${id}`}
+          question="Reason for closing it"
+          doing="Close the session"
+          isHarmful
+          run={(reason) => close(session, reason)}
+        />
+      )}
+    </li>
+  );
+}

@@ -1,0 +1,59 @@
+// A button for what is not done lightly: it asks for the reason first, which is the confirmation too.
+
+import type { JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+interface Props {
+  /** What stands on the button, and what it is called where many stand below each other. */
+  readonly word: string;
+  readonly name: string;
+  /** The field's label, and what stands on the button that does it. */
+  readonly question: string;
+  readonly doing: string;
+  readonly isHarmful?: boolean;
+  readonly run: (reason: string) => Promise<unknown>;
+}
+
+export function WithReason({ word, name, question, doing, isHarmful = false, run }: Props): JSX.Element {
+  const [isAsking, setAsking] = useState(false);
+  const [reason, setReason] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  const button = useRef<HTMLButtonElement>(null);
+  const wasAsking = useRef(false);
+  useEffect(() => {
+    if (isAsking) field.current?.focus();
+    else if (wasAsking.current) button.current?.focus();
+    wasAsking.current = isAsking;
+  }, [isAsking]);
+  if (!isAsking)
+    return (
+      <button ref={button} type="button" onClick={() => setAsking(true)} aria-label={name}>
+        {word}…
+      </button>
+    );
+  return (
+    <form
+      class="undo"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void run(reason.trim());
+      }}
+      onKeyDown={(event) => {
+        if (event.key !== "Escape") return;
+        event.stopPropagation();
+        setAsking(false);
+      }}
+    >
+      <label>
+        <span class="label">{question}</span>
+        <input ref={field} required maxLength={1000} value={reason} onInput={({ currentTarget: { value } }) => setReason(value)} />
+      </label>
+      <button type="submit" class={isHarmful ? "danger" : "primary"}>
+        {doing}
+      </button>
+      <button type="button" onClick={() => setAsking(false)}>
+        Leave it
+      </button>
+    </form>
+  );
+}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import tempfile
 import time
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ const events = (packet, first, count) => {
     });
 };
 const bring = (data) => window.tail.socket.onmessage({ data });
-window.feed = (packet, count) => events(packet, 0, count).forEach(bring);
+window.feed = (packet, count, first = 0) => events(packet, first, count).forEach(bring);
 
 // More different packets than a list keeps, made before anything is measured.
 window.flood = async (packet, rate, seconds) => {
@@ -106,6 +107,11 @@ class Load:
     """What a single task took at most, of 999 in 1000: nothing is drawn meanwhile."""
     longest: float
     """The longest of all."""
+    frame: tuple[float, float]
+    """What a frame itself took, of 50 and of 99 in 100: the task that draws, with the script in it."""
+    busy: tuple[float, float]
+    """All that the thread did from one frame to the next, of 50 and of 99 in 100. It is to fit between two
+    pictures of a screen, which are 16.7 ms apart."""
     late: float
     """How far two frames lay apart at most, in milliseconds, of 99 in 100."""
     elements: int
@@ -126,6 +132,10 @@ class Load:
             f"the longest {1000 * self.longest:.1f} ms"
             if self.longest
             else "single tasks were not looked at",
+            f"a frame itself: {1000 * self.frame[0]:.1f} ms, {1000 * self.frame[1]:.1f} ms of 99 in 100; "
+            f"busy from frame to frame: {1000 * self.busy[0]:.1f} ms, {1000 * self.busy[1]:.1f} ms"
+            if self.frame[1]
+            else "single frames were not looked at",
             f"frames apart, 99 of 100: {self.late:.0f} ms of real time",
             f"elements: {self.elements} at most; heap afterwards: {self.heap_bytes / 1e6:.1f} MB",
         ]
@@ -136,19 +146,54 @@ async def _times(session: CDPSession) -> dict[str, float]:
     return {each["name"]: each["value"] for each in found["metrics"]}
 
 
-def _tasks(trace: bytes) -> list[float]:
-    """Processor seconds of each task of the page's thread, in order of length."""
+@dataclass(frozen=True)
+class _Task:
+    """One task of the page's thread."""
+
+    at: float
+    ends: float
+    """Both in microseconds of real time."""
+    seconds: float
+    """Of the processor."""
+
+
+def _tasks(trace: bytes) -> tuple[list[_Task], list[float]]:
+    """Each task of the page's thread, and when frames began, in order of time."""
     events = json.loads(trace)["traceEvents"]
     threads = {
         (each["pid"], each["tid"])
         for each in events
         if each["name"] == "thread_name" and each["args"]["name"] == "CrRendererMain"
     }
-    return sorted(
-        each.get("tdur", 0) / 1e6
-        for each in events
-        if each["name"] == "ThreadControllerImpl::RunTask" and (each["pid"], each["tid"]) in threads
-    )
+    ours = [each for each in events if (each["pid"], each["tid"]) in threads]
+    tasks = [
+        _Task(each["ts"], each["ts"] + each.get("dur", 0), each.get("tdur", 0) / 1e6)
+        for each in ours
+        if each["name"] == "ThreadControllerImpl::RunTask"
+    ]
+    frames = sorted(each["ts"] for each in ours if each["name"] == "FireAnimationFrame")
+    return sorted(tasks, key=lambda task: task.at), frames
+
+
+def _per_frame(tasks: list[_Task], frames: list[float]) -> tuple[list[float], list[float]]:
+    """Processor seconds of each task that drew a frame, and of all tasks since the frame before."""
+    drawn, busy = [], []
+    since = 0.0
+    waiting = iter(frames)
+    frame = next(waiting, math.inf)
+    for task in tasks:
+        since += task.seconds
+        if task.at <= frame < task.ends:
+            drawn.append(task.seconds)
+            busy.append(since)
+            since = 0.0
+        while frame < task.ends:
+            frame = next(waiting, math.inf)
+    return sorted(drawn), sorted(busy[1:])
+
+
+def _at(part: float, ordered: list[float]) -> float:
+    return ordered[int(part * len(ordered))] if ordered else 0.0
 
 
 async def flood(page: Page, packet: str, *, rate: int, seconds: float) -> Load:
@@ -159,11 +204,13 @@ async def flood(page: Page, packet: str, *, rate: int, seconds: float) -> Load:
     assert browser_ is not None
     is_traced = seconds <= LONGEST_TRACE
     if is_traced:
-        await browser_.start_tracing(page=page, categories=["toplevel"])
+        await browser_.start_tracing(page=page, categories=["toplevel", "devtools.timeline"])
     before, begun = await _times(session), time.monotonic()
     said: dict[str, Any] = await page.evaluate("(asked) => window.flood(...asked)", [packet, rate, seconds])
     after, ended = await _times(session), time.monotonic()
-    tasks = _tasks(await browser_.stop_tracing()) if is_traced else []
+    tasks, traced_frames = _tasks(await browser_.stop_tracing()) if is_traced else ([], [])
+    drawn, busy = _per_frame(tasks, traced_frames)
+    lengths = sorted(task.seconds for task in tasks)
     await session.send("HeapProfiler.collectGarbage")
     heap = (await _times(session))["JSHeapUsedSize"]
     script, styles, layout, task = (after[name] - before[name] for name in _PARTS)
@@ -176,9 +223,11 @@ async def flood(page: Page, packet: str, *, rate: int, seconds: float) -> Load:
         script=script,
         styles_and_layout=styles + layout,
         rest=task - script - styles - layout,
-        task=tasks[int(0.999 * len(tasks))] if tasks else 0.0,
-        longest=tasks[-1] if tasks else 0.0,
-        late=apart[int(0.99 * len(apart))] if apart else 0.0,
+        task=_at(0.999, lengths),
+        longest=lengths[-1] if lengths else 0.0,
+        frame=(_at(0.5, drawn), _at(0.99, drawn)),
+        busy=(_at(0.5, busy), _at(0.99, busy)),
+        late=_at(0.99, apart),
         elements=await page.evaluate("window.most"),
         heap_bytes=int(heap),
     )

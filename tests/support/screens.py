@@ -12,7 +12,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,6 +179,21 @@ async def _rule(relay: RelayProcess, operator: Identity, samples: Sequence[Packe
             await client.ask({"type": "MODERATE", **ban})
 
 
+@contextlib.asynccontextmanager
+async def _guests(relay: RelayProcess, authors: Sequence[Identity]) -> AsyncIterator[None]:
+    """Sessions for the operator's page to show."""
+    async with contextlib.AsyncExitStack() as stack:
+        for number, address in enumerate(("198.51.100.7", "203.0.113.61", "2001:db8::5:1", "192.0.2.140")):
+            way = open_client(relay.ws, additional_headers={"X-Forwarded-For": address})
+            guest = await stack.enter_async_context(way)
+            if number != 2:
+                await guest.authenticate(authors[number])
+                await guest.publish_all(publish_samples(number, authors[number : number + 1]))
+            for each in range(number):
+                await guest.subscribe(f"s{each}", {"limit": 3})
+        yield
+
+
 async def _rotate(client: BareClient) -> Identity:
     """An identity that has replaced its key."""
     who, new = new_identity(), new_identity()
@@ -285,7 +300,7 @@ async def _take(relay: RelayProcess, operator: Identity, folder: Path, only: str
         camera = _Camera(chromium, folder, only)
         empty = [_Stop(f"empty-{place}", place) for place in ("live", "topics", "search")]
         await camera.tour(relay.http, empty)
-        async with open_client(relay.ws) as client:
+        async with open_client(relay.ws) as client, _guests(relay, authors):
             await client.publish_all(samples)
             rotated = await _rotate(client)
             await _rule(relay, operator, samples)
@@ -309,7 +324,8 @@ def main() -> None:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     operator = new_identity()
     with tempfile.TemporaryDirectory() as folder:
-        relay = RelayProcess(Path(folder), operators=[operator.did]).start()
+        proxied: dict[str, Any] = {"trusted_proxies": ["127.0.0.0/8"], "operators": [operator.did]}
+        relay = RelayProcess(Path(folder), **proxied).start()
         try:
             asyncio.run(_take(relay, operator, chosen.folder, chosen.page))
         finally:

@@ -295,6 +295,39 @@ async def test_what_a_pause_cannot_keep_is_counted_and_has_its_row(house: House,
         assert not watch.errors
 
 
+async def test_a_flood_changes_the_rows_that_are_there_and_moves_none_that_has_the_focus(
+    house: House, chromium: Browser
+):
+    author = new_identity()
+    async with open_client(house.relay.ws) as client:
+        await client.publish(make(author, "there is one already"))
+    async with watched(chromium, house.relay.http) as (page, watch):
+        await opened(page, house.relay.http)
+        fed = make(author, "fed").canonical.decode()
+        bring = "([packet, count, first]) => window.feed(packet, count, first)"
+        newest = "(id) => document.querySelector('.list .row')?.dataset.row.endsWith(id)"
+        await page.evaluate(bring, [fed, 500, 0])
+        await page.wait_for_function(newest, arg="0499")
+        await page.evaluate("document.querySelectorAll('.list .row').forEach((row) => { row.ours = true; })")
+        drawn = await page.evaluate("document.querySelectorAll('.list .row').length")
+        await page.evaluate(bring, [fed, 500, 500])
+        await page.wait_for_function(newest, arg="0999")
+        kept = "[...document.querySelectorAll('.list .row')].filter((row) => row.ours).length"
+        assert await page.evaluate(kept) == drawn
+        ids = await rows(page)
+        assert ids == sorted(ids, reverse=True), "in their order, and none twice"
+        await page.keyboard.press("j")
+        focused = "document.activeElement.dataset.row"
+        before = await page.evaluate(focused)
+        await page.evaluate(bring, [fed, 3, 1000])
+        await page.wait_for_function(newest, arg="1002")
+        assert await page.evaluate(focused) == before == ids[0]
+        await page.evaluate(bring, [fed, 500, 1003])
+        await page.wait_for_function(newest, arg="1502")
+        assert await page.evaluate(focused) in (before, None), "the focus never comes to another packet"
+        assert not watch.errors
+
+
 async def test_a_relay_that_goes_away_is_said_to(house: House, tab: Page):
     await says(tab, "Connected")
     house.relay.terminate()
@@ -543,10 +576,13 @@ async def test_an_operator_sees_who_is_connected_and_closes_a_session(house: Hou
         assert "127.0.0.1" in row
         assert "1 subscription " in row
         await sessions.get_by_role("button", name="Close the session").click()
+        reason = sessions.get_by_label("Reason for closing it")
+        await page.wait_for_function("() => document.activeElement.matches('.undo input')")
         await page.keyboard.press("Escape")
-        assert not await sessions.get_by_label("Reason for closing it").count(), "nothing is done by a slip"
+        await reason.wait_for(state="detached")
+        assert (await client.publish(make(other)))["type"] == "OK", "nothing is done by a slip"
         await sessions.get_by_role("button", name="Close the session").click()
-        await sessions.get_by_label("Reason for closing it").fill("a test of the desk")
+        await reason.fill("a test of the desk")
         await sessions.get_by_role("button", name="Close the session").click()
         await says(page, "Its client may come back")
         with pytest.raises(ConnectionClosed):

@@ -31,6 +31,8 @@ interface Roll {
 type Attempt = (act: () => Promise<unknown>) => Promise<boolean>;
 
 const PAGE = 50;
+/** What the relay keeps in memory for a session and is worth a word. */
+const NOTABLE = 10_000;
 const LOOKS = 8;
 const BETWEEN = 400;
 
@@ -117,7 +119,7 @@ function OpenSession({ session, close }: { session: Session; close: (session: Se
       <span class="mono place">{address === null ? "—" : line(address, 60)}</span>
       <span class="hint" title={id}>
         open for {age} · {count(session.subscriptions)} {session.subscriptions === 1 ? "subscription" : "subscriptions"} · {count(session.publishes)} in ·{" "}
-        {count(session.events)} out · holds {bytes(session.held_bytes)}
+        {count(session.events)} out{session.held_bytes >= NOTABLE && ` · ${bytes(session.held_bytes)} held in memory for it`}
       </span>
       {own ? (
         <span class="hint own">this page</span>

@@ -26,7 +26,22 @@ function useRowHeight(): number {
   return height;
 }
 
-/** `follows`: new rows come at the top; whoever has scrolled down keeps the rows that are being read. */
+/**
+ * Which element shows which row. A row keeps its own; where none of the rows stays, as in a flood, the new ones take
+ * over all elements in their order, for to change one costs a fraction of making one. None is moved, nor taken from
+ * a row that has the focus.
+ */
+function useElements(seen: readonly Row[]): Map<string, number> {
+  const held = useRef(new Map<string, number>());
+  const made = useRef(0);
+  const before = held.current;
+  const focused = (document.activeElement as HTMLElement | null)?.dataset["row"] ?? "";
+  const free = before.has(focused) || seen.some(({ id }) => before.has(id)) ? [] : [...before.values()];
+  held.current = new Map(seen.map(({ id }) => [id, before.get(id) ?? free.shift() ?? ++made.current]));
+  return held.current;
+}
+
+/** New rows come at the top; whoever has scrolled down keeps the rows that are being read. */
 export function PacketList({ rows, label }: { rows: readonly Row[]; label: string }): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const height = useRowHeight();
@@ -57,13 +72,14 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
   const first = Math.max(0, Math.floor(view.top / height) - SPARE);
   const last = Math.min(rows.length, Math.ceil((view.top + view.size) / height) + SPARE);
   const seen = rows.slice(first, last);
+  const elements = useElements(seen);
   useEffect(() => check(seen), [seen[0], seen.at(-1), seen.length]);
 
   return (
     <div class="list" ref={box} onScroll={look} role="region" aria-label={label} tabIndex={rows.length > 0 ? 0 : -1}>
       <ol role="list" style={{ height: `${rows.length * height}px` }}>
         {seen.map((row, at) => (
-          <li key={row.id} style={{ top: `${(first + at) * height}px` }} aria-setsize={rows.length} aria-posinset={first + at + 1}>
+          <li key={elements.get(row.id)} style={{ top: `${(first + at) * height}px` }} aria-setsize={rows.length} aria-posinset={first + at + 1}>
             {row.kind === "packet" ? <PacketLine row={row} /> : <GapLine row={row} />}
           </li>
         ))}

@@ -1,7 +1,7 @@
 // A button for what is not done lightly: it asks for the reason first, which is the confirmation too.
 
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
   /** What stands on the button, and what it is called where many stand below each other. */
@@ -20,7 +20,7 @@ export function WithReason({ word, name, question, doing, isHarmful = false, run
   const field = useRef<HTMLInputElement>(null);
   const button = useRef<HTMLButtonElement>(null);
   const wasAsking = useRef(false);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (isAsking) field.current?.focus();
     else if (wasAsking.current) button.current?.focus();
     wasAsking.current = isAsking;

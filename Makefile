@@ -96,7 +96,7 @@ site: .venv/.docs docs ## Build the site into build/site; a warning or a broken 
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -d build/doctrees -b html docs build/site
 	@echo "build/site/index.html"
 
-screens: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Take pictures of the console and the chat page into build/screens (needs Chromium and Node)
+screens: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Take pictures of every page into build/screens (needs Chromium and Node)
 	$(BIN)/python -m tests.support.screens $(ARGS)
 
 bench-console: $(DEV) ## Measure the console's page under a flood (ARGS="--seconds 600"; needs Chromium)

@@ -52,6 +52,11 @@ _SIZES: dict[str, ViewportSize] = {
 }
 
 
+_DOCUMENTED: dict[str, ViewportSize] = {
+    "live": {"width": 1100, "height": 620},
+    "packet": {"width": 1100, "height": 620},
+    "operator": {"width": 1100, "height": 900},
+}
 Act = Callable[["Page"], Awaitable[None]]
 
 
@@ -100,6 +105,7 @@ async def _draft(page: Page) -> None:
 
 
 async def _pause(page: Page) -> None:
+    await page.get_by_label("Filter").fill("")
     await page.get_by_role("button", name="Pause").click()
     await page.wait_for_timeout(1500)
 
@@ -219,6 +225,17 @@ class _Camera:
     def wants(self, title: str) -> bool:
         return self._only is None or title.startswith(self._only)
 
+    async def document(self, url: str, stops: Sequence[_Stop]) -> None:
+        """The pictures of the documentation."""
+        for stop in stops:
+            size = _DOCUMENTED.get(stop.title)
+            if size is not None:
+                async with watched(self._chromium, url, viewport=size) as (page, _):
+                    await page.goto(f"{url}/#/{stop.place}")
+                    await stop.act(page)
+                    await page.wait_for_timeout(2000)
+                    await page.screenshot(path=ROOT / f"docs/images/console-{stop.title}.png")
+
     async def tour(self, url: str, stops: Sequence[_Stop], **options: Any) -> None:
         """Each stop in each size and scheme; a profile's identities go from stop to stop."""
         for scheme in SCHEMES:
@@ -293,22 +310,31 @@ class _Camera:
                                 print(f"chat {scheme} {name}: {problem}")
 
 
-async def _take(relay: RelayProcess, operator: Identity, folder: Path, only: str | None) -> None:
+async def _take(
+    relay: RelayProcess, operator: Identity, folder: Path, only: str | None, *, documents: bool
+) -> None:
     authors = [new_identity() for _ in range(7)]
     samples = publish_samples(160, authors)
     async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as chromium:
         camera = _Camera(chromium, folder, only)
         empty = [_Stop(f"empty-{place}", place) for place in ("live", "topics", "search")]
-        await camera.tour(relay.http, empty)
+        if not documents:
+            await camera.tour(relay.http, empty)
         async with open_client(relay.ws) as client, _guests(relay, authors):
             await client.publish_all(samples)
             rotated = await _rotate(client)
             await _rule(relay, operator, samples)
             traffic = asyncio.create_task(_trickle(client, authors))
-            await camera.tour(relay.http, _stops(operator, samples[0], rotated))
-            insecure = relay.http.replace("127.0.0.1", "relay.test")
-            await camera.tour(insecure, [_Stop("insecure", "publish")])
-            traffic.cancel()
+            try:
+                stops = _stops(operator, samples[0], rotated)
+                if documents:
+                    await camera.document(relay.http, stops)
+                    return
+                await camera.tour(relay.http, stops)
+                insecure = relay.http.replace("127.0.0.1", "relay.test")
+                await camera.tour(insecure, [_Stop("insecure", "publish")])
+            finally:
+                traffic.cancel()
         if camera.wants("chat"):
             await camera.chat(relay)
         if camera.wants("offline"):
@@ -319,6 +345,7 @@ def main() -> None:
     """Make them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", help="only pages whose title begins so")
+    parser.add_argument("--docs", action="store_true", help="renew the pictures in docs/images instead")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/screens")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
@@ -327,7 +354,7 @@ def main() -> None:
         proxied: dict[str, Any] = {"trusted_proxies": ["127.0.0.0/8"], "operators": [operator.did]}
         relay = RelayProcess(Path(folder), **proxied).start()
         try:
-            asyncio.run(_take(relay, operator, chosen.folder, chosen.page))
+            asyncio.run(_take(relay, operator, chosen.folder, chosen.page, documents=chosen.docs))
         finally:
             relay.kill()
     print(chosen.folder)

@@ -314,7 +314,9 @@ async def sessions_of(moderator: Moderator, *of: Any) -> dict[str, dict[str, Any
 
 
 @pytest.mark.req("R-287", "R-289")
-async def test_an_operator_sees_the_sessions_of_both_relays_and_closes_one(moderated: Moderated):
+async def test_an_operator_sees_the_sessions_of_both_relays_and_closes_one(
+    moderated: Moderated, tmp_path: Path
+):
     alice, bob, carol = new_identity(), new_identity(), new_identity()
     names = (alice.did, bob.did, carol.did)
     elsewhere = {"X-Forwarded-For": "198.51.100.7"}
@@ -364,6 +366,25 @@ async def test_an_operator_sees_the_sessions_of_both_relays_and_closes_one(moder
             OPERATOR.did,
             "wire",
         )
+        # The same from the command line of a client.
+        OPERATOR.save(tmp_path / "operator.json")
+        env = environment({}) | {
+            "STRATA_RELAY": moderated.one.ws,
+            "STRATA_IDENTITY": str(tmp_path / "operator.json"),
+        }
+
+        async def strata(*arguments: str) -> dict[str, Any]:
+            command = ["moderate", *arguments, "--json"]
+            code, out, err = await asyncio.to_thread(run_fork, STRATA, command, env=env)
+            assert code == 0, err.decode()
+            answer: dict[str, Any] = json.loads(out)
+            return answer
+
+        told = await strata("sessions", carol.did)
+        assert told["id"] == found[carol.did]["id"]
+        done = await strata("close", told["id"], "--reason", "a test")
+        assert (done["action"], done["kind"], done["changed"]) == ("close", "session", True)
+        assert await closing(third) == ("policy_rejected", "closed_by_operator", 1008)
         opened_at = found[bob.did]["opened_at"]
         assert line["before"] == {"identity": bob.did, "opened_at": opened_at}
         assert moderated.command("log", session)[0]["reason"] == "a test"

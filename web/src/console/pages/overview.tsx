@@ -92,7 +92,7 @@ function Described(): JSX.Element | null {
     ["Address", said.ws_endpoint],
     ["Software", `${said.software.name} ${said.software.version}`],
     ["Keeps packets", typeof days === "number" ? `${days} days` : "for ever"],
-    ["Open to", said.policy["accepts_public_packets"] === true ? "anybody" : "listed authors"],
+    ["Publishing", said.policy["accepts_public_packets"] === true ? "open to anybody" : "open to listed authors"],
     ["Authentication", required.length === 0 ? "not needed" : `needed to ${required.join(" and ")}`],
     ["Largest packet", typeof size === "number" ? bytes(size) : "—"],
   ];

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from strata.protocol.ids import is_did
 
 from relayd.addresses import Network, parse_address, parse_network
 
@@ -38,6 +39,8 @@ MAX_SESSIONS: Final = 200
 """Most sessions of one page."""
 _PART_BYTES: Final = 7000
 """Of a notification's 8,000; the rest is for the part's own members."""
+_LONGEST: Final = 1024
+"""Characters of a DID or a network that is asked about: a question has to fit into a notification."""
 _ID: Final = re.compile(r"([0-9a-f]{8})-([1-9][0-9]{0,15})")
 
 
@@ -77,7 +80,11 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise ValueError("not the id of a session")
         if not 1 <= self.limit <= MAX_SESSIONS:
             raise ValueError(f"limit is 1 to {MAX_SESSIONS}")
+        if self.identity is not None and not (len(self.identity) <= _LONGEST and is_did(self.identity)):
+            raise ValueError("not a DID")
         if self.network is not None:
+            if len(self.network) > _LONGEST:
+                raise ValueError("not a network")
             parse_network(self.network)
 
 

@@ -32,6 +32,8 @@ _THERE: Final = 0x726F6C6C
 _ASKING: Final = 0x61736B73
 _TIMEOUT: Final = 3.0
 _ASK_AGAIN_AFTER: Final = 0.3
+_ASKED_AT_ONCE: Final = 200
+"""Processes that one notification can name beside the rest of a question; others are named in the next."""
 _HOLDERS: Final = (
     "SELECT DISTINCT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -78,7 +80,9 @@ class RollCall:
                 with contextlib.suppress(TimeoutError):  # the roll says how many have not answered
                     async with asyncio.timeout(timeout):
                         while answers.awaited:
-                            asked = msgspec.structs.replace(question, reply=reply, of=answers.awaited)
+                            asked = msgspec.structs.replace(
+                                question, reply=reply, of=answers.awaited[:_ASKED_AT_ONCE]
+                            )
                             await _notify(connection, ROLL_CHANNEL, msgspec.json.encode(asked))
                             await _wait(answers, came)
         finally:

@@ -43,7 +43,18 @@ def test_a_question_is_about_all_sessions_or_those_of_somebody():
     assert numbers(Question(network="0.0.0.0/8"), nowhere) == []
 
 
-@pytest.mark.parametrize("members", [{"after": "x"}, {"session": "7-1"}, {"limit": 201}, {"network": "here"}])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"after": "x"},
+        {"session": "7-1"},
+        {"limit": 201},
+        {"network": "here"},
+        {"network": "fe80::1%" + "x" * 2000},
+        {"identity": "somebody"},
+        {"identity": "did:strata:z" + "A" * 2000},
+    ],
+)
 def test_a_question_that_makes_no_sense_is_not_asked(members: dict[str, object]):
     with pytest.raises(ValueError):
         Question(**members)  # type: ignore[arg-type]

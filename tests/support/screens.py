@@ -55,7 +55,7 @@ _SIZES: dict[str, ViewportSize] = {
 _DOCUMENTED: dict[str, ViewportSize] = {
     "live": {"width": 1100, "height": 620},
     "packet": {"width": 1100, "height": 620},
-    "operator": {"width": 1100, "height": 900},
+    "operator": {"width": 1100, "height": 1080},
 }
 Act = Callable[["Page"], Awaitable[None]]
 

@@ -104,6 +104,7 @@ class Connection:
         "_is_counted",
         "_is_websocket",
         "_lane",
+        "_opened_at",
         "_path",
         "_pending_bytes",
         "_pending_publishes",
@@ -143,6 +144,7 @@ class Connection:
         self._is_websocket = self._is_counted = self._is_arriving = False
         self._http_task: asyncio.Task[None] | None = None
         self._publishes = 0
+        self._opened_at = 0  # in Unix seconds
 
     # Opening and closing: called by the socket.
 
@@ -204,6 +206,7 @@ class Connection:
     def _opened(self) -> None:
         """The WebSocket is open: send the first challenge, and charge requests to the address from now on."""
         self._is_websocket = True
+        self._opened_at = self._relay.clock()
         self._relay.metrics.connections_total.inc()
         self._relay.metrics.connections.inc()
         self._relay.access.sources.opened(self._visitor.address)
@@ -302,10 +305,10 @@ class Connection:
     def described(self, process: str) -> OpenSession | None:
         if not self._is_websocket:
             return None
-        address, age = self._visitor.address, time.monotonic() - self.socket.opened_at
+        address = self._visitor.address
         return OpenSession(
             session_id(process, self.id),
-            int(self._relay.clock() - age),
+            self._opened_at,
             None if address is None else str(address),
             self._session.identity,
             len(self._session.subscriptions),

@@ -97,7 +97,11 @@ async def firefox(profile: Path) -> AsyncIterator[Firefox]:
     assert executable is not None, f"{REQUIRED} is set, and there is no Firefox"
     process = await asyncio.create_subprocess_exec(
         executable,
-        *("--headless", "--no-remote", "--remote-debugging-port=0", "--profile", str(profile)),
+        "--headless",
+        "--no-remote",
+        "--remote-debugging-port=0",
+        "--profile",
+        str(profile),
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env=os.environ | {"HOME": str(profile)},

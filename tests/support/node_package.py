@@ -17,11 +17,30 @@ import pytest
 
 from tests.support.relay_process import ROOT
 
-__all__ = ["Agent", "alone", "node_command", "pack_and_install", "require_node", "run_node"]
+__all__ = [
+    "Agent",
+    "alone",
+    "node_command",
+    "node_modules_with",
+    "pack_and_install",
+    "require_node",
+    "run_node",
+]
 
 WEB = ROOT / "web"
 REQUIRED = "RELAYD_REQUIRE_NODE"
 """Set to anything but nothing or 0, a machine without node fails the tests instead of skipping them."""
+
+
+def node_modules_with(package: str, variable: str) -> Path:
+    """A folder `node_modules` that has this package: of the folder that the variable names, or of web/.
+
+    Skips the test where there is none, or no node.
+    """
+    found = Path(os.environ.get(variable) or WEB) / "node_modules"
+    if shutil.which("node") is None or not (found / package).is_dir():
+        pytest.skip(f"needs node, and {package} from `npm ci` in web/ or in the folder ${variable}")
+    return found
 
 
 def require_node() -> None:

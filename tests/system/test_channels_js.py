@@ -1,7 +1,7 @@
 """One of our channels and a participant of the JavaScript package, each losing much of what the other sends.
 
-For it, `npm install @waku/sds@0.0.8` in some folder and name that in `STRATA_SDS_PEER`. The package runs in
-node, behind pipes; everything else, its application too, runs here on a virtual clock.
+The package is that of `web/`, or of the folder that `STRATA_SDS_PEER` names. It runs in node, behind pipes;
+everything else, its application too, runs here on a virtual clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -26,10 +25,10 @@ from strata.channels.segmentation.messages import decode_segment, encode_segment
 from strata.channels.segmentation.splitting import SegmentationConfig, segment_message
 from strata.tools.sim import Faults, SimNetwork, SimNode, run_virtually
 
+from tests.support.node_package import node_modules_with
 from tests.support.relay_process import ROOT
 
 SCRIPT = ROOT / "scripts/record_sds_exchange.mjs"
-PEER = os.environ.get("STRATA_SDS_PEER")
 TOPIC = "/test/1/js/proto"
 MESSAGES = 40
 LOSS = 0.3
@@ -50,9 +49,7 @@ class Package:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Iterator[Package]:
-    if PEER is None or shutil.which("node") is None:
-        pytest.skip("the exchange with @waku/sds needs node, and the package in $STRATA_SDS_PEER")
-    (tmp_path / "node_modules").symlink_to(Path(PEER) / "node_modules")
+    (tmp_path / "node_modules").symlink_to(node_modules_with("@waku/sds", "STRATA_SDS_PEER"))
     shutil.copy(SCRIPT, tmp_path)
     with subprocess.Popen(
         ["node", SCRIPT.name, "live"],

@@ -1,13 +1,12 @@
 """With the JavaScript package: an exchange it recorded, and a live one where it can be had.
 
-For the live one, `npm install @waku/sds@0.0.8` in some folder and name it in `STRATA_SDS_PEER`.
+The live one is with the package of `web/`, or of the folder that `STRATA_SDS_PEER` names.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -28,10 +27,11 @@ from strata.channels.sds import (
     SendSync,
 )
 
+from tests.support.node_package import node_modules_with
+
 ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "scripts/record_sds_exchange.mjs"
 EXCHANGE = json.loads((Path(__file__).parent / "vectors/exchange.json").read_text())
-PEER = os.environ.get("STRATA_SDS_PEER")
 
 
 @pytest.mark.req("C-096", "C-103", "C-115", "C-118", "C-134")
@@ -92,9 +92,7 @@ class LivePeer:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[LivePeer]:
-    if PEER is None or shutil.which("node") is None:
-        pytest.skip("the live exchange with @waku/sds needs node, and the package in $STRATA_SDS_PEER")
-    (tmp_path / "node_modules").symlink_to(Path(PEER) / "node_modules")
+    (tmp_path / "node_modules").symlink_to(node_modules_with("@waku/sds", "STRATA_SDS_PEER"))
     shutil.copy(SCRIPT, tmp_path)
     with subprocess.Popen(
         ["node", SCRIPT.name, "live"],

@@ -1,8 +1,9 @@
 """A Spark session for a job, on this machine or on a cluster.
 
-`local[*]` unless `--master`, spark-submit or spark-defaults.conf say otherwise. On a cluster the code of
-`strata` and `strata_pipeline` is sent to the executors; its dependencies (PyArrow, PyNaCl, the database
-driver, …) have to be installed there, or shipped as an archive (docs/guides/pipeline.md).
+`local[*]` unless `--master`, SPARK_REMOTE, spark-submit or spark-defaults.conf say otherwise. To a cluster,
+or a Spark Connect server (`connect`), the code of `strata` and `strata_pipeline` is sent; its dependencies
+(PyArrow, PyNaCl, the database driver, …) have to be installed there, or shipped as an archive
+(docs/guides/pipeline.md).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import strata
 from pyspark.sql import SparkSession
 
 import strata_pipeline
+from strata_pipeline.connect import connected, is_remote
 from strata_pipeline.errors import UsageError
 from strata_pipeline.log.source import RelayLog
 from strata_pipeline.spark_defaults import configured
@@ -73,12 +75,18 @@ def open_session(
     """A session that knows `relay_log`, stopped at the end. An existing session is used and not stopped.
 
     `conf` takes precedence over Spark's own configuration, which takes precedence over our defaults. Raises
-    `UsageError` where there is no Java.
+    `UsageError` where there is no Java, `PipelineError` where there is no Spark Connect server.
     """
     existing = SparkSession.getActiveSession()
     if existing is not None:
         RelayLog.register(existing)
         yield existing
+        return
+    remote = master or os.environ.get("SPARK_REMOTE", "")
+    if is_remote(remote):
+        with connected(remote, _DEFAULTS, conf or {}, code_archive) as session:
+            RelayLog.register(session)
+            yield session
         return
     check_java()
     given = configured()

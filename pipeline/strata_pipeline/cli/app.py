@@ -69,7 +69,9 @@ LakeFolder = Annotated[
 ]
 Master = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, …"),
+    typer.Option(
+        "--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, sc://host:15002, …"
+    ),
 ]
 SparkConf = Annotated[
     list[str] | None,

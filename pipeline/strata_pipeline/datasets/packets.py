@@ -70,7 +70,9 @@ def _read(
     # Asked of this reading alone, and not of all that the session reads.
     reader = reader.option("ignoreCorruptFiles", str(damaged).lower())
     try:
-        return reader.parquet(*map(str, there))
+        frame = reader.parquet(*map(str, there))
+        _ = frame.schema  # over Spark Connect nothing is looked at before this
+        return frame
     except (PySparkException, Py4JError):
         # Spark can make no sense of a file beside the folders. It is left out, and the audit names it.
         return reader.parquet(*(str(day / pattern) for day in there))

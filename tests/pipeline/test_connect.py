@@ -1,0 +1,117 @@
+"""Jobs on a Spark Connect server, which the JVM of the other tests of Spark becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from strata_pipeline.connect import connected, is_remote
+from strata_pipeline.errors import PipelineError, UsageError
+
+from tests.support.ports import free_port
+from tests.support.toy_lakes import DAY, write_batch
+
+Run = Callable[..., list[tuple[int, dict[str, Any], str]]]
+
+# The commands as users give them, in one process: most of what a process costs is to import PySpark.
+_COMMANDS = """
+import json, sys
+from strata_pipeline.cli import app
+from typer.testing import CliRunner
+for arguments in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, arguments)
+    last = (done.stdout.splitlines() or ["{}"])[-1]
+    print("done", json.dumps([done.exit_code, json.loads(last), done.stderr + repr(done.exception or "")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(spark: SparkSession) -> Iterator[str]:
+    """The URL of a server."""
+    port = free_port()
+    java: Any = spark
+    context, jvm = java._jsc.sc(), java._jvm
+    context.conf().set("spark.connect.grpc.binding.port", str(port))
+    context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
+    plugin = jvm.org.apache.spark.sql.connect.SparkConnectPlugin().driverPlugin()
+    plugin.init(context, None)
+    try:
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        plugin.shutdown()
+
+
+@pytest.fixture(scope="module")
+def run(server: str) -> Run:
+    """Runs commands on the server: the exit code, the last line of JSON and the errors of each."""
+
+    def commands(*asked: list[str]) -> list[tuple[int, dict[str, Any], str]]:
+        # No Java where the command runs: whatever asks the JVM by another way than the server fails.
+        environment = os.environ | {"SPARK_REMOTE": server, "JAVA_HOME": "/nowhere"}
+        done = subprocess.run(
+            [sys.executable, "-c", _COMMANDS, json.dumps([[*one, "--json"] for one in asked])],
+            env=environment, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [tuple(json.loads(line)) for line in re.findall(r"^done (.*)$", done.stdout, re.MULTILINE)]
+
+    return commands
+
+
+def test_a_master_that_is_no_server_is_left_to_spark():
+    assert is_remote("sc://host") and not is_remote("spark://host:7077") and not is_remote("")
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "told"),
+    [
+        ("sc://127.0.0.1:1", {}, "no Spark Connect server answers at sc://127.0.0.1:1"),
+        ("sc://127.0.0.1:1/;token=secret", {"spark.driver.memory": "9g"}, "spark.driver.memory: the server"),
+        ("sc://", {}, "named sc://host:port"),
+        ("sc://host:many", {}, "named sc://host:port"),
+    ],
+)
+def test_what_cannot_be_is_told_at_once_and_without_secrets(url, asked, told):
+    with pytest.raises((PipelineError, UsageError), match=re.escape(told)) as caught:
+        with connected(url, {}, asked, lambda folder: folder):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc_status", None)
+    with pytest.raises(
+        UsageError, match=r"needs grpc_status: pip install 'relayd\[pipeline,spark-connect\]'"
+    ):
+        with connected("sc://127.0.0.1:1", {}, {}, lambda folder: folder):
+            pass
+
+
+def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path):
+    lake, output = tmp_path / "lake", tmp_path / "output"
+    write_batch(lake, [1, 2, 3], [4])
+    write_batch(lake, [1, 2], day=DAY + 1)
+    stray = lake / "packets" / "day=2024-10-04" / "stray.parquet"
+    stray.write_bytes(b"")
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "one.jsonl").write_text("no observation\n")
+    at = ["--lake", str(lake)]
+    audited, reported, scored = run(
+        ["audit", *at],
+        ["report", *at, "--output", str(output)],
+        ["reputation", "--probes", str(tmp_path / "probes"), "--output", str(output)],
+    )
+    # These bodies are no packets. What else an audit says shows that tasks on the server ran our code.
+    assert audited[0] == 1 and audited[1]["counts"] == {"file: stray": 1, "packet: invalid_schema": 5}
+    assert (reported[0], reported[1]["packets"], reported[1]["counted"]) == (0, 5, 2)
+    assert (output / "index.html").exists()
+    assert (scored[0], scored[1]["malformed"]) == (0, 1)
+    assert pq.read_table(output / "malformed")["line"].to_pylist() == [b"no observation"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from strata_pipeline.errors import UsageError
+from strata_pipeline.globs import for_duckdb, for_spark
+
 __all__ = ["VIEWS", "Dialect", "statements"]
 
 Dialect = Literal["duckdb", "spark"]
@@ -16,6 +19,12 @@ _COLUMNS = (
     "sequence, received_at, to_timestamp(received_at) AS received, {timestamp}, "
     "to_timestamp({timestamp}) AS dated, expires_at, packet_id, author_id, content_type, size, body, "
     "annotation"
+)
+
+_MANIFEST = (
+    "format INT, number BIGINT, `after` BIGINT, up_to BIGINT, packets BIGINT, quarantined BIGINT, "
+    "rows STRING, contents STRING, body_bytes BIGINT, kinds MAP<STRING, BIGINT>, last_packet_id STRING, "
+    "last_received_at BIGINT, written_at BIGINT, previous STRING, hash STRING"
 )
 
 _BY_DAY = """
@@ -41,9 +50,12 @@ FROM packets GROUP BY day
 def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
 
-    The views name folders, so they show what the lake gains later too.
+    The views name folders, so they show what the lake gains later too. Raises `UsageError` for a path that
+    the dialect cannot name: to Spark's views a colon ends a scheme, and to DuckDB a backslash is a slash.
     """
     root = Path(str(lake).removeprefix("file://")).absolute()
+    if dialect == "spark" and ":" in str(root):
+        raise UsageError(f"Spark's views cannot name {root}: give its folder a name without a colon")
     sources = _duckdb(root) if dialect == "duckdb" else _spark(root)
     by_dialect = {
         "duckdb": {
@@ -64,8 +76,10 @@ def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
 
 
 def _duckdb(root: Path) -> list[str]:
+    place = for_duckdb(root)
+
     def read(folder: str, depth: str) -> str:
-        files = _quoted(f"{root}/{folder}/{depth}/*.parquet", "''")
+        files = _quoted(f"{place}/{folder}/{depth}/*.parquet")
         options = "hive_partitioning = true, hive_types_autocast = false, union_by_name = true"
         return f"read_parquet({files}, {options})"
 
@@ -78,15 +92,18 @@ def _duckdb(root: Path) -> list[str]:
             "CREATE OR REPLACE VIEW quarantine AS SELECT * EXCLUDE (day, batch), day::DATE AS day "
             f"FROM {read('quarantine', 'day=*/batch=*')}"
         )
-    manifests = _quoted(f"{root}/_manifests/*.json", "''")
+    manifests = _quoted(f"{place}/_manifests/*.json")
     made.append(f"CREATE OR REPLACE VIEW manifests AS SELECT * FROM read_json({manifests}, format = 'auto')")
     return made
 
 
 def _spark(root: Path) -> list[str]:
-    def source(name: str, kind: str, path: str, options: str = "") -> str:
-        where = _quoted(f"{root}/{path}", "\\'")
-        return f"CREATE OR REPLACE TEMPORARY VIEW {name} USING {kind} OPTIONS (path {where}{options})"
+    def source(name: str, kind: str, path: str, options: str = "", columns: str = "") -> str:
+        # To Spark SQL a backslash escapes what follows.
+        where = _quoted(f"{for_spark(root)}/{path}".replace("\\", "\\\\"), "\\'")
+        return (
+            f"CREATE OR REPLACE TEMPORARY VIEW {name}{columns} USING {kind} OPTIONS (path {where}{options})"
+        )
 
     columns = _COLUMNS.replace("to_timestamp(", "timestamp_seconds(")
     made = [
@@ -96,7 +113,9 @@ def _spark(root: Path) -> list[str]:
     ]
     if _has_quarantine(root):
         made.append(source("quarantine", "parquet", "quarantine"))
-    made.append(source("manifests", "json", "_manifests", ", multiLine 'true', pathGlobFilter '0*.json'"))
+    # Where Spark finds the columns by itself it reads all manifests, and takes their names for patterns.
+    options = ", multiLine 'true', pathGlobFilter '0*.json'"
+    made.append(source("manifests", "json", "_manifests", options, f" ({_MANIFEST})"))
     return made
 
 
@@ -104,6 +123,6 @@ def _has_quarantine(root: Path) -> bool:
     return next((root / "quarantine").glob("day=*/batch=*/*.parquet"), None) is not None
 
 
-def _quoted(text: str, quote: str) -> str:
+def _quoted(text: str, quote: str = "''") -> str:
     # A brace would be a field of the text that is filled in later.
     return "'" + text.replace("'", quote).replace("{", "{{").replace("}", "}}") + "'"

@@ -28,7 +28,11 @@ QUESTIONS = (
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake of two days, in a folder with a name that has to be quoted."""
-    folder = tmp_path_factory.mktemp("lake's own") / "lake"
+    near = tmp_path_factory.mktemp("lake's own")
+    folder = near / "{a,b} [c]*?" / "lake"
+    # A pattern of that name fits this one too: its rows are of another lake.
+    write_batch(near / "a c!!" / "lake", range(1, 9))
+    write_batch(near / "{a,b} [c]!!" / "lake", range(1, 9))
     write_batch(folder, [1, 2, 3], [4])
     write_batch(folder, [5, 6])
     write_batch(folder, [1, 2], day=DAY + 1)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets.dataset import Dataset
+from strata_pipeline.globs import for_spark
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.schemas import schema
 
@@ -70,9 +71,9 @@ def _read(
     # Asked of this reading alone, and not of all that the session reads.
     reader = reader.option("ignoreCorruptFiles", str(damaged).lower())
     try:
-        frame = reader.parquet(*map(str, there))
+        frame = reader.parquet(*map(for_spark, there))
         _ = frame.schema  # over Spark Connect nothing is looked at before this
         return frame
     except (PySparkException, Py4JError):
         # Spark can make no sense of a file beside the folders. It is left out, and the audit names it.
-        return reader.parquet(*(str(day / pattern) for day in there))
+        return reader.parquet(*(f"{for_spark(day)}/{pattern}" for day in there))

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.probes import RelayScores
 from strata_pipeline.errors import UsageError
+from strata_pipeline.globs import for_spark
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.reputation import FUTURE, OLD, read_probes, relay_scores
@@ -56,7 +57,8 @@ def reputation(
     Parquet, in the place of what was there. The scores of each time stay in `output/relay_score_history`.
     Raises `UsageError` where there is no folder, `PipelineError` where it cannot be read.
     """
-    if not _HAS_SCHEME(str(probes)) and not Path(probes).is_dir():
+    is_local = not _HAS_SCHEME(str(probes))
+    if is_local and not Path(probes).is_dir():
         raise UsageError(f"{probes} is no folder; put there what `strata relays export` prints, as *.jsonl")
     now = time.time() if at is None else at
     seen = Observation()
@@ -65,7 +67,7 @@ def reputation(
         text = (
             spark.read.option("recursiveFileLookup", "true")
             .option("pathGlobFilter", _FILES)
-            .text(str(probes))
+            .text(for_spark(Path(probes)) if is_local else str(probes))
         )
         lines = text.select(
             F.col("value").cast("binary").alias("line"), F.col("_metadata.file_path").alias("file")

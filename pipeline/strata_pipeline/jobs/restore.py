@@ -26,6 +26,7 @@ from strata.protocol.lake import Manifest, Span
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError
+from strata_pipeline.globs import for_spark
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.batches import Batch, batch_name, leading_days_with_holes
 from strata_pipeline.lake.checking import chunks
@@ -132,7 +133,7 @@ def _stage(spark: SparkSession, url: str, table: str, lake: Lake, batch: Batch, 
     frame = (
         spark.read.schema(schema("packets"))
         .option("basePath", str(lake.packets))
-        .parquet(*map(str, batch.folders))
+        .parquet(*map(for_spark, batch.folders))
     )
     packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
     with translate_failures("restoring"):
